@@ -51,9 +51,9 @@ class StepLines:
             )
             show(f"{steps}{again}  {_sums(result.steps)}")
 
-    def export(self, step: int, last_step: int, loss: float | None, *, is_best: bool) -> None:
-        """Print the step whose weights are exported, with its eval_loss if it was scored."""
-        scored = "not scored" if loss is None else f"eval_loss {number(loss)}{', the lowest' if is_best else ''}"
+    def export(self, step: int, last_step: int, loss: float | None, remark: str) -> None:
+        """Print the step whose weights are exported, with its eval_loss if it was scored, and a remark on it."""
+        scored = "not scored" if loss is None else f"eval_loss {number(loss)}{remark}"
         show(f"exports step {step} of {last_step}: {scored}")
 
     def score(self, loss: float, samples: int, unit: str) -> None:

@@ -13,6 +13,7 @@ __all__ = [
     "adapted_layers",
     "adapter_config",
     "base",
+    "base_identity",
     "bootstrap",
     "config_file",
     "config_files",

@@ -82,7 +82,7 @@ def _in_folder(folder: Path) -> dict[str, Tensor] | None:
 def _parse_file(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file:
-            length = _length(file.read(8), str(path))
+            length = length_of(file.read(8), str(path))
             return _parse(file.read(length), length, str(path), path.stat().st_size)
     except OSError as error:
         raise RecipeError(f"{_KEY}: {path}: cannot be read: {error.strerror}") from None
@@ -101,7 +101,7 @@ def _at_address(address: str) -> dict[str, Tensor] | None:
         found: dict[str, Tensor] = {}
         for file in files:
             where, size = f"{address}/{file}", storage.info(file)["size"]
-            length = _length(storage.read_part(file, 0, 8), where)
+            length = length_of(storage.read_part(file, 0, 8), where)
             found |= _parse(storage.read_part(file, 8, 8 + length), length, where, size)
     except FileNotFoundError as error:
         raise RecipeError(f"{_KEY}: {address}: cannot be read: {error} does not exist") from None
@@ -138,7 +138,12 @@ def _on_hub(model: Model) -> dict[str, Tensor] | None:
     }
 
 
-def _length(first: bytes, where: str) -> int:
+def length_of(first: bytes, where: str) -> int:
+    """Return the bytes of a header, which the first 8 bytes of its file say.
+
+    Raises:
+        RecipeError: they say no possible length.
+    """
     length = int.from_bytes(first, "little")
     if len(first) < 8 or not 2 <= length <= LARGEST:
         raise RecipeError(f"{_KEY}: {where}: truncated, or not a safetensors file; download or export the model again")

@@ -1,17 +1,21 @@
 """Rollouts of a training step: the answers to its prompts, their rewards and advantages, and the micro batches made of them."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple
 from typing import Any
 
-from flytune import json_core
+from flytune import __version__, json_core
 from flytune.data.order import PLACE
 from flytune.data.rows.prompts import PROMPT, prompt_length
 from flytune.errors import FlytuneError, RewardError
 from flytune.models import Row, end_markers
 from flytune.models.scoring import padded
 from flytune.recipe import Grpo, Recipe
+from flytune.recipe.rewards import as_json
 from flytune.records.plan import DRAW
 from flytune.rewards import Judged, RewardProcess
 from flytune.rollouts import Completion, Drawing, Group, Rollout, RolloutLedger, draw, numbers
@@ -37,7 +41,9 @@ class Rollouts:
         """
         started, step = time.monotonic(), trainer.state.global_step + 1
         with trainer.run.peaks.during(DRAW):
-            groups = self._known(trainer, step, batches) or self._drawn(trainer, step, batches)
+            step_rows = self._rows(batches)
+            made_by, prompts = self._made_by(trainer, step, step_rows), [prompt for prompt, _ in step_rows]
+            groups = self._known(trainer, step, made_by, prompts) or self._drawn(trainer, step, batches, made_by)
         flat = [one for group in groups for one in group.completions]
         advantages, figures = advantages_of(self._section, [one.rewards for one in flat])
         figures |= {
@@ -74,25 +80,39 @@ class Rollouts:
         }
         return batch | {"attention_mask": _joined(batch)}
 
-    def _known(self, trainer: Any, step: int, batches: list[list[Row]]) -> list[Group] | None:
-        """Return the groups that an earlier attempt has recorded for the step; None if there are none."""
+    def _known(self, trainer: Any, step: int, made_by: dict[str, str], prompts: list[list[int]]) -> list[Group] | None:
+        """Return the groups that an earlier attempt has recorded for the step; None if there are none, or others."""
         from accelerate.utils import broadcast_object_list
 
-        prompts = self._prompts(batches)
         known: list[Any] = [None]
         if trainer.is_world_process_zero():
-            known = [self._at(trainer).read(step, prompts, self._section.group_size, len(self._section.rewards))]
+            known = [self._at(trainer).read(step, prompts, made_by)]
         found: list[Group] | None = broadcast_object_list(known)[0]
         return found
 
-    def _prompts(self, batches: list[list[Row]]) -> list[list[int]]:
-        """Return the tokens of the step's prompts, in their order."""
+    def _rows(self, batches: list[list[Row]]) -> list[tuple[list[int], str]]:
+        """Return the tokens of the step's prompts and the columns of their rows, in their order."""
         size = self._section.group_size
-        mine = [(row[PLACE] // size, row["input_ids"][: prompt_length(row)]) for batch in batches for row in batch]
+        mine = [
+            (row[PLACE] // size, (row["input_ids"][: prompt_length(row)], row["fields"])) for batch in batches for row in batch
+        ]
         by_place = dict(_gathered(mine))
         return [by_place[place] for place in range(len(by_place))]
 
-    def _drawn(self, trainer: Any, step: int, batches: list[list[Row]]) -> list[Group]:
+    def _made_by(self, trainer: Any, step: int, rows: list[tuple[list[int], str]]) -> dict[str, str]:
+        """Return the keys of all that the answers of a step and their rewards follow from."""
+        section, recipe = self._section, self._recipe
+        drawing = drawing_of(section, trainer.processing_class, trainer.model, section.temperature)
+        limits = (recipe.training.seed, section.group_size, section.max_completion_length, recipe.data.max_length)
+        return {
+            "rows": _hash(rows),
+            "drawing": _hash([*astuple(drawing), *limits]),
+            # The project's own rewards are of its version.
+            "rewards": _hash([as_json(section.rewards), __version__]),
+            "weights": trainer.run.saver.weights_after(step - 1),
+        }
+
+    def _drawn(self, trainer: Any, step: int, batches: list[list[Row]], made_by: dict[str, str]) -> list[Group]:
         """Return the groups of a step, drawn by all processes, and judged and recorded by the first one."""
         from accelerate.utils import broadcast_object_list
 
@@ -116,7 +136,8 @@ class Rollouts:
         made: list[Any] = [None]
         if trainer.is_world_process_zero():
             try:
-                made = [self._judged(trainer, step, [(row, one) for _, row, one in found])]
+                judged_groups = self._judged(trainer, step, [(row, one) for _, row, one in found])
+                made = [[group.model_copy(update={"made_by": made_by}) for group in judged_groups]]
                 self._at(trainer).write(step, made[0])
             except FlytuneError as error:  # the other processes wait for what was found
                 made = [str(error)]
@@ -252,6 +273,10 @@ def _gathered(mine: list[Any]) -> list[Any]:
     from accelerate.utils import gather_object
 
     return list(gather_object(mine))
+
+
+def _hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 def _joined(batch: dict[str, Any]) -> Any:

@@ -33,3 +33,6 @@ class Group(Strict):
     text: str = ""
     """The prompt as text, without special tokens; empty in ledgers that were written without it."""
     completions: list[Rollout]
+    made_by: Annotated[dict[str, str], Field(exclude_if=lambda keys: not keys)] = Field(default={})
+    """Keys of what the completions and their rewards follow from: the rows, the drawing, the rewards and the weights; empty in
+    ledgers of earlier releases."""

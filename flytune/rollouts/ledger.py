@@ -1,15 +1,19 @@
 """The ledger of rollouts: what a model has drawn in each step, beside the run's checkpoints.
 
 A step's file is written at once, after its completions were judged and before the step trains them: an attempt that finds the
-file of a step trains what it says, and draws nothing. A line of JSON is a prompt with its group of completions.
+file of a step trains what it says, and draws nothing, if the keys in it are its own: they are of all that completions and
+rewards follow from. A line of JSON is a prompt with its group of completions.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 from flytune.errors import TrainingError
 from flytune.records.rollouts import Group
 from flytune.schema import RecordError
 from flytune.storage import Storage
+
+log = logging.getLogger(__name__)
 
 FOLDER = "rollouts"
 _SAMPLED_STEPS = 20
@@ -23,8 +27,10 @@ class RolloutLedger:
     def __init__(self, address: str) -> None:
         self._storage = Storage(address, error=TrainingError)
 
-    def read(self, step: int, prompts: Sequence[Sequence[int]], size: int, rewards: int) -> list[Group] | None:
-        """Return the groups of a step; None if there are none, or they are of other prompts, or of another size.
+    def read(self, step: int, prompts: Sequence[Sequence[int]], made_by: Mapping[str, str]) -> list[Group] | None:
+        """Return the groups of a step; None if there are none, or they are not of `prompts` or not `made_by` the same.
+
+        The log has a line on those that are not used.
 
         Raises:
             TrainingError: the file is damaged.
@@ -41,10 +47,17 @@ class RolloutLedger:
                 f"{self._storage.where}/{name}: no rollouts of a step: {' '.join(str(error).split())[:200]}; delete the "
                 "file, and the step draws again"
             ) from None
-        is_same = [group.prompt for group in groups] == [list(prompt) for prompt in prompts] and all(
-            len(group.completions) == size and all(len(one.rewards) == rewards for one in group.completions) for group in groups
-        )
-        return groups if is_same else None
+        if [group.prompt for group in groups] == [list(prompt) for prompt in prompts]:
+            others = {part for group in groups for part, key in made_by.items() if group.made_by.get(part) != key}
+        else:
+            others = {"rows"}
+        if not others:
+            return groups
+        log.warning(
+            "step %d: the answers in %s/%s are of other %s than this run's; they are drawn and judged again",
+            step, self._storage.where, name, " and ".join(sorted(others)),
+        )  # fmt: skip
+        return None
 
     def write(self, step: int, groups: Sequence[Group]) -> None:
         """Store the groups of a step; a reader sees all of them or none."""

@@ -1,7 +1,7 @@
 """Notes of one attempt for the next, stored with the checkpoints: a smaller micro batch, and skipped steps."""
 
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 
@@ -28,6 +28,15 @@ class Notes(Strict):
     """Skipped data, in units of one step's samples, ascending; 0 is the first step's in the data's order."""
     rollbacks: _Number = 0
     """Number of times that data was skipped."""
+    order: Annotated[str, Field(exclude_if=lambda order: not order)] = ""
+    """Key of the data and its order, of which `left_out` has positions; empty in notes of earlier releases."""
+
+    def of_order(self, order: str) -> Self:
+        """Return the notes for a run over data in an order: of another one, no position is skipped."""
+        if self.left_out and self.order not in ("", order):
+            log.warning("data was skipped by an attempt with other data, or with another order of it; nothing is skipped now")
+            return self.model_copy(update={"left_out": [], "rollbacks": 0, "order": order})
+        return self.model_copy(update={"order": order})
 
     def applied(self, plan: Plan) -> Plan:
         """Return the plan with the micro batch noted here, and the same global batch."""

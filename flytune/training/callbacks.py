@@ -51,6 +51,8 @@ def step_callback(trainer: Any) -> Any:
             run.recorder.begin(trainer)
             trainer.learning.begin(trainer)
             resume.check_resumed(run.saver.resumed_step, state.global_step, args)
+            # A checkpoint's state has the intervals of the recipe that wrote it.
+            state.compute_steps(args, state.max_steps)
             run.stopper.begin(state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

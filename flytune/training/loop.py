@@ -64,7 +64,7 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     if shape.is_gpu and recipe.sharding.offload != "none":
         # The optimizer runs on the host, where torchrun leaves each process one thread.
         torch.set_num_threads(max(1, shape.cpu // shape.processes))
-    notes = attempt_notes.read(saver.address)
+    notes = attempt_notes.read(saver.address).of_order(saver.order)
     trainer, resumed = build(run, notes)
     attempt_notes.check_agreed(notes, trainer.args)
     if export_only and not saver.resumed_step:
@@ -73,7 +73,7 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         trainer.end_at(saver.resumed_step)
     if resumed:
         recorder.resume(step_log.read(resumed / STEPS))
-        stopper.early.resume(recorder.steps)
+        stopper.early.resume(step for step in recorder.steps if step.step > saver.scored_since)
     if resumed and stopper.has_ended(saver.resumed_step, trainer.args):
         # The run ends here: the checkpoint is loaded, and no step is trained.
         trainer.end_at(saver.resumed_step)
@@ -157,5 +157,7 @@ def _load_exported(run: RunState, trainer: Any) -> _Exported:
         checkpoint, folder = found
         trainer.load_weights(folder)
         exported = _Exported(checkpoint.step, checkpoint.eval_loss, checkpoint.digest)
-    run.recorder.export(exported.step, exported.eval_loss, is_best=run.recipe.checkpoints.export == "best")
+    run.recorder.export(
+        exported.step, exported.eval_loss, saver.scored_since if run.recipe.checkpoints.export == "best" else None
+    )
     return exported

@@ -7,13 +7,15 @@ run that continues from an adapter (method.adapter) has the model with that adap
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from flytune import data
 from flytune.console import output
 from flytune.errors import DataError
 from flytune.files import sha256_of
-from flytune.models import BaseRequest, Row, finite_loss, initial_adapter, loading
+from flytune.models import BaseRequest, Row, base_identity, finite_loss, initial_adapter, loading
 from flytune.models.scoring import sequences_of
 from flytune.objectives import objective_of
 from flytune.recipe import DataRequest, Recipe
@@ -46,6 +48,8 @@ class ReferenceRequest(Strict):
     base: BaseRequest
     adapter_sha256: str = ""
     """Hash of the weights of method.adapter."""
+    base_identity: Annotated[str, Field(exclude_if=lambda identity: not identity)] = ""
+    """Identity of a base model that is not on the hub, whose commit `base` does not have."""
 
 
 def requests(recipe: Recipe, request: DataRequest, base: BaseRequest) -> list[ReferenceRequest]:
@@ -60,7 +64,9 @@ def requests(recipe: Recipe, request: DataRequest, base: BaseRequest) -> list[Re
         "evaluation": {"batch_size": recipe.evaluation.batch_size},
     }
     adapter = initial_adapter.weights_sha256(recipe.method)
-    return [ReferenceRequest(recipe=Recipe.model_validate(reduced), request=request, base=base, adapter_sha256=adapter)]
+    identity = "" if base.commit else base_identity.identity_of(recipe.model)
+    made = Recipe.model_validate(reduced)
+    return [ReferenceRequest(recipe=made, request=request, base=base, adapter_sha256=adapter, base_identity=identity)]
 
 
 def is_needed(recipe: Recipe) -> bool:

@@ -81,7 +81,7 @@ class RunState:
         needed = reference.is_needed(recipe)
         found = reference.Reference(reference_folder, recipe, manifest.content_sha256) if needed else None
         scorer = Scorer(recipe, dataset, plan.degrees, found)
-        saver = Saver(recipe, manifest.content_sha256, publisher)
+        saver = Saver(recipe, manifest.content_sha256, publisher, scorer.rows)
         stopper = Stopper(
             recipe.checkpoints, shape, saver, budget.of(recipe.hardware, shape.total_price_per_hour), recipe.evaluation
         )

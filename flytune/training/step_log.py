@@ -159,10 +159,15 @@ class Recorder:
         """Return the eval_loss of a logged step; None if it was not scored."""
         return next((done.eval_loss for done in self.steps if done.step == step), None)
 
-    def export(self, step: int, loss: float | None, *, is_best: bool) -> None:
-        """Print the step whose weights are exported, and its eval_loss."""
+    def export(self, step: int, loss: float | None, since: int | None) -> None:
+        """Print the step whose weights are exported, and its eval_loss.
+
+        Args:
+            since: step after which all scores are of the same held-out samples, if the lowest was looked for.
+        """
         if self._trainer.is_world_process_zero():
-            self._lines.export(step, self._trainer.state.global_step, loss, is_best=is_best)
+            remark = "" if since is None or loss is None else _compared(self.steps, step, loss, since)
+            self._lines.export(step, self._trainer.state.global_step, loss, remark)
 
     def score(self, loss: float, samples: int, unit: str) -> None:
         """Print the loss that the gate compares the exported model's with."""
@@ -180,6 +185,16 @@ class Recorder:
         self._lines.total(result)
         shutil.move(self.file, out / STEPS)
         trackers.finish(self._trainer.args.report_to)
+
+
+def _compared(steps: list[Step], exported: int, loss: float, since: int) -> str:
+    """Return how the exported step's eval_loss, the lowest that a checkpoint was found of, compares with those of all steps."""
+    scored = [(step.step, step.eval_loss) for step in steps if step.eval_loss is not None and step.step != exported]
+    lower = [f"step {step} had {value:.4f}" for step, value in scored if step > since and value < loss]
+    parts = [f"the lowest of the complete checkpoints ({', '.join(lower)})" if lower else "the lowest"]
+    if any(step <= since for step, _ in scored):
+        parts.append(f"steps up to {since} were scored otherwise, and are not compared")
+    return ", " + "; ".join(parts)
 
 
 def read(file: Path) -> list[Step]:

@@ -32,9 +32,11 @@ from flytune.sentences import counted
 from flytune.sharding import sharding_of
 from flytune.training import bitsandbytes_states, callbacks, trackers, watchdog
 from flytune.training.attempt_notes import Notes
+from flytune.training.checkpoints import resume
 from flytune.training.learning_guard import LearningGuard
 from flytune.training.log_means import LogMeans
 from flytune.training.loss_guard import LossGuard
+from flytune.training.resumed_optimizer import OptimizerSettings
 from flytune.training.run_state import RunState
 
 
@@ -67,6 +69,17 @@ def trainer_class(objective: str) -> Any:
 
         def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
             return bitsandbytes_states.adapt(super().create_optimizer(*args, **kwargs))
+
+        def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+            schedule = super().create_scheduler(*args, **kwargs)
+            # The last moment before DeepSpeed loads a checkpoint into the optimizer.
+            self.optimizer_settings = OptimizerSettings(self.optimizer, schedule)
+            return schedule
+
+        def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            if checkpoint is not None:
+                self.optimizer_settings.restore(self.optimizer, self.lr_scheduler)
 
         def end_at(self, step: int) -> None:
             """Train no step after `step`."""
@@ -183,6 +196,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     stream.left_out, stream.joined = notes.left_out, objective.joined(recipe)
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")
+    resume.check_length(run.saver.resumed_step, stream.steps)
     args.max_steps = stream.steps
     if args.process_index == 0:
         for note in run_length.notes(recipe, stream.steps, len(rows) * objective.repeats(recipe)):

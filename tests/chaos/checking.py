@@ -28,6 +28,12 @@ def ledger_problems(address: str, damaged: set[str]) -> list[str]:
     return [f"{folder}: {fault}" for folder, fault in faults if fault]
 
 
+def has_checkpoint(address: str) -> bool:
+    """Return whether a run can resume from a checkpoint at the address."""
+    ledger = Ledger(Storage(address), limit=1)
+    return any(not ledger.fault(one) for one in ledger.checkpoints())
+
+
 def remaining_files(address: str) -> list[str]:
     """Return the names of the files at the address."""
     return Storage(address).names()

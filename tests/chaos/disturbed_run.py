@@ -16,7 +16,7 @@ from typing import Any
 from flytune.selftest import processes
 from tests.chaos import checking
 from tests.chaos.bucket import Bucket
-from tests.chaos.faults import ON_DISK, ON_S3, Bag, Fault
+from tests.chaos.faults import ON_DISK, ON_S3, REFUSED, Bag, Fault
 from tests.chaos.pods import Pod
 
 POLL = 0.004
@@ -38,10 +38,19 @@ class DisturbedRun:
     """Run with its pods, and the observations of them from outside."""
 
     def __init__(
-        self, task: Any, inputs: Path, folder: Path, address: str, bucket: Bucket | None, draw: random.Random, cold: bool
+        self,
+        task: Any,
+        inputs: Path,
+        changed: dict[str, Path],
+        folder: Path,
+        address: str,
+        bucket: Bucket | None,
+        draw: random.Random,
+        cold: bool,
     ) -> None:
+        """Make it; `changed` has the inputs of attempts with another recipe, by the kind of fault."""
         self.task, self.inputs, self.folder, self.address, self.bucket = task, inputs, folder, address, bucket
-        self.draw, self.cold = draw, cold
+        self.draw, self.cold, self.changed = draw, cold, changed
         self.alive: list[Pod] = []
         self.done: list[Pod] = []
         """Pods that have stored outputs."""
@@ -235,6 +244,8 @@ class DisturbedRun:
         kind = fault.kind
         if kind == "two alive":
             self._two_alive(fault)
+        elif kind in self.changed:
+            self._change_recipe(kind, pod)
         elif kind == "frozen":
             self._during(lambda: pod.send(signal.SIGSTOP), 1 + 3 * fault.seconds, lambda: pod.send(signal.SIGCONT))
         elif kind in ON_DISK:
@@ -276,6 +287,39 @@ class DisturbedRun:
     def _end(self, pod: Pod) -> None:
         pod.kill()
         self._remove_ended_pods()
+
+    def _change_recipe(self, kind: str, pod: Pod) -> None:
+        """Kill the pod, and let an attempt with another recipe be refused, or train two steps until it is killed."""
+        self._end(pod)
+        if self.alive or self._orphaned or self.done:
+            return
+        before, must_be_refused = (
+            set(self._attempts()),
+            kind in REFUSED and processes.run(1, checking.has_checkpoint, self.address),
+        )
+        other = Pod(self.task, self.changed[kind], self.folder / f"pod-{self.pods}", self.pods, self.cold)
+        self.pods += 1
+
+        def steps() -> int:
+            own = [*(set(self._attempts()) - before), *_found(other.temporary / "flytune-runs" / "chaos", "attempt-*")]
+            files = [file for folder in own for file in _found(folder, "node-0/steps.jsonl")]
+            return max((file.read_bytes().count(b"}\n") for file in files), default=0)
+
+        first, end = None, time.monotonic() + TIMEOUT
+        while not other.has_ended() and time.monotonic() < end:
+            first = steps() if first is None and steps() else first
+            if first is not None and steps() > first:
+                break
+            time.sleep(POLL)
+        error, is_refused = other.error(), other.has_ended()
+        other.kill()
+        for left in [other.temporary, *(set(self._attempts()) - before)]:
+            shutil.rmtree(left, ignore_errors=True)
+        if is_refused != must_be_refused or (is_refused and "does not continue" not in (error or (False, ""))[1]):
+            self.problems.append(f"an attempt with {kind}: {error[1][:1500] if error else other.log_end()}")
+
+    def _attempts(self) -> list[Path]:
+        return _found(Path(self.address), "attempt-*") if self.bucket is None else []
 
     def _two_alive(self, fault: Fault) -> None:
         first = self.alive[-1]

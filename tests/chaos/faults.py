@@ -19,6 +19,14 @@ LIVES = {
     "two alive": "a second attempt starts; one of the two is killed up to 2 s after the second's first step",
     "frozen": "SIGSTOP of all processes for 1 to 4 s",
 }
+CHANGES = {
+    "other base": "pod killed; an attempt with another base starts, which is refused where there is a checkpoint",
+    "other batch": "pod killed; an attempt with another global batch starts, which is refused where there is a checkpoint",
+    "other setting": "pod killed; an attempt with another learning rate trains two steps, and is killed before it saves",
+}
+"""Kinds that begin an attempt with another recipe, of which nothing may be left in what the run trains afterwards."""
+OF_REWARDS = {"other reward": "pod killed; an attempt with another reward trains two steps, and is killed before it saves"}
+REFUSED = ("other base", "other batch")
 ON_DISK = {"disk full": "no file can grow beyond 64 kB (RLIMIT_FSIZE, a stand-in for a full disk) for 1 to 4 s"}
 ON_S3 = {
     "S3 errors": "503 to all requests for 1 to 6 s",
@@ -26,7 +34,7 @@ ON_S3 = {
     "S3 stalls": "no answer for 1 to 6 s",
     "S3 full": "writes are refused (QuotaExceeded) for 1 to 6 s",
 }
-ALL = KILLS | LIVES | ON_DISK | ON_S3
+ALL = KILLS | LIVES | CHANGES | OF_REWARDS | ON_DISK | ON_S3
 
 MOMENTS = ("start", "step", "step", "saving", "storing")
 """Moments: in the first seconds; after a step; when the Trainer's checkpoint folder appears; when its first file is stored."""
@@ -53,6 +61,7 @@ class Bag:
 
     def __init__(self, draw: random.Random, draws_answers: bool = False) -> None:
         self._draw = draw
+        self._usual = KILLS | LIVES | CHANGES | (OF_REWARDS if draws_answers else {})
         self._moments = MOMENTS + OF_DRAWING * draws_answers
         self._kinds: dict[bool, list[str]] = {True: [], False: []}
 
@@ -60,7 +69,7 @@ class Bag:
         """Draw the next fault for a run with checkpoints on S3 or in a folder."""
         draw, kinds = self._draw, self._kinds[on_s3]
         if not kinds:
-            kinds.extend(KILLS | LIVES | (ON_S3 if on_s3 else ON_DISK))
+            kinds.extend(self._usual | (ON_S3 if on_s3 else ON_DISK))
             draw.shuffle(kinds)
         kind = kinds.pop()
         moment = draw.choice(self._moments)

@@ -15,7 +15,8 @@ from flytekit.types.directory import FlyteDirectory
 from flytune.hardware import shape_named
 from flytune.objectives import objective_of
 from flytune.planning import planner
-from flytune.recipe import Recipe
+from flytune.recipe import Grpo, Recipe
+from flytune.recipe.rewards import RewardFunction
 from flytune.schema import Record
 from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes
@@ -28,8 +29,9 @@ from tasks.train import TRAIN
 from tests.chaos import checking
 from tests.chaos.bucket import NAME, Bucket
 from tests.chaos.disturbed_run import DisturbedRun, by_step
-from tests.chaos.faults import Bag
+from tests.chaos.faults import CHANGES, OF_REWARDS, Bag
 from tests.chaos.pods import write_inputs
+from tests.support.changed_base import change_weights
 
 STEPS, ROWS = 14, 40
 # Kinds of rows that are trained, and the functions that write them.
@@ -100,6 +102,24 @@ def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> R
     )
 
 
+def changed(recipe: Recipe, kind: str) -> Recipe:
+    """Return the recipe of an attempt that a fault of `CHANGES` or `OF_REWARDS` begins, which saves nothing."""
+    model, training, objective = recipe.model, recipe.training, recipe.objective
+    if kind == "other base":
+        model = model.model_copy(update={"name_or_path": f"{Path(model.name_or_path).parent}/other-base"})
+    if kind == "other batch":
+        training = training.model_copy(update={"global_batch_size": 2 * training.global_batch_size})
+    if kind == "other setting":
+        training = training.model_copy(update={"learning_rate": 3e-3})
+    if kind == "other reward" and isinstance(objective, Grpo):
+        rewards = [RewardFunction(name="letters", code=selftest_dataset.REWARD.replace("return ", "return 100 - "))]
+        objective = objective.model_copy(update={"rewards": rewards})
+    checkpoints = recipe.checkpoints.model_copy(update={"save_steps": 1000})
+    training = training.model_copy(update={"max_steps": 2 * STEPS})
+    update = {"model": model, "training": training, "objective": objective, "checkpoints": checkpoints}
+    return recipe.model_copy(update=update)
+
+
 def pairs_on_cpu(folder: Path) -> list[Pair]:
     """Return all pairs that run on this machine's CPU, without offload."""
     found = []
@@ -115,6 +135,8 @@ def pairs_on_cpu(folder: Path) -> list[Pair]:
 def make_inputs(folder: Path) -> None:
     """Write the tiny model and its data."""
     selftest_processes.run(1, tiny_model.write, folder / "base", tiny_model.SENTENCES, log=folder / "model.log")
+    shutil.copytree(folder / "base", folder / "other-base")
+    selftest_processes.run(1, change_weights, folder / "other-base", log=folder / "model.log")
     for rows, write in _WRITERS.items():
         write(folder / f"{rows}.jsonl", ROWS)
         write(folder / f"{rows}-heldout.jsonl", 4, seed=1)
@@ -160,10 +182,13 @@ class DisturbedPair:
         known = [self.folder / "reference"] * reference.is_needed(recipe)
         if known and not known[0].exists():
             selftest_processes.run(1, reference.compute, recipe, self.dataset, known[0])
-        selftest_processes.run(1, _write, self.task, folder / "inputs.pb", recipe, plan, self.dataset, known)
-        self.runs.append(
-            DisturbedRun(self.task, folder / "inputs.pb", folder, f"{checkpoints}/chaos", bucket, self.draw, self.cold)
-        )
+        kinds = CHANGES | (OF_REWARDS if self.pair.rows == "grpo" else {})
+        others = {kind: changed(recipe, kind) for kind in kinds}
+        files = {kind: folder / f"inputs-{kind.replace(' ', '-')}.pb" for kind in kinds}
+        written = [(folder / "inputs.pb", recipe), *((files[kind], other) for kind, other in others.items())]
+        selftest_processes.run(1, _write_all, self.task, written, self.dataset, known)
+        inputs, address = folder / "inputs.pb", f"{checkpoints}/chaos"
+        self.runs.append(DisturbedRun(self.task, inputs, files, folder, address, bucket, self.draw, self.cold))
         return self.runs[-1]
 
     def _result(
@@ -219,6 +244,7 @@ def _raise_exit() -> None:
     raise SystemExit(1)
 
 
-def _write(task: Any, file: Path, recipe: Recipe, plan: Any, dataset: Path, known: list[Path]) -> None:
-    folders = {"dataset": FlyteDirectory(str(dataset)), "references": [FlyteDirectory(str(folder)) for folder in known]}
-    write_inputs(task, file, {"recipe": recipe, "plan": plan} | folders)
+def _write_all(task: Any, written: list[tuple[Path, Recipe]], dataset: Path, known: list[Path]) -> None:
+    for file, recipe in written:
+        folders = {"dataset": FlyteDirectory(str(dataset)), "references": [FlyteDirectory(str(folder)) for folder in known]}
+        write_inputs(task, file, {"recipe": recipe, "plan": planner.make(recipe)} | folders)

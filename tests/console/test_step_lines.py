@@ -38,7 +38,7 @@ def test_what_is_left_is_counted_from_this_attempts_steps(monkeypatch, capsys):
     now[0] += 40
     lines.step(step(12, eval_loss=3.5))
     lines.end([step(12, memory_bytes=7 * 2**30), step(14)])
-    lines.export(14, 14, 3.5, is_best=True)
+    lines.export(14, 14, 3.5, ", the lowest")
     lines.score(3.4321, 8, "nats per token")
     assert capsys.readouterr().out.splitlines() == [
         "step 12/16  loss 3.91  grad 1.65  lr 9.9e-4  186 tok/s  6.5 GiB  eta 1:20",

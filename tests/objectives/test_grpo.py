@@ -112,12 +112,22 @@ def group(step=1, prompt=(1, 2), rewards=(1.0,)):
     return Group(step=step, prompt=list(prompt), completions=[one, one])
 
 
-def test_a_ledger_has_a_step_whole_and_only_for_the_same_prompts(tmp_path):
-    ledger = RolloutLedger(str(tmp_path / "run"))
-    assert ledger.read(1, [[1, 2]], 2, 1) is None
+def test_a_ledger_has_a_step_whole_and_only_for_the_same_prompts_and_keys(tmp_path, caplog):
+    ledger, keys = RolloutLedger(str(tmp_path / "run")), {"rewards": "a", "weights": "b"}
+    made = group().model_copy(update={"made_by": keys})
+    assert ledger.read(1, [[1, 2]], keys) is None
+    assert not caplog.text
+    ledger.write(1, [made])
+    assert ledger.read(1, [[1, 2]], keys) == [made]
+    for prompts, changes, said in (
+        ([[1, 3]], {}, "of other rows than"), ([[1, 2]], {"weights": "c"}, "of other weights than"),
+        ([[1, 2]], {"rewards": "c", "weights": "d"}, "of other rewards and weights than"),
+    ):  # fmt: skip
+        caplog.clear()
+        assert ledger.read(1, prompts, keys | changes) is None
+        assert said in caplog.text
     ledger.write(1, [group()])
-    assert ledger.read(1, [[1, 2]], 2, 1) == [group()]
-    assert [ledger.read(1, *other) for other in (([[1, 3]], 2, 1), ([[1, 2]], 4, 1), ([[1, 2]], 2, 2))] == [None] * 3
+    assert ledger.read(1, [[1, 2]], keys) is None, "an earlier release wrote no keys"
     for step in range(2, 60):
         ledger.write(step, [group(step)] * 5)
     sample = [json.loads(line) for line in ledger.sample(59).splitlines()]
@@ -125,7 +135,7 @@ def test_a_ledger_has_a_step_whole_and_only_for_the_same_prompts(tmp_path):
     assert len(sample) == 39
     (tmp_path / "run/rollouts/00000001.jsonl").write_text("{")
     with pytest.raises(TrainingError, match="delete the file"):
-        ledger.read(1, [[1, 2]], 2, 1)
+        ledger.read(1, [[1, 2]], {})
 
 
 def rollouts_of(folder):
@@ -301,7 +311,7 @@ def test_the_next_run_of_a_recipe_draws_its_own_answers(tmp_path):
     manifest, training = SimpleNamespace(content_sha256="0" * 64), training_result(2)
     for kept in ({"attempt": "0001-abcdef", "stopped_early": "a budget"}, {"attempt": ""}):
         paths.clear(recipe, manifest, training.model_copy(update=kept))
-        assert RolloutLedger(address).read(1, [[1, 2]], 2, 1) == [group()]
+        assert RolloutLedger(address).read(1, [[1, 2]], {}) == [group()]
     paths.clear(recipe, manifest, training.model_copy(update={"attempt": "0001-abcdef", "stopped_early": None}))
-    assert RolloutLedger(address).read(1, [[1, 2]], 2, 1) is None
+    assert RolloutLedger(address).read(1, [[1, 2]], {}) is None
     assert not Path(address).exists()

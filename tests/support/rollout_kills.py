@@ -39,10 +39,37 @@ def fit_without_drawing(recipe, inputs, out, step):
     """Run, and be killed if the answers of `step` are drawn again."""
     drawn = rollout_steps.Rollouts._drawn
 
-    def draw(self, trainer, now, rows):
+    def draw(self, trainer, now, *arguments):
         if now == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        return drawn(self, trainer, now, rows)
+        return drawn(self, trainer, now, *arguments)
 
     rollout_steps.Rollouts._drawn = draw
     return saved_runs.fit(recipe, inputs, out)
+
+
+def fit_and_die_with_answers_of(recipe, inputs, out, step):
+    """Run, and be killed when the answers of `step` are recorded, and are not trained yet."""
+    made = rollout_steps.Rollouts.batches
+
+    def batches(self, trainer, rows):
+        found = made(self, trainer, rows)
+        if trainer.state.global_step + 1 == step:
+            trainer.run.saver.settle()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+    rollout_steps.Rollouts.batches = batches
+    return saved_runs.fit(recipe, inputs, out)
+
+
+def fit_and_note_drawn(recipe, inputs, out):
+    """Return the result of a run, and the steps whose answers it has drawn itself."""
+    drawn, steps = rollout_steps.Rollouts._drawn, []
+
+    def draw(self, trainer, now, *arguments):
+        steps.append(now)
+        return drawn(self, trainer, now, *arguments)
+
+    rollout_steps.Rollouts._drawn = draw
+    return saved_runs.fit(recipe, inputs, out), steps

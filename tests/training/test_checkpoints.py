@@ -219,7 +219,8 @@ def test_a_folder_keeps_the_newest_and_the_best_and_files_are_moved_there(tmp_pa
 
 
 def lowest(ledger, into, step, loss, decisions="d"):
-    found = resume.lowest_loss(ledger, ALONE, into, decisions, step, loss)
+    like = checkpoint_of(ledger, step).model_copy(update={"decisions": decisions})
+    found = resume.lowest_loss(ledger, ALONE, into, like, loss)
     return found and (found[0].step, (found[1] / FILES[0]).read_bytes() == content(found[0].step, FILES[0]))
 
 
@@ -309,12 +310,36 @@ def test_a_damaged_manifest_is_skipped_and_reported(damage, tmp_path, caplog):
 
 def test_a_checkpoint_that_the_run_cannot_resume_from_is_refused(caplog):
     written = checkpoint_of(Ledger(Storage(f"memory://{uuid.uuid4()}"), 2), 7)
+
+    def check(resizes=True, settings=None, **changes):
+        of_both = {"settings": settings[0]} if settings else {}
+        own = written.model_copy(update={"settings": settings[1] if settings else {}} | changes)
+        resume.check(written.model_copy(update=of_both | {"base": "b1"}), own, resizes)
+
     with pytest.raises(TrainingError, match="step 7: written under sharding ddp, and this run has fsdp, which"):
-        resume.check(written, "d", "fsdp", 1, resizes=True)
+        check(sharding="fsdp")
     with pytest.raises(TrainingError, match="step 7: written by 1 process, and this run has 2; DeepSpeed .* a shape of 1"):
-        resume.check(written, "d", "ddp", 2, resizes=False)
+        check(resizes=False, world_size=2)
+    name = "model.name_or_path"
+    with pytest.raises(TrainingError, match=r"another base model: \"/b\" has the same name, and the content .* \(b1, now b2\)"):
+        check(base="b2", settings=({name: '"/b"'}, {name: '"/b"'}))
+    with pytest.raises(TrainingError, match='another base model: model.name_or_path: "o/a", now "o/b"; .* Restore the base'):
+        check(base="", settings=({name: '"o/a"'}, {name: '"o/b"'}))
+    batch, rate = "training.global_batch_size", "training.learning_rate"
+    with pytest.raises(
+        TrainingError, match=rf"cannot change: {batch}: 8, now 4 \(the position in the data .*Write the earlier"
+    ):
+        check(settings=({batch: "8", rate: "1"}, {batch: "4", rate: "2"}))
     with caplog.at_level(logging.WARNING):
-        resume.check(written, "other", "ddp", 2, resizes=True)
+        check(base="b1", decisions="d", settings=({name: '"/a"'}, {name: '"/b"'}))
+        assert "written with" not in caplog.text, "the same base at another path"
+        check(decisions="e-1", settings=({rate: "0.1"}, {rate: "0.2", "publish.address": '"hf://a/b"'}))
+    assert (
+        'step 7: written with publish.address: its default, now "hf://a/b"; training.learning_rate: 0.1, now 0.2' in caplog.text
+    )
+    assert "this run's hold from step 8 on" in caplog.text
+    with caplog.at_level(logging.WARNING):
+        check(decisions="other")
     assert "written with another recipe or other data" in caplog.text
     assert "written by flytune 0, this is" in caplog.text
 

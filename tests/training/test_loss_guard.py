@@ -151,3 +151,12 @@ def test_a_run_goes_back_and_skips_the_data_of_the_bad_step(inputs, tmp_path):
     (note,) = tmp_path.glob("kept/*/notes.json")
     checkpoints.clear(recipe_for(inputs, tmp_path / "kept"), data.read_manifest(inputs / "dataset"), resumed)
     assert not note.exists()
+
+
+def test_skipped_data_is_skipped_only_in_the_same_order(caplog):
+    notes = Notes(left_out=[3], rollbacks=1).of_order("a")
+    assert (notes.of_order("a").left_out, notes.of_order("a").rollbacks) == ([3], 1)
+    assert not caplog.text
+    assert (notes.of_order("b").left_out, notes.of_order("b").rollbacks, notes.of_order("b").order) == ([], 0, "b")
+    assert "nothing is skipped now" in caplog.text
+    assert Notes.parse('{"left_out": [3]}').of_order("b").left_out == [3], "an earlier release did not say of which order"

@@ -46,6 +46,16 @@ class Checkpoint(Record):
     attempt: str
     decisions: str
     """Key of the recipe (less hardware) and the data; differs from the run's only under the same checkpoints.name."""
+    settings: Annotated[dict[str, str], Field(exclude_if=lambda settings: not settings)] = Field(default={})
+    """Decisions of the recipe that wrote it (flytune.training.checkpoints.changes); empty in those of earlier releases."""
+    base: Annotated[str, Field(exclude_if=lambda base: not base)] = ""
+    """Identity of the base model, of the adapter that training started from, or of both; empty where it is unknown."""
+    history: Annotated[list[tuple[int, str]], Field(exclude_if=lambda history: not history)] = Field(default=[])
+    """Number of steps before each change of what trains, with the key of what trained from there on; the first is 0."""
+    scored_on: Annotated[str, Field(exclude_if=lambda scored_on: not scored_on)] = ""
+    """Key of the held-out samples and the measure of eval_loss; empty where nothing is scored, and in earlier releases."""
+    scored_since: Annotated[int, Field(exclude_if=lambda step: not step)] = 0
+    """Step after which all scores of the run have that key."""
     sharding: str
     world_size: int
     eval_loss: float | None = None
@@ -235,17 +245,29 @@ def kept(checkpoints: list[Checkpoint], limit: int, keeps_best: bool) -> list[Ch
     """Return one complete checkpoint of each of the newest `limit` steps, and with `keeps_best` that of the lowest loss."""
     by_step = _by_step(checkpoints)
     newest = [by_step[step] for step in sorted(by_step, reverse=True)[:limit]]
-    best = by_loss(checkpoints, newest[0].decisions)[:1] if keeps_best and newest else []
+    best = by_loss(checkpoints, newest[0])[:1] if keeps_best and newest else []
     return [*newest, *(one for one in best if one not in newest)]
 
 
-def by_loss(checkpoints: list[Checkpoint], decisions: str) -> list[Checkpoint]:
+def by_loss(checkpoints: list[Checkpoint], like: Checkpoint) -> list[Checkpoint]:
     """Return a checkpoint of each scored step, the lowest eval_loss first; of equal ones, the later step.
 
-    Those of other `decisions` are left out: with other data, the loss is of other samples.
+    Those that are not of the run of `like`, and those whose loss is of other held-out samples, are left out.
     """
     scored = [one for one in _by_step(checkpoints).values() if one.eval_loss is not None and math.isfinite(one.eval_loss)]
-    return sorted((one for one in scored if one.decisions == decisions), key=lambda one: (one.eval_loss, -one.step))
+    return sorted((one for one in scored if _compares(one, like)), key=lambda one: (one.eval_loss, -one.step))
+
+
+def _compares(one: Checkpoint, other: Checkpoint) -> bool:
+    if not (one.scored_on and other.scored_on):  # of an earlier release
+        return one.decisions == other.decisions
+    same_steps = history_until(one.step, one.history) == history_until(one.step, other.history)
+    return one.scored_on == other.scored_on and same_steps
+
+
+def history_until(step: int, history: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return the part of a history that the weights after `step` follow from."""
+    return [(before, key) for before, key in history if before < step]
 
 
 def _by_step(checkpoints: list[Checkpoint]) -> dict[int, Checkpoint]:

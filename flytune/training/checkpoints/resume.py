@@ -11,6 +11,7 @@ from flytune import __version__
 from flytune.errors import StorageError, TrainingError
 from flytune.records import Degrees
 from flytune.sentences import counted
+from flytune.training.checkpoints import changes
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger, by_loss
 
 log = logging.getLogger(__name__)
@@ -62,9 +63,7 @@ def newest_complete(
     return None
 
 
-def lowest_loss(
-    ledger: Ledger, args: Any, into: Path, decisions: str, step: int, loss: float | None
-) -> tuple[Checkpoint, Path] | None:
+def lowest_loss(ledger: Ledger, args: Any, into: Path, like: Checkpoint, loss: float | None) -> tuple[Checkpoint, Path] | None:
     """Return the complete checkpoint whose eval_loss is below that of the live model, and the folder to read it from.
 
     None if there is none: the live model is the best. All processes get the same. Of a damaged checkpoint, the log has the
@@ -72,16 +71,16 @@ def lowest_loss(
 
     Args:
         into: receives the files, as in `newest_complete`.
-        decisions: key of the run; other checkpoints of the same checkpoints.name are left out.
-        step: step of the live model; later checkpoints are another attempt's.
+        like: what a checkpoint of the live model would be: those of later steps are another attempt's, and those whose
+            eval_loss is of other held-out samples do not compare.
         loss: eval_loss of the live model; None if it was not scored.
 
     Raises:
         StorageError: the storage is unavailable, or denies access.
     """
     loss = gathered(loss, args)[0]
-    for checkpoint in by_loss([one for one in _seen_by_all(ledger, args) if one.step <= step], decisions):
-        if checkpoint.step == step or (loss is not None and loss <= (checkpoint.eval_loss or 0.0)):
+    for checkpoint in by_loss([one for one in _seen_by_all(ledger, args) if one.step <= like.step], like):
+        if checkpoint.step == like.step or (loss is not None and loss <= (checkpoint.eval_loss or 0.0)):
             return None
         if not (reason := _fault(ledger, args, checkpoint, into)):
             return checkpoint, into / checkpoint.folder
@@ -144,33 +143,66 @@ def local_processes(args: Any) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
 
 
-def check(checkpoint: Checkpoint, decisions: str, sharding: str, world_size: int, resizes: bool) -> None:
-    """Refuse a checkpoint that this run's sharding cannot read, and warn where its meaning may have changed.
+def check(checkpoint: Checkpoint, own: Checkpoint, resizes: bool) -> None:
+    """Refuse a checkpoint that this run cannot take over, and log what of its recipe holds from the next step on.
 
     Args:
+        own: what a checkpoint of this run would be.
         resizes: the sharding can load a checkpoint of another number of processes.
 
     Raises:
-        TrainingError: the checkpoint has another sharding, or another number of processes.
+        TrainingError: the checkpoint is of another base model or sharding, has another number of processes, or was written
+            with other values of fields that a resumed run cannot change.
     """
     where = f"the checkpoint of step {checkpoint.step}"
-    if checkpoint.sharding != sharding:
+    again = "or another checkpoints.name to start over"
+    if checkpoint.sharding != own.sharding:
         raise TrainingError(
-            f"{where}: written under sharding {checkpoint.sharding}, and this run has {sharding}, which does not read it; the "
-            "run does not continue. Choose the same sharding, or another checkpoints.name to start over"
+            f"{where}: written under sharding {checkpoint.sharding}, and this run has {own.sharding}, which does not read it; "
+            f"the run does not continue. Choose the same sharding, {again}"
         )
-    if checkpoint.world_size != world_size and not resizes:
+    if checkpoint.world_size != own.world_size and not resizes:
+        processes = counted(checkpoint.world_size, "process", "processes")
         raise TrainingError(
-            f"{where}: written by {counted(checkpoint.world_size, 'process', 'processes')}, and this run has "
-            f"{world_size}; DeepSpeed cannot repartition its states, and the run does not continue. Choose a shape of "
-            f"{counted(checkpoint.world_size, 'process', 'processes')}, or another checkpoints.name to start over"
+            f"{where}: written by {processes}, and this run has {own.world_size}; DeepSpeed cannot repartition its states, and "
+            f"the run does not continue. Choose a shape of {processes}, {again}"
         )
-    if checkpoint.decisions != decisions:
-        log.warning(
-            "%s: written with another recipe or other data of the same checkpoints.name; continuing with this run's", where
+    if changed := _changed_base(checkpoint, own):
+        raise TrainingError(
+            f"{where}: trained from another base model: {changed}; its steps are not of this one, and the run does not "
+            f"continue. Restore the base that it was trained from, {again}"
+        )
+    differences = changes.between(checkpoint.settings, own.settings) if checkpoint.settings else {}
+    if wrong := changes.refused(differences):
+        raise TrainingError(
+            f"{where}: written with other values of what a resumed run cannot change: {'; '.join(wrong)}; the run does not "
+            f"continue. Write the earlier values, {again}"
         )
     if checkpoint.flytune != __version__:
         log.warning("%s: written by flytune %s, this is %s", where, checkpoint.flytune, __version__)
+    if checkpoint.decisions == own.decisions:
+        return
+    said = list(differences.values()) if checkpoint.settings else ["another recipe or other data"]
+    if checkpoint.decisions.rpartition("-")[2] != own.decisions.rpartition("-")[2]:
+        said.append("other prepared data, which is read from the same position on, and not before it")
+    log.warning("%s: written with %s; this run's hold from step %d on", where, "; ".join(said), checkpoint.step + 1)
+
+
+def _changed_base(checkpoint: Checkpoint, own: Checkpoint) -> str | None:
+    """Return how the base model of a checkpoint is another one than this run's; None if it is not, or if that is unknown."""
+    names = [one.settings.get("model.name_or_path", "") for one in (checkpoint, own)]
+    if checkpoint.base and own.base:
+        is_other = checkpoint.base != own.base
+    else:
+        is_other = bool(checkpoint.settings) and names[0] != names[1]
+    if not is_other:
+        return None
+    if names[0] != names[1]:
+        return f"model.name_or_path: {names[0]}, now {names[1]}"
+    return (
+        f"{names[1]} has the same name, and the content of its weights, of its config.json or of method.adapter has changed "
+        f"({checkpoint.base}, now {own.base})"
+    )
 
 
 def check_resumed(resumed_step: int, step: int, args: Any) -> None:
@@ -185,4 +217,18 @@ def check_resumed(resumed_step: int, step: int, args: Any) -> None:
         raise TrainingError(
             f"rank {args.process_index}: the checkpoint is of step {resumed_step}, and training would resume from {step}; the "
             "run does not continue by itself"
+        )
+
+
+def check_length(resumed_step: int, steps: int) -> None:
+    """Refuse to resume a run of `steps` steps from a later step.
+
+    Raises:
+        TrainingError: the checkpoint is of a later step.
+    """
+    if resumed_step > steps:
+        raise TrainingError(
+            f"the checkpoint is of step {resumed_step}, and with training.max_steps, or num_train_epochs and the prepared "
+            f"data, this run has {counted(steps, 'step')}; its weights would have more steps than the recipe says, and the run "
+            f"does not continue. Write training.max_steps: {resumed_step} or more, or another checkpoints.name to start over"
         )

@@ -1,11 +1,13 @@
 """Asynchronous storing of checkpoints, from the Trainer's folder on this node to the ledger, one at a time."""
 
+import hashlib
+import json
 import logging
 import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,16 +15,18 @@ from typing import Any, Protocol
 
 from flytune import __version__
 from flytune.errors import StorageError
+from flytune.models import Row, base_identity, initial_adapter
+from flytune.objectives import objective_of
 from flytune.recipe import Recipe
 from flytune.records.training import STEPS
 from flytune.sentences import counted
 from flytune.sharding import sharding_of
 from flytune.storage import failure
 from flytune.training import trackers
-from flytune.training.checkpoints import paths, staging
+from flytune.training.checkpoints import changes, paths, staging
 from flytune.training.checkpoints import resume as checkpoints_resume
 from flytune.training.checkpoints.async_save import AsyncSave
-from flytune.training.checkpoints.ledger import Checkpoint
+from flytune.training.checkpoints.ledger import Checkpoint, history_until
 from flytune.training.checkpoints.resume import capture_storage_error, gathered
 from flytune.training.step_log import Recorder
 
@@ -63,9 +67,21 @@ class Saver:
     """Saver of one run's checkpoints on one of its processes. All processes call its methods, in the same order."""
 
     def __init__(
-        self, recipe: Recipe, content_sha256: str, publisher: Callable[[Recipe, str], CheckpointPublisher] | None = None
+        self,
+        recipe: Recipe,
+        content_sha256: str,
+        publisher: Callable[[Recipe, str], CheckpointPublisher] | None = None,
+        scored_rows: Sequence[Row] = (),
     ) -> None:
+        """Make it; eval_loss is computed of `scored_rows`."""
         self.recipe, self.key = recipe, paths.run_key(recipe, content_sha256)
+        self._content_sha256, self._settings = content_sha256, changes.settings_of(recipe)
+        self._scored_on = changes.scored_on(self._settings, scored_rows)
+        self.order = changes.order_of(self._settings, content_sha256)
+        """Key of the data and its order."""
+        self._base, self._history = "", list[tuple[int, str]]()
+        self.scored_since = 0
+        """Step after which all scores of the run are of the same held-out samples."""
         self.home, self.ledger = paths.home_of(recipe, self.key), paths.ledger_of(recipe, self.key)
         self.address: str = self.ledger.storage.address
         """Address of the run's checkpoints and notes."""
@@ -103,6 +119,9 @@ class Saver:
         if attempt is None:
             raise StorageError(f"{problem}; the run does not start")
         self.ledger.begin(attempt)
+        if self.recipe.checkpoints.save_steps or objective_of(self.recipe).draws(self.recipe):
+            self._base = gathered(_base_of(self.recipe) if args.process_index == 0 else "", args)[0]
+        self._history = [(0, changes.trained_with(self._settings, self._base, self._content_sha256))]
         self.folder = staging.open_folder(self.home, attempt, self.node, args.local_process_index == 0)
         args.output_dir = str(self.folder)
 
@@ -121,7 +140,7 @@ class Saver:
             return None
 
         def check(checkpoint: Checkpoint) -> None:
-            checkpoints_resume.check(checkpoint, self.key, self.recipe.sharding.name, self.args.world_size, resizes)
+            checkpoints_resume.check(checkpoint, self._own(checkpoint.step), resizes)
 
         found = checkpoints_resume.newest_complete(self.ledger, self.args, self.folder / RESUMED, check)
         if found is None:
@@ -129,10 +148,25 @@ class Saver:
         checkpoint, folder = found
         self.resumed_step = self.saved_step = checkpoint.step
         self.resumed_seconds, self.resumed_loss = checkpoint.seconds, checkpoint.eval_loss
+        self._continue(checkpoint)
         trackers.resume_runs(checkpoint.trackers)
         if self.args.process_index == 0 and (folder / STEPS).is_file():
             shutil.copy(folder / STEPS, self.folder)
         return folder
+
+    def _continue(self, checkpoint: Checkpoint) -> None:
+        """Continue what a checkpoint says about the steps before it."""
+        earlier = checkpoint.history or [(0, checkpoint.decisions)]
+        own = self._history[-1][1]
+        self._history = earlier if earlier[-1][1] == own else [*earlier, (checkpoint.step, own)]
+        is_same = checkpoint.scored_on == self._scored_on if checkpoint.scored_on else checkpoint.decisions == self.key
+        self.scored_since = checkpoint.scored_since if is_same else checkpoint.step
+
+    def weights_after(self, step: int) -> str:
+        """Return 16 hex digits of all that the weights after `step` follow from, in this attempt and in those before it."""
+        start = changes.started_from(self._settings, self._base)
+        content = json.dumps([start, history_until(step, self._history)])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def save(
         self,
@@ -258,15 +292,22 @@ class Saver:
 
     def _describe(self, step: int, recorder: Recorder, seconds: float) -> Checkpoint:
         scored = recorder.steps[-1].eval_loss if recorder.steps and recorder.steps[-1].step == step else None
+        update = {"eval_loss": scored, "trackers": trackers.run_ids(), "seconds": seconds}
+        return self._own(step).model_copy(update=update)
+
+    def _own(self, step: int) -> Checkpoint:
+        """Return what all checkpoints of this run say, of a step."""
         return Checkpoint(
             step=step,
             attempt=self.ledger.attempt,
             decisions=self.key,
+            settings=self._settings,
+            base=self._base,
+            history=self._history,
+            scored_on=self._scored_on,
+            scored_since=self.scored_since,
             sharding=self.recipe.sharding.name,
             world_size=self.args.world_size,
-            eval_loss=scored,
-            trackers=trackers.run_ids(),
-            seconds=seconds,
             flytune=__version__,
         )
 
@@ -331,7 +372,7 @@ class Saver:
         """
         if self.recipe.checkpoints.export == "last":
             return None
-        return checkpoints_resume.lowest_loss(self.ledger, self.args, self.folder / BEST, self.key, step, loss)
+        return checkpoints_resume.lowest_loss(self.ledger, self.args, self.folder / BEST, self._own(step), loss)
 
     def finish(self) -> None:
         """End the run. Its checkpoints are kept until its artifact is stored (paths.clear)."""
@@ -341,3 +382,9 @@ class Saver:
         if self.args.local_process_index == 0:
             staging.close_folder(self.folder)
             staging.sweep(self.home)
+
+
+def _base_of(recipe: Recipe) -> str:
+    """Return the identity of what training starts from, the base model and method.adapter; empty where it is unknown."""
+    base, adapter = base_identity.identity_of(recipe.model), initial_adapter.weights_sha256(recipe.method)[:16]
+    return f"{base} + {adapter}" if base and adapter else base
