@@ -294,6 +294,7 @@ EXPECTED = {
     "union_tag_invalid": "be {expected_tags}",
     "greater_than": "be greater than {gt}",
     "greater_than_equal": "be {ge} or greater",
+    "multiple_of": "be a multiple of {multiple_of}",
     "less_than": "be less than {lt}",
     "less_than_equal": "be {le} or less",
     "too_short": "have {min_length} or more entries",
@@ -310,6 +311,7 @@ FORMS = {
     r"^[0-9a-f]{64}$": "be a SHA-256 of 64 hexadecimal digits",
     r"^([0-9a-f]{64})?$": "be empty or a SHA-256 of 64 hexadecimal digits",
     r"^(gaussian|pissa|pissa_niter_[1-9]\d{0,3})$": "be 'gaussian', 'pissa' or 'pissa_niter_NUMBER'",
+    r"^[a-z_0-9]+$": "be lower-case letters, digits and underscores",
     "^/": "be an absolute path",
 }
 """Predicates after "must", by the patterns of fields."""

@@ -20,6 +20,7 @@ from flytune.objectives.rollout_steps import Rollouts, evaluated
 from flytune.recipe import Grpo, Recipe
 from flytune.records.figures import LOSS, Figure, of_answers
 from flytune.records.training import ROLLOUTS
+from flytune.rewards import walls_of
 from flytune.rollouts import RolloutLedger
 from flytune.sentences import counted
 from flytune.sharding import sharding_of
@@ -167,6 +168,7 @@ class GroupPolicy(ObjectiveBase):
             f"objective: {self.name}: each step draws {counted(section.group_size, 'answer')} to each of {prompts}, of up to "
             f"{counted(section.max_completion_length, 'token')} each",
             *of_reference[self.reference(recipe)],
+            *walls_of(section),
             *self.dropout_reasons(recipe),
         ]
 

@@ -33,6 +33,9 @@ class RewardFunction(Strict):
     code: Annotated[str, Field(max_length=limits.TEXT)] | None = None
     """Content of the file of one's own that has the function; written `path/to/rewards.py:function`, the file is read."""
 
+    accept_no_wall: bool = False
+    """Permission to run answers (unit_tests) where the kernel has no walls around them (docs/security.md)."""
+
     @model_validator(mode="after")
     def _fields_of_names(self) -> Self:
         if self.code is None and self.name not in OWN:
@@ -47,6 +50,8 @@ class RewardFunction(Strict):
             patterns.require([self.pattern])
         if self.column is not None and self.name not in COLUMNS:
             raise ValueError(f"column: only {', '.join(COLUMNS)} read one; a function gets all columns")
+        if self.accept_no_wall and self.name != "unit_tests":
+            raise ValueError("accept_no_wall: only for unit_tests, which alone runs code of answers; remove it")
         if not self.weight:
             raise ValueError("weight: 0, so that the reward counts for nothing; remove it")
         return self

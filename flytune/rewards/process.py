@@ -13,6 +13,7 @@ from flytune import json_core
 from flytune.errors import RewardError
 from flytune.recipe import Grpo
 from flytune.recipe.rewards import as_json
+from flytune.rewards import walls
 
 _WORKER = Path(__file__).with_name("worker.py")
 _START_SECONDS = 30.0
@@ -30,8 +31,20 @@ class Judged(NamedTuple):
     """Name of the row, for messages."""
 
 
+def walls_of(section: Grpo) -> list[str]:
+    """Return what a plan says of the walls around code of rewards and answers, of which there are none on some machines."""
+    running = [reward for reward in section.rewards if reward.code is not None or reward.name == "unit_tests"]
+    reason = walls.missing() if running else None
+    if reason is None:
+        return []
+    names = ", ".join(reward.name for reward in running)
+    refused = [reward.name for reward in running if reward.code is None and not reward.accept_no_wall]
+    end = "a run here ends before it trains, unless accept_no_wall: true is beside its name" if refused else "that is accepted"
+    return [f"objective.rewards: {names}: this machine's kernel has no walls around their code ({reason}); {end}"]
+
+
 class RewardProcess:
-    """A process without network and with limits, which computes a recipe's rewards; it ends with the one that started it."""
+    """A process behind the kernel's walls and with limits, which computes a recipe's rewards; it ends with its parent."""
 
     def __init__(self, section: Grpo) -> None:
         self._section, self._seconds = section, section.reward_seconds
@@ -53,6 +66,7 @@ class RewardProcess:
                 if stream is not None:
                     stream.close()
             self._process = None
+            walls.hide_memory(False)
 
     def values(self, items: Sequence[Judged]) -> list[list[float]]:
         """Return for each completion the value of each reward, in the recipe's order.
@@ -64,6 +78,12 @@ class RewardProcess:
             return []
         found = self._asked(items)
         for reward, values in zip(self._section.rewards, found, strict=True):
+            if reason := values[-1].get("no_walls"):
+                raise RewardError(
+                    f"objective.rewards: {reward.name} runs code of answers, and nothing of the kernel would hold it back "
+                    f"here: {reason}. Run it where there is a newer kernel, or accept that an answer may do what this process "
+                    "may: write accept_no_wall: true beside its name"
+                )
             if "error" in values[-1]:
                 item = items[len(values) - 1]
                 raise RewardError(
@@ -95,6 +115,8 @@ class RewardProcess:
 
     def _started(self) -> "subprocess.Popen[str]":
         if self._process is None or self._process.poll() is not None:
+            # This process has the run's secrets in its memory and environment.
+            walls.hide_memory()
             # Without this process's environment, which has secrets, and without a site's and a user's own start-up files.
             self._process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-B", str(_WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -147,9 +147,9 @@ _BY_KIND: tuple[tuple[type | tuple[type, ...], Callable[[dict[str, Any], Any], b
 )  # fmt: skip
 
 
-def program(completion: str, tests: Any) -> str:
-    """Return the code of a completion with the unit tests of its row after it: statements, as text or a list."""
+def tests_of(tests: Any) -> str:
+    """Return the unit tests of a row as one text: statements, as text or a list."""
     lines = tests if isinstance(tests, list) else [tests]
     if not lines or not all(isinstance(line, str) and line.strip() for line in lines):
         raise TypeError("tests must be statements (assert ...), as text or as a list of texts")
-    return "\n".join([code_of(completion), *lines])
+    return "\n".join(lines)

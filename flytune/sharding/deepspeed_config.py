@@ -1,5 +1,7 @@
 """DeepSpeed configurations: the keys that the plan reads, with DeepSpeed's defaults (0.19.8), and those that are passed on.
 
+No key but nvme_path names a place: DeepSpeed makes folders and overwrites files wherever a configuration tells it to.
+
 DeepSpeed refuses unknown keys of `zero_optimization`, `fp16` and `bf16`, ignores them everywhere else, and drops every `auto`
 that nothing has filled in. A key that is not here is therefore refused: nothing would use it, or the plan would not count it.
 """
@@ -9,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, StrictBool, ValidationError, create_model
 from pydantic_core import PydanticKnownError
 
+from flytune import limits
 from flytune.recipe import Recipe
 from flytune.schema import Strict, mistakes
 
@@ -23,8 +26,11 @@ Auto = Literal["auto"]
 _LARGEST = 10**15
 """Largest number; 1e14 is used for "all parameters" of a threshold."""
 Count = Annotated[int, Field(ge=0, le=_LARGEST), BeforeValidator(_number)]
+More = Annotated[Count, Field(gt=0)]
 Real = Annotated[float, Field(ge=0, le=_LARGEST), BeforeValidator(_number)]
 Device = Literal["none", "cpu", "nvme"]
+_MOST_SCALE_POWER = 32
+"""Largest initial scale of float16, as a power of 2; DeepSpeed's own overflows above 62."""
 
 _UNPLANNED = "the plan does not count what it changes; remove it"
 _REMOVED = "DeepSpeed 0.19 has removed it; delete the key"
@@ -57,13 +63,15 @@ _ELSEWHERE = {name: advice for advice, names in _REFUSED.items() for name in nam
     "cpu_offload_use_pin_memory": "write pin_memory into offload_optimizer and offload_param",
     "stage3_gather_fp16_weights_on_model_save": "write stage3_gather_16bit_weights_on_model_save",
     "auto_cast": "the Trainer casts inputs itself; remove it",
+    "output_file": "DeepSpeed would overwrite the file; remove it, and the profile is in the log",
 }
 
 
-def _passed_on(switches: str = "", counts: str = "") -> Any:
+def _passed_on(switches: str = "", counts: str = "", positive: str = "") -> Any:
     """Return a model of keys that DeepSpeed alone reads: their types are checked, and their defaults stay DeepSpeed's."""
     fields: dict[str, Any] = dict.fromkeys(switches.split(), (StrictBool, None))
     fields |= dict.fromkeys(counts.split(), (Count, None))
+    fields |= dict.fromkeys(positive.split(), (More, None))
     return create_model("PassedOn", __base__=Strict, __module__=__name__, **fields)
 
 
@@ -72,7 +80,7 @@ class OffloadOptimizer(_passed_on("pin_memory pipeline_read pipeline_write fast_
 
     device: Device = "none"
     nvme_path: str | None = None
-    buffer_count: Count = 4
+    buffer_count: More = 4
 
 
 class OffloadParam(_passed_on("pin_memory")):  # type: ignore[misc]
@@ -80,8 +88,8 @@ class OffloadParam(_passed_on("pin_memory")):  # type: ignore[misc]
 
     device: Device = "none"
     nvme_path: str | None = None
-    buffer_count: Count = 5
-    buffer_size: Count = 100_000_000
+    buffer_count: More = 5
+    buffer_size: More = 100_000_000
     max_in_cpu: Count = 1_000_000_000
 
 
@@ -90,14 +98,15 @@ _ZERO_SWITCHES = """
     stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential ignore_unused_parameters round_robin_gradients
     parameter_alignment memory_efficient_linear override_module_apply log_trace_cache_warnings enable_sanity_checks
     """
-_ZERO_COUNTS = "allgather_bucket_size stage3_max_reuse_distance stage3_module_granularity_threshold"
+_ZERO_COUNTS = "stage3_max_reuse_distance stage3_module_granularity_threshold"
 
 
 class ZeroOptimization(_passed_on(_ZERO_SWITCHES, _ZERO_COUNTS)):  # type: ignore[misc]
     """ZeRO's stage and its sizes, in elements."""
 
     stage: Literal[1, 2, 3]
-    reduce_bucket_size: Annotated[Count, Field(gt=0)] | Auto = 500_000_000
+    reduce_bucket_size: More | Auto = 500_000_000
+    allgather_bucket_size: Annotated[Count, Field(multiple_of=2)] = 500_000_000
     overlap_comm: StrictBool | None = None
     compute_grad_norm: StrictBool = True
     offload_param: OffloadParam = OffloadParam()
@@ -120,11 +129,12 @@ class Bf16(_passed_on("check_grad_overflow")):  # type: ignore[misc]
     enabled: StrictBool | Auto = "auto"
 
 
-class Fp16(_passed_on("consecutive_hysteresis", "initial_scale_power loss_scale_window hysteresis min_loss_scale")):  # type: ignore[misc]
+class Fp16(_passed_on("consecutive_hysteresis", "hysteresis", "loss_scale_window min_loss_scale")):  # type: ignore[misc]
     """Computation in float16, with loss scaling."""
 
     enabled: StrictBool | Auto = "auto"
     loss_scale: Real = 0
+    initial_scale_power: Annotated[Count, Field(le=_MOST_SCALE_POWER)] = 16
 
 
 class NamedBlock(Strict):
@@ -134,13 +144,25 @@ class NamedBlock(Strict):
     params: dict[str, Any] = Field(default={})
 
 
-class Aio(_passed_on("single_submit overlap_events", "block_size queue_depth intra_op_parallelism")):  # type: ignore[misc]
+class CommsLogger(_passed_on("enabled prof_all verbose debug")):  # type: ignore[misc]
+    """Log of the collectives."""
+
+    prof_ops: list[Annotated[str, Field(pattern=r"^[a-z_0-9]+$")]] = Field(default=[], max_length=limits.LISTED)
+
+
+class FlopsProfiler(_passed_on("enabled detailed", "profile_step top_modules")):  # type: ignore[misc]
+    """Print of the operations of a step. DeepSpeed would overwrite any file that output_file names."""
+
+    recompute_fwd_factor: Real = 0
+    module_depth: Annotated[int, Field(ge=-1, le=limits.LISTED), BeforeValidator(_number)] = -1
+
+
+class Aio(_passed_on("single_submit overlap_events", positive="block_size queue_depth intra_op_parallelism")):  # type: ignore[misc]
     """Asynchronous reads and writes of the NVMe disk."""
 
 
 _SWITCHES = """
-    prescale_gradients zero_allow_untested_optimizer zero_force_ds_cpu_optimizer wall_clock_breakdown memory_breakdown
-    dump_state
+    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer wall_clock_breakdown memory_breakdown dump_state
     """
 
 
@@ -159,12 +181,15 @@ class DeepSpeedConfig(_passed_on(_SWITCHES)):  # type: ignore[misc]
     scheduler: NamedBlock | None = None
     aio: Aio = Aio()
     communication_data_type: Literal["fp16", "bf16", "fp32"] | None = None
-    gradient_predivide_factor: Real = 1.0
-    steps_per_print: Count | None = None
-    comms_logger: dict[str, Any] = Field(default={})
-    flops_profiler: dict[str, Any] = Field(default={})
+    gradient_predivide_factor: Annotated[Real, Field(gt=0)] = 1.0
+    prescale_gradients: StrictBool = False
+    steps_per_print: More | None = None
+    comms_logger: CommsLogger = CommsLogger()
+    flops_profiler: FlopsProfiler = FlopsProfiler()
 
 
+_DIVISORS = ("gradient_predivide_factor", "prescale_gradients")
+"""Keys that say when the sum of gradients is divided."""
 _BATCH_KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 
 
@@ -197,8 +222,13 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
     ]
     if zero.stage < 3 and zero.offload_param.device != "none":
         found.append(f"zero_optimization.offload_param: stage {zero.stage} ignores it; only stage 3 shards parameters")
-    if zero.stage != 3 and not zero.compute_grad_norm:
+    if not zero.compute_grad_norm:
         found.append("zero_optimization.compute_grad_norm: false turns clipping off, and training.max_grad_norm asks for it")
+    if zero.stage > 1 and zero.reduce_scatter is not False:
+        changed = [name for name in _DIVISORS if getattr(config, name) != DeepSpeedConfig.model_fields[name].default]
+        found += [
+            f"{name}: DeepSpeed's stage {zero.stage} takes it only with reduce_scatter: false; remove it" for name in changed
+        ]
     fixed = [name for name in _BATCH_KEYS if getattr(config, name) != "auto"]
     if training.auto_find_batch_size and set(fixed) - {"train_batch_size"}:
         found.append(f"{', '.join(sorted(fixed))}: a number, but training.auto_find_batch_size may halve the batch; write auto")

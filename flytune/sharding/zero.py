@@ -1,6 +1,7 @@
 """DeepSpeed ZeRO: optimizer states (1), gradients (2) and parameters (3) are partitioned over the processes."""
 
 import json
+import os
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -51,9 +52,10 @@ class Zero(ShardingBase):
             return "offloads to NVMe, and the shape's disk is none"
         own = [path for path in _nvme_paths(self.content) if path is not None]
         cluster = load_cluster()
-        there = [path for path in own if Path(path).is_relative_to("/tmp") or cluster.volume_at(path, shape.name)]
-        if shape.is_gpu and (foreign := [path for path in own if path not in there]):
-            return f"offloads to nvme_path {foreign[0]}, which no pod has; leave it out for the scratch disk, or mount a volume"
+        # On a person's own machine too: the recipe may be a stranger's, and DeepSpeed writes wherever it is told to.
+        for path in own:
+            if not _is_scratch(path) and not (os.path.normpath(path) == path and cluster.volume_at(path, shape.name)):
+                return f"offloads to nvme_path {path}, which no pod has; leave it out for the scratch disk, or mount a volume"
         return None
 
     def batch_problem(self, micro_batch: int, accumulation: int) -> str | None:
@@ -144,6 +146,12 @@ class Zero(ShardingBase):
     def check(self, trainer: Any) -> str | None:
         stage = trainer.model_wrapped.zero_optimization_stage() if trainer.is_deepspeed_enabled else 0
         return None if stage == self.stage else f"DeepSpeed runs at stage {stage}"
+
+
+def _is_scratch(path: str) -> bool:
+    """Return whether a path is below a folder of temporary files, by its real name."""
+    real = Path(os.path.realpath(path))
+    return any(real.is_relative_to(os.path.realpath(place)) for place in ("/tmp", tempfile.gettempdir()))
 
 
 @cache

@@ -262,6 +262,17 @@ def test_tasks_of_an_artifacts_recipe_may_have_code_and_need_consent(artifact):
     assert reproduction.recipe_of(artifact, trust_remote_code=True).evaluation.include_path == "s3://x/tasks"
 
 
+def test_rewards_of_an_artifacts_recipe_with_code_of_their_own_need_consent(artifact):
+    code = "def own(completion, **columns):\\n    return 1"
+    objective = f'objective:\n  name: grpo\n  rewards: [exact_answer, {{name: own, code: "{code}"}}]\n'
+    change_recipe(artifact, "evaluation:\n", f"{objective}evaluation:\n")
+    with pytest.raises(
+        ExportError, match=r"objective.rewards with code of its own \(own\).*read it first.*--trust-remote-code"
+    ):
+        reproduction.recipe_of(artifact)
+    assert reproduction.recipe_of(artifact, trust_remote_code=True).objective.own_code == ["own"]
+
+
 BASES = {
     "s3://elsewhere/model": "--base ADDRESS",
     "http://elsewhere/model": "--base ADDRESS",

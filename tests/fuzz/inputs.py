@@ -22,6 +22,7 @@ from tests.fuzz import (
     contents,
     conversions,
     decisions,
+    free_form,
     isolation,
     judges,
     places,
@@ -34,7 +35,7 @@ from tests.fuzz.isolation import Outcome, content_of, names_of
 from tests.fuzz.kinds import KINDS, Samples
 
 # By their import.
-_REGISTERED = (artifacts, commands, contents, conversions, decisions, judges, places, plans, prepared, runs, saved)
+_REGISTERED = (artifacts, commands, contents, conversions, decisions, free_form, judges, places, plans, prepared, runs, saved)
 CHUNK = 25
 """Inputs that are drawn together."""
 

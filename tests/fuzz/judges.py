@@ -24,13 +24,22 @@ _WRITES = (
 _FORGES = (
     r"""exec('import os\nfor one in range(3, 99):\n try: os.write(one, b\'{"value": 7.0}\\n\')\n except OSError: pass')""",
 )
-_READS = ("assert open('SECRET').read()", "import pathlib; assert pathlib.Path('SECRET').read_text()")
+_READS = (
+    "assert open('SECRET').read()", "import pathlib; assert pathlib.Path('SECRET').read_text()",
+    "import os; assert os.listdir(os.path.dirname('SECRET'))",
+    "import os; at = os.path.dirname(os.__file__); os.chdir(at); "
+    "assert os.open(os.path.relpath('SECRET', at), 0, dir_fd=os.open(at, 0))",
+)  # fmt: skip
+_EQUALS = "f = type('', (), {'__call__': lambda *_: f, '__eq__': lambda *_: True, '__sub__': lambda *_: 0})()"
+"""An answer that is equal to all, and differs from all by 0."""
+_EXPECTING = ("assert f(1) == 2", "assert abs(f(1) - 2) < 1e-6", "assert f(1) == [2, 3]", "assert sorted([f(1)]) == [2]")
 _RETURNS = ("1", "True", "0.5", "None", "'1'", "float('nan')", "float('inf')", "[]", "1 / 0", "10**400", "completion")
 
 
 def _drawn() -> st.SearchStrategy[tuple[bool, str, str]]:
     lines = st.sampled_from([*_WRITES, *_WRITES, *_READS, *_FORGES, "pass"])
-    return st.tuples(st.booleans(), lines, st.sampled_from(_RETURNS))
+    equal = st.tuples(st.just(True), st.just(_EQUALS), st.sampled_from(_EXPECTING))
+    return st.one_of(*[st.tuples(st.booleans(), lines, st.sampled_from(_RETURNS))] * 5, equal)
 
 
 @kind("reward", lambda samples: _drawn(), share=0.2)
@@ -46,7 +55,9 @@ def check_reward(samples: Samples, given: tuple[bool, str, str], folder: Path) -
     found: list[list[float]] = []
     try:
         with RewardProcess(Grpo.model_validate(section)) as process:
-            found = process.values([Judged("a", completion, {"tests": "assert True"}, "row 1")])
+            found = process.values(
+                [Judged("a", completion, {"tests": returned if line == _EQUALS else "assert True"}, "row 1")]
+            )
     except FlytuneError as error:
         refused = error
     if (folder / "mark").exists():
@@ -57,5 +68,7 @@ def check_reward(samples: Samples, given: tuple[bool, str, str], folder: Path) -
         raise Wrong("the value of a reward is not a finite number")
     if in_answer and found[0][0] not in (0, 1):
         raise Wrong("a program that is judged has written its own value")
+    if found[0][0] and line == _EQUALS:
+        raise Wrong("an answer has said itself what it is equal to")
     if found[0][0] and "SECRET" in str(given[1]):
         raise Wrong("a reward has read a file of the machine")

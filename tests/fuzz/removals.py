@@ -117,17 +117,38 @@ def _unlimited(request: Any) -> None:
         pass
 
 
-def _worker(line: str, other: str) -> Callable[[Path], Path]:
-    """Return what makes a copy of the script that computes rewards, with another line in the place of one."""
+def _worker(**changes: str) -> Callable[[Path], Path]:
+    """Return what makes a copy of the scripts that compute rewards, in which the lines of LINES have others in their place."""
 
     def copied(worker: Path) -> Path:
-        folder, text = Path(tempfile.mkdtemp()), worker.read_text(encoding="utf-8")
-        assert line in text, f"{worker.name} has no line {line!r}"
-        (folder / worker.name).write_text(text.replace(line, other), encoding="utf-8")
-        shutil.copyfile(worker.with_name("shipped.py"), folder / "shipped.py")
+        folder = Path(shutil.copytree(worker.parent, Path(tempfile.mkdtemp()) / "rewards"))
+        text = worker.read_text(encoding="utf-8")
+        for name, other in changes.items():
+            assert text.count(_LINES[name]) == 1, f"{worker.name} has no line {_LINES[name]!r}"
+            text = text.replace(_LINES[name], other)
+        (folder / worker.name).write_text(text, encoding="utf-8")
         return folder / worker.name
 
     return copied
+
+
+_LINES = {
+    "walls": "        walls.put_up()\n    _watch()\n",
+    "programs": "    _posixsubprocess.fork_exec = None  # type: ignore[assignment]\n    sys.addaudithook(hook)",
+    "files": "            _close_all_but(*kept)\n",
+}
+"""Lines of worker.py that protect."""
+_HOOK_ALONE = "        pass\n    _watch()\n"
+
+
+def _comparing_stand_ins(worker: Path) -> Path:
+    """Return a copy of the scripts in which objects of an answer say themselves what they are equal to."""
+    copy = _worker()(worker)
+    calls = copy.with_name("calls.py")
+    line = "    if not is_expected:\n"
+    assert line in calls.read_text(encoding="utf-8")
+    calls.write_text(calls.read_text(encoding="utf-8").replace(line, "    if True:\n"), encoding="utf-8")
+    return copy
 
 
 def _fewer_files(found: Any) -> Any:
@@ -141,6 +162,10 @@ REMOVALS = [
             update={"sharding": self.recipe.sharding.model_copy(update={"config": None})})))))),
     Removal("unknown keys are refused", "flytune/schema.py", ("recipe",), schema(
         ("extra_behavior", "ignore"), ("extra_fields_behavior", "ignore"))),
+    Removal("keys of DeepSpeed are known", "flytune/sharding/deepspeed_config.py", ("free_form",), instead(
+        "flytune.sharding.deepspeed_config:mistakes", returns([]))),
+    Removal("DeepSpeed writes to the scratch disk", "flytune/sharding/zero.py", ("free_form",), instead(
+        "flytune.sharding.zero:_is_scratch", returns(True))),
     Removal("numbers have limits", "flytune/limits.py", ("recipe",), schema(("le", None), ("lt", None))),
     Removal("values that nobody means are refused", "flytune/schema.py", ("recipe", "hardware"), instead(
         "flytune.schema:wrong_values", lambda old: lambda *_: iter(()))),
@@ -250,12 +275,16 @@ REMOVALS = [
         "flytune.inference.prompts:read_part", then(lambda rows: rows[1:]))),
     Removal("a saved data set names no file elsewhere", "flytune/data/saved_folders.py", ("saved",), instead(
         "flytune.data.saved_folders:_check_names", returns(None))),
-    Removal("rewards have limits", "flytune/rewards/worker.py", ("reward",), instead(
-        "flytune.rewards.process:_WORKER", _worker("readable = tuple", "return; readable = tuple"))),
+    Removal("rewards are behind walls and an audit hook", "flytune/rewards/worker.py", ("reward",), instead(
+        "flytune.rewards.process:_WORKER", _worker(walls="        pass\n"))),
+    Removal("rewards are behind the kernel's walls", "flytune/rewards/walls.py", ("reward",), instead(
+        "flytune.rewards.process:_WORKER", _worker(walls=_HOOK_ALONE))),
     Removal("rewards start no program without an event", "flytune/rewards/worker.py", ("reward",), instead(
-        "flytune.rewards.process:_WORKER", _worker("    _posixsubprocess.fork_exec = None", "    pass"))),
+        "flytune.rewards.process:_WORKER", _worker(walls=_HOOK_ALONE, programs="    sys.addaudithook(hook)"))),
     Removal("a judged program has no way to the answers", "flytune/rewards/worker.py", ("reward",), instead(
-        "flytune.rewards.process:_WORKER", _worker("_close_all_but(write)\n            _limit", "_limit"))),
+        "flytune.rewards.process:_WORKER", _worker(files=""))),
+    Removal("what a test expects stays with the tests", "flytune/rewards/calls.py", ("reward",), instead(
+        "flytune.rewards.process:_WORKER", _comparing_stand_ins)),
     Removal("rewards of an artifact run by consent", "flytune/artifacts/reproduction.py", ("sealed",), instead(
         "flytune.recipe.objectives.grpo:Grpo.own_code", lambda old: [])),
     Removal("images of a saved data set are not opened", "flytune/data/saved_folders.py", ("saved",), instead(
