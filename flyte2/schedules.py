@@ -1,20 +1,22 @@
 """Scheduled refreshes as triggers, which are deployed inactive. See docs/schedules.md.
 
-flyte deploy flyte2/schedules.py
+flyte deploy flyte2/schedules.py driver
 
 Add your own here with one call of `scheduled`. Flyte 2's open backend has no policy that leaves a run out while the last one
 goes on: give a schedule more time than a run takes.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import flyte
 from flyte.models import ActionPhase
 from flyte.notify import Email, Notification
+from flyte.remote import Run
 
 from flyte2.driver import driver
 from flyte2.refresh import refresh
+from flyte2.runtime.orchestrator import current
 from flytune.planning import uploads
 from flytune.recipe import Notify, Recipe, read_recipe
 from flytune.registry import refresh as registry_refresh
@@ -38,7 +40,8 @@ def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days
     recipe = read_recipe(RECIPES / recipe_file)
     registry_refresh.check(recipe)
     uploads.refuse(recipe, f"trigger {name}: recipe {recipe.name}")
-    inputs = {"recipe": recipe, "kickoff": flyte.TriggerTime, "accepted": accepted, "days": days}
+    # Not flyte.TriggerTime: the open backend's scheduler gives a run with it that input alone.
+    inputs = {"recipe": recipe, "accepted": accepted, "days": days}
     rules = notifications(recipe.notify) or None
     return flyte.Trigger(name, flyte.Cron(cron), inputs=inputs, auto_activate=False, notifications=rules)
 
@@ -59,6 +62,14 @@ TRIGGERS = (
 
 
 @driver.task(triggers=TRIGGERS)
-async def scheduled_refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int) -> str:
-    """Refresh a model on the data of the `days` before the kickoff."""
-    return await refresh(recipe=recipe, kickoff=kickoff, accepted=accepted, days=days)
+async def scheduled_refresh(recipe: Recipe, accepted: str, days: int) -> str:
+    """Refresh a model on the data of the `days` before the run's start."""
+    return await refresh(recipe=recipe, kickoff=await _start(), accepted=accepted, days=days)
+
+
+async def _start() -> datetime:
+    """Return when this run started, by the control plane: pods of the open backend have 1970-01-01 as `run_start_time`."""
+    if current().is_local():
+        return datetime.now(UTC)
+    run = await Run.get.aio(name=current().run)
+    return run.action.start_time

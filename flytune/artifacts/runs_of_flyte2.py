@@ -4,8 +4,10 @@ Flyte 2 signs no addresses of results: their files are read with this machine's 
 """
 
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flytune.artifacts import failed_runs
 from flytune.artifacts.executions import FAILED, Execution, Made
@@ -20,6 +22,10 @@ _ROOT = "a0"
 _STORE = ".store_artifact"
 """End of the name of the task whose output is the artifact."""
 TEXT = "failure.txt"
+POLL_SECONDS = 5.0
+"""Time between two questions about a run that goes on."""
+_MOST_FAILURES = 120
+"""Questions without an answer after which a run is not followed any more: ten minutes."""
 
 
 def parse(text: str) -> Execution | None:
@@ -54,6 +60,68 @@ def find(config: Path, run: Execution) -> Made:
     todo = "; --failed fetches the report of the failure" * (phase in FAILED)
     nothing = f"{run}: the run is {phase}, and returns nothing{' yet' * (phase not in FAILED)}{todo}"
     raise ExportError("\n  ".join([nothing, *left]))
+
+
+class Outcome(NamedTuple):
+    """End of a run."""
+
+    is_success: bool
+    text: str
+    """Its phase, and the error that ended it."""
+
+
+def is_known(config: Path, run: Execution) -> bool:
+    """Return whether the control plane knows a run, or does not answer; False if it says that there is none."""
+    try:
+        with flyte2.connected(config, run.project, run.domain, run.name):
+            from flyte.remote import ActionDetails
+
+            ActionDetails.get(run_name=run.name, name=_ROOT)
+    except ExportError as error:
+        return "NOT_FOUND" not in str(error)
+    return True
+
+
+def follow(config: Path, run: Execution, show: Callable[[str], None]) -> Outcome:
+    """Show each change of a run's actions until the run has ended.
+
+    The control plane is asked again and again: streams of the open backend end after half a minute.
+
+    Raises:
+        ExportError: it has not answered _MOST_FAILURES times in a row.
+    """
+    phases, failures = dict[str, str](), 0
+    while True:
+        try:
+            with flyte2.connected(config, run.project, run.domain, run.name):
+                outcome = _changes(run, phases, show)
+            failures = 0
+        except ExportError as error:
+            failures, outcome = failures + 1, None
+            if failures == _MOST_FAILURES:
+                raise
+            if failures == 1:
+                show(f"{error}; asked again, the run goes on by itself")
+        if outcome is not None:
+            return outcome
+        time.sleep(POLL_SECONDS)
+
+
+def _changes(run: Execution, phases: dict[str, str], show: Callable[[str], None]) -> Outcome | None:
+    """Show the actions whose phases are not those of `phases`, and note them there; return how the run has ended."""
+    from flyte.remote import Action, ActionDetails
+
+    for action in Action.listall(for_run_name=run.name):
+        phase = action.phase.name
+        if action.name != _ROOT and phases.get(action.name) != phase:
+            phases[action.name] = phase
+            show(f"{(action.task_name or action.name).rpartition('.')[2]}: {phase.lower()}")
+    root = ActionDetails.get(run_name=run.name, name=_ROOT)
+    phase = root.phase.name
+    if phase not in {"SUCCEEDED", *FAILED}:
+        return None
+    error = root.error_message if phase in FAILED else ""
+    return Outcome(phase == "SUCCEEDED", f"{phase.lower()}: {error}" if error else phase.lower())
 
 
 def _left(run: Execution) -> list[str]:

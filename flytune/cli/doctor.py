@@ -12,7 +12,7 @@ from flytune.console import tables
 from flytune.doctor import Finding, admin, control_plane, finding, flyte2, kube, laptop
 from flytune.dryrun import confirm
 from flytune.errors import FlytuneError, RecipeError
-from flytune.hardware import load_cluster, load_shapes, shape_named
+from flytune.hardware import SecretKey, Secrets, load_cluster, load_shapes, shape_named
 from flytune.planning import evaluation_shape, folders, planner
 from flytune.recipe import read_recipe
 
@@ -37,6 +37,14 @@ def run(options: argparse.Namespace) -> int:
     return int(any(found.level == "FAIL" for found in findings))
 
 
+def _secrets() -> list[SecretKey]:
+    """Return the secrets that cluster.yaml names; none where it cannot be read, which is a finding of its own."""
+    try:
+        return load_cluster().secrets.all
+    except FlytuneError:
+        return []
+
+
 def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     second = flyte2.config_file()
     if not options.remote:
@@ -49,7 +57,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
             yield from admin.local(control_plane.config_file())
         return
     if second is not None:
-        yield from flyte2.findings(second, options.project, options.domain, only_reach=options.reach)
+        yield from flyte2.findings(second, options.project, options.domain, options.reach, _secrets())
     else:
         config = control_plane.config_file()
         yield from admin.findings(config, options.project, options.domain, only_reach=options.reach)
@@ -60,6 +68,9 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     if any(found.level == "FAIL" for found in read):
         return
     namespace, cluster = f"{options.project}-{options.domain}", load_cluster()
+    if second is not None:
+        # Flyte 2 has secrets of its own, which were checked above.
+        cluster = cluster.model_copy(update={"secrets": Secrets()})
     if options.recipe is None:
         yield from kube.findings(namespace, load_shapes(), cluster)
         return

@@ -4,11 +4,16 @@ import argparse
 import os
 import shlex
 import shutil
+import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 from flytune import files
+from flytune.artifacts import runs_of_flyte2
+from flytune.artifacts.executions import Execution
 from flytune.console import step_lines
+from flytune.doctor import flyte2
 from flytune.errors import RecipeError
 from flytune.recipe import read_recipe
 
@@ -19,12 +24,44 @@ _OPTIONS = {"project": "--project", "domain": "--domain", "name": "--name"}
 def run(options: argparse.Namespace) -> int:
     """Print the command of pyflyte, or of Flyte 2's flyte, that runs a recipe or a sweep of it, and become that command."""
     read_recipe(options.recipe)  # its mistakes are known at once; pyflyte takes seconds to start
+    if options.flyte2 and options.remote:
+        # By it the run is found again, whatever becomes of its log.
+        options.name = options.name or f"f{uuid.uuid4().hex[:19]}"
     arguments = command_of_flyte_2(options) if options.flyte2 else command(options)
     program = _program_of_flyte_2() if options.flyte2 else _program()
     step_lines.show(f"$ {shlex.join([Path(program).name, *arguments])}")
     sys.stdout.flush()
+    if options.flyte2 and options.remote:
+        return _follow([program, *arguments], options)
     # In place of this process: it has the terminal, its signals and its exit code.
     os.execv(program, [program, *arguments])
+
+
+def _follow(command: list[str], options: argparse.Namespace) -> int:
+    """Submit a run of Flyte 2, and return its exit code once the run has ended: 0 if it has succeeded.
+
+    `flyte run --follow` shows the log for as long as the backend streams it, half a minute on the open one, and fails then.
+    """
+    name, config = options.name, flyte2.config_file()
+    try:
+        code = subprocess.run(command, check=False).returncode
+        if config is None:
+            return code
+        project, domain = flyte2.scope(config)
+        run = Execution(options.project or project, options.domain or domain, name)
+        if not runs_of_flyte2.is_known(config, run):
+            return code
+        outcome = runs_of_flyte2.follow(config, run, step_lines.show)
+    except KeyboardInterrupt:
+        step_lines.show(
+            f"run {name} goes on: `flyte get action {name}` shows it, `flyte abort run {name}` ends it, and "
+            f"`flytune fetch {name} OUT` fetches what it has made"
+        )
+        return 130
+    step_lines.show(f"run {name}: {outcome.text}")
+    if outcome.is_success:
+        step_lines.show(f"`flytune fetch {name} OUT` fetches what it has made")
+    return int(not outcome.is_success)
 
 
 def command(options: argparse.Namespace) -> list[str]:

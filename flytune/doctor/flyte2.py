@@ -2,7 +2,7 @@
 
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
@@ -13,6 +13,7 @@ from flytune import patches, yaml_core
 from flytune.doctor import storage
 from flytune.doctor.finding import Finding, fail, ok
 from flytune.errors import ExportError, chain
+from flytune.hardware import SecretKey
 
 _SECONDS = 10.0
 _SECTIONS = {"task", "image", "local"}
@@ -32,6 +33,13 @@ def config_file() -> Path | None:
     return None
 
 
+def scope(config: Path) -> tuple[str, str]:
+    """Return the project and the domain that a configuration names, or Flyte's own."""
+    task = _content(config).get("task")
+    named = task if isinstance(task, Mapping) else {}
+    return str(named.get("project", "flytesnacks")), str(named.get("domain", "development"))
+
+
 def _content(file: Path) -> Mapping[str, Any]:
     try:
         content = yaml_core.load(file.read_text(encoding="utf-8"))
@@ -40,8 +48,10 @@ def _content(file: Path) -> Mapping[str, Any]:
     return content if isinstance(content, Mapping) else {}
 
 
-def findings(config: Path, project: str, domain: str, only_reach: bool = False) -> Iterator[Finding]:
-    """Check the control plane, the project and the storage; stop after a failure that prevents further checks."""
+def findings(
+    config: Path, project: str, domain: str, only_reach: bool = False, secrets: Sequence[SecretKey] = ()
+) -> Iterator[Finding]:
+    """Check the control plane, the project, the storage and the secrets; stop after a failure that prevents further checks."""
     if importlib.util.find_spec("flyte") is None:
         yield fail("flyte config", f"{config}: Flyte 2, whose SDK is not installed", INSTALL)
         return
@@ -50,7 +60,7 @@ def findings(config: Path, project: str, domain: str, only_reach: bool = False) 
     made: list[Finding] = []
 
     def check() -> None:
-        made.extend(_findings(config, project, domain, only_reach))
+        made.extend(_findings(config, project, domain, only_reach, secrets))
 
     thread = Thread(target=check, daemon=True)
     thread.start()
@@ -61,7 +71,7 @@ def findings(config: Path, project: str, domain: str, only_reach: bool = False) 
         yield fail("control plane", f"did not answer in {2 * _SECONDS:.0f} s", do)
 
 
-def _findings(config: Path, project: str, domain: str, only_reach: bool) -> Iterator[Finding]:
+def _findings(config: Path, project: str, domain: str, only_reach: bool, secrets: Sequence[SecretKey]) -> Iterator[Finding]:
     from flyte.remote import Project
 
     try:
@@ -79,8 +89,25 @@ def _findings(config: Path, project: str, domain: str, only_reach: bool) -> Iter
                 return
             yield ok("project", f"{project}, domain {domain}")
             yield _storage(project, domain)
+            yield from _secrets(secrets)
     except Exception as error:  # noqa: BLE001 (the SDK and its libraries have many)
         yield fail("control plane", _line(error), _advice(error))
+
+
+def _secrets(secrets: Sequence[SecretKey]) -> Iterator[Finding]:
+    """Check that Flyte 2 has the secrets of cluster.yaml, which it finds by their keys; it reads none of Kubernetes' own."""
+    if not secrets:
+        return
+    from flyte.remote import Secret
+
+    known = {secret.name for secret in Secret.listall()}
+    for secret in secrets:
+        what = f"secret for {secret.env_var}"
+        if secret.key in known:
+            yield ok(what, f"{secret.key} (value not shown)")
+        else:
+            do = f"`flyte create secret {secret.key}`; a pod that asks for it is not started without"
+            yield fail(what, f"Flyte 2 has no secret {secret.key}", do)
 
 
 def _storage(project: str, domain: str) -> Finding:

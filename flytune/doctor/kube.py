@@ -51,7 +51,7 @@ def _facts(client: Any, namespace: str, cluster: Cluster) -> Kubernetes:
     core = CoreV1Api(client)
     nodes: Any = core.list_node(_request_timeout=_SECONDS).items
     definitions: Any = ApiextensionsV1Api(client).list_custom_resource_definition(_request_timeout=_SECONDS).items
-    named = {one.group for one in (*cluster.secrets.hub, *cluster.secrets.tracking, *cluster.secrets.notify) if one.group}
+    named = {secret.group for secret in cluster.secrets.all if secret.group}
     return Kubernetes(
         address=client.configuration.host,
         resources=[one.metadata.name for one in definitions],

@@ -168,7 +168,7 @@ def _gang(found: Kubernetes, name: str) -> Finding:
 
 
 def _secrets(found: Kubernetes, cluster: Cluster) -> Iterator[Finding]:
-    for one in (*cluster.secrets.hub, *cluster.secrets.tracking, *cluster.secrets.notify):
+    for one in cluster.secrets.all:
         what = f"secret for {one.env_var}"
         if one.group is None:
             yield ok(what, f"key {one.key} without a group: a secret of Union, not of Kubernetes; not checked")

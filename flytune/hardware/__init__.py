@@ -1,13 +1,15 @@
 """Shapes, accelerators, networks, the cluster."""
 
 from flytune.hardware.accelerators import Accelerator, accelerator_named, load_accelerators
-from flytune.hardware.cluster import Cluster, load_cluster
+from flytune.hardware.cluster import Cluster, SecretKey, Secrets, load_cluster
 from flytune.hardware.shapes import Shape, load_shapes, shape_named
 from flytune.hardware.volumes import Volume
 
 __all__ = [
     "Accelerator",
     "Cluster",
+    "SecretKey",
+    "Secrets",
     "Shape",
     "Volume",
     "accelerator_named",

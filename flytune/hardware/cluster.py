@@ -36,6 +36,11 @@ class Secrets(Strict):
     notify: list[SecretKey] = Field(default=[])
     """Tasks that send notifications of a run's end."""
 
+    @property
+    def all(self) -> list[SecretKey]:
+        """All secrets, of every kind of task."""
+        return [*self.hub, *self.tracking, *self.notify]
+
 
 class PodSecurity(Strict):
     """Restrictions of all pods; a cluster where a part does not work switches that part off."""

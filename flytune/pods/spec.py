@@ -15,6 +15,8 @@ GRACE_SECONDS = 30.0
 """Seconds from SIGTERM to SIGKILL of a rank: torchelastic's, which cannot be configured, and Kubernetes' default."""
 NODE = "FLYTUNE_NODE"
 """Variable of a pod with the name of its node."""
+NAMESPACE = "FLYTUNE_NAMESPACE"
+"""Variable of a pod with its namespace: Flyte 1 has one for each project and domain, Flyte 2's open backend one for all."""
 RETRIES = "FLYTUNE_RETRIES"
 """Variable of a pod with the number of attempts after the first."""
 SCRATCH = "/scratch"
@@ -42,12 +44,12 @@ def annotations(shape: Shape, cluster: Cluster) -> dict[str, str]:
 
 def of_light_task(cluster: Cluster, image: Image, environment: Mapping[str, str]) -> Any:
     """Return the V1PodSpec of a light task: its volumes of cluster.yaml, its variables, and its security."""
-    from kubernetes.client import V1Container, V1EnvVar, V1PodSpec
+    from kubernetes.client import V1Container, V1PodSpec
 
     mounted = cluster.volumes_of(None)
     container = V1Container(
         name=PRIMARY,
-        env=[V1EnvVar(name=name, value=value) for name, value in environment.items()] or None,
+        env=[*_variables(environment), _of_pod(NAMESPACE, "metadata.namespace")],
         volume_mounts=[volumes.mount(volume) for volume in mounted] or None,
     )
     spec = V1PodSpec(containers=[container], volumes=[volumes.source(volume) for volume in mounted] or None)
@@ -56,12 +58,16 @@ def of_light_task(cluster: Cluster, image: Image, environment: Mapping[str, str]
 
 def of_shape(shape: Shape, cluster: Cluster, image: Image) -> Any:
     """Return the V1PodSpec of one node."""
-    from kubernetes.client import V1Container, V1EmptyDirVolumeSource, V1EnvVar, V1PodSpec, V1Volume, V1VolumeMount
+    from kubernetes.client import V1Container, V1EmptyDirVolumeSource, V1PodSpec, V1Volume, V1VolumeMount
 
     mounted = cluster.volumes_of(shape.name)
     container = V1Container(
         name=PRIMARY,
-        env=[*(V1EnvVar(name=name, value=value) for name, value in _environment(shape).items()), _node_name()],
+        env=[
+            *_variables(_environment(shape)),
+            _of_pod(NODE, "spec.nodeName"),
+            _of_pod(NAMESPACE, "metadata.namespace"),
+        ],
         # Not Flyte's Resources: they have no network devices, and would replace these.
         resources=_resources(shape, cluster),
         volume_mounts=[
@@ -104,12 +110,17 @@ def _resources(shape: Shape, cluster: Cluster) -> Any:
     return V1ResourceRequirements(requests=requests, limits=dict(requests))
 
 
-def _node_name() -> Any:
-    """Return the variable with the name of the pod's node, which the kubelet sets."""
+def _variables(environment: Mapping[str, str]) -> list[Any]:
+    from kubernetes.client import V1EnvVar
+
+    return [V1EnvVar(name=name, value=value) for name, value in environment.items()]
+
+
+def _of_pod(name: str, field: str) -> Any:
+    """Return the variable with a field of the pod, which the kubelet sets."""
     from kubernetes.client import V1EnvVar, V1EnvVarSource, V1ObjectFieldSelector
 
-    source = V1EnvVarSource(field_ref=V1ObjectFieldSelector(field_path="spec.nodeName"))
-    return V1EnvVar(name=NODE, value_from=source)
+    return V1EnvVar(name=name, value_from=V1EnvVarSource(field_ref=V1ObjectFieldSelector(field_path=field)))
 
 
 def _environment(shape: Shape) -> dict[str, str]:

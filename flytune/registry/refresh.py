@@ -21,6 +21,8 @@ from flytune.row_names import ANSWERS
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
+_FIRST_YEAR = 2020
+"""Year before which there was no Flyte; a platform that knows no time says 1970."""
 
 
 class RefreshDecision(NamedTuple):
@@ -46,6 +48,11 @@ def decide(recipe: Recipe, kickoff: datetime, address: str, days: int) -> Refres
         DataError, AcceptedError: an address cannot be read.
     """
     check(recipe)
+    if kickoff.year < _FIRST_YEAR:
+        raise RecipeError(
+            f"recipe {recipe.name}: kickoff: {kickoff:%Y-%m-%d}: the platform has not said when the run began; "
+            "nothing was trained or skipped: run it with --kickoff"
+        )
     window = windows.render(recipe, kickoff, days)
     decisions = history.decisions_at(address)
     accepted = history.current(decisions)

@@ -4,15 +4,12 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from flytune.failures import Failure, FailureText, task_name
 from flytune.failures.table import RETRIES
 from flytune.pods import spec
 from flytune.training import PhaseNotes, earlier_attempts, phase_notes
-
-_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def text_of(failure: Failure, is_alone: bool = False, task: str = "", here: str = "") -> FailureText:
@@ -40,7 +37,7 @@ def log_lines() -> tuple[str, ...]:
         return ()
     pod = os.environ.get("HOSTNAME", "")
     by_default = "-".join(os.environ.get(f"FLYTE_INTERNAL_EXECUTION_{part}", "") for part in ("PROJECT", "DOMAIN"))
-    namespace = _NAMESPACE.read_text(encoding="ascii").strip() if _NAMESPACE.exists() else by_default
+    namespace = os.environ.get(spec.NAMESPACE) or by_default
     lines = [f"log: kubectl logs --namespace {namespace} {pod}"] if pod else []
     if address := os.environ.get("FLYTE_EXECUTION_URL"):
         lines.append(f"console: {address}")

@@ -119,14 +119,16 @@ def start(function: Callable[..., Any], nodes: int, processes: int, forks: bool,
 
     if processes > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    endpoint = os.environ.get("PET_RDZV_ENDPOINT", "")
     config = LaunchConfig(
-        run_id=os.environ.get("PET_RDZV_ID", uuid.uuid4().hex),
+        # The same on all nodes. On Flyte 2 nobody sets the first one, and the endpoint names job and attempt.
+        run_id=os.environ.get("PET_RDZV_ID") or endpoint or uuid.uuid4().hex,
         min_nodes=nodes,
         max_nodes=nodes,
         nproc_per_node=processes,
         rdzv_backend="c10d",
         rdzv_configs=rendezvous_seconds(load_cluster()),
-        rdzv_endpoint=os.environ.get("PET_RDZV_ENDPOINT", "localhost:0"),
+        rdzv_endpoint=endpoint or "localhost:0",
         max_restarts=0,
         monitor_interval=MONITOR_SECONDS,
         start_method="fork" if forks else "spawn",

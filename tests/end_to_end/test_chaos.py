@@ -44,7 +44,9 @@ def test_differences_are_reported(change, said):
         raise AssertionError("; ".join(checking.differences(found, UNDISTURBED)))
 
 
-@pytest.mark.parametrize(("on_s3", "kinds"), [(True, KILLS | LIVES | CHANGES | ON_S3), (False, KILLS | LIVES | CHANGES | ON_DISK)])
+@pytest.mark.parametrize(
+    ("on_s3", "kinds"), [(True, KILLS | LIVES | CHANGES | ON_S3), (False, KILLS | LIVES | CHANGES | ON_DISK)]
+)
 def test_kinds_of_faults_are_equally_frequent_and_the_same_for_a_seed(on_s3, kinds):
     draws = [[bag.next(on_s3) for _ in range(2 * len(kinds))] for bag in (Bag(random.Random("1")), Bag(random.Random("1")))]
     assert draws[0] == draws[1]

@@ -37,12 +37,14 @@ def test_a_pod_s_error_reaches_the_console_as_our_text(inputs, tmp_path, monkeyp
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_PROJECT", "p")
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_DOMAIN", "d")
     monkeypatch.setenv("HOSTNAME", "abc-n0-0")
+    # The pod's own, which is not PROJECT-DOMAIN everywhere.
+    monkeypatch.setenv("FLYTUNE_NAMESPACE", "flyte")
     recipe = Recipe.model_validate(tiny_recipe(*inputs, {"method": "full", "sharding": "device_map"}))
     error = pod(make_plan, tmp_path / "plan", recipe=recipe).error
     first, *others = error.message.partition("\n\n")[0].splitlines()
     assert first.startswith("make_plan failed: ")
     assert "method full with sharding device_map: a 16-bit model spread by layers" in error.message.partition("what to do: ")[0]
-    assert others[-2:] == ["what to do: as the message says", "log: kubectl logs --namespace p-d abc-n0-0"]
+    assert others[-2:] == ["what to do: as the message says", "log: kubectl logs --namespace flyte abc-n0-0"]
     assert error.message.partition("\n\n")[2].startswith("Traceback (most recent call last):")
 
 

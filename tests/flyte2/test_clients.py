@@ -17,6 +17,7 @@ from flytune.artifacts.executions import Execution
 from flytune.cli import main
 from flytune.doctor import flyte2
 from flytune.errors import ExportError
+from flytune.hardware import SecretKey
 from tests.support.flyte2_actions import BUCKET, FAILED, PREFIX, RUNNING, SUCCEEDED, Action
 from tests.support.flyte2_plane import DOMAIN, ORG, PROJECT, configured, plane2
 from tests.support.recipes import content
@@ -118,6 +119,19 @@ def test_the_doctor_checks_control_plane_project_and_storage(home, plane):
     assert found[3][2].startswith(f"accepts uploads: s3://{BUCKET}/")
     # The SDK's own are not left behind.
     assert fsspec.get_filesystem_class("s3") is before
+
+
+def test_secrets_are_flyte_2_s_own_found_by_their_keys(home, plane, monkeypatch):
+    keys = [
+        SecretKey(env_var=name, group="flytune", key=key) for name, key in (("HF_TOKEN", "hub"), ("WANDB_API_KEY", "wandb"))
+    ]
+    monkeypatch.setattr(plane, "secrets", {"hub"})
+    found = list(flyte2.findings(flyte2.config_file(), PROJECT, DOMAIN, secrets=keys))[-2:]
+    assert [(one.level, one.said) for one in found] == [
+        ("OK", "hub (value not shown)"),
+        ("FAIL", "Flyte 2 has no secret wandb"),
+    ]
+    assert "`flyte create secret wandb`" in found[1].do
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,11 @@ def test_a_run_goes_from_the_command_through_a_killed_pod_to_an_artifact_that_is
         settings = {"HOME": str(tmp_path), "FLYTECTL_CONFIG": str(configured(plane, tmp_path))}
         environment = os.environ | plane.storage | settings
         killed = killed_after_a_save(plane)
-        assert "Created Run: first" in flytune("run", tmp_path / "recipe.yaml", "--flyte2", "--remote", "--name", "first")
+        said = flytune("run", tmp_path / "recipe.yaml", "--flyte2", "--remote", "--name", "first")
+        assert "Created Run: first" in said
+        # The log's stream ends long before the run.
+        assert "train: succeeded" in said
+        assert "run first: succeeded" in said
         actions = {one.task.rpartition(".")[2]: one for one in plane.executor.of_run("first")}
         assert {one.phase for one in actions.values()} == {SUCCEEDED}, [one.error for one in actions.values() if one.error]
         assert killed

@@ -1,9 +1,12 @@
 """Submissions by the SDK's own client to a stand-in of its control plane, which starts no pods here."""
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import flyte
@@ -14,12 +17,14 @@ from connectrpc.errors import ConnectError
 from flyteidl2.task.common_pb2 import Inputs
 
 from flyte2.runtime.face import TASKS
+from flyte2.runtime.orchestrator import Flyte2
 from flytune.errors import RecipeError, StorageError
 from flytune.recipe import read_recipe
-from tests.support.flyte2_actions import ETCD
+from tests.support.flyte2_actions import ETCD, QUEUED
 from tests.support.flyte2_plane import configured, plane2
 from tests.support.paths import ROOT
 from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +137,30 @@ def test_every_task_and_trigger_is_deployed_by_the_sdk_far_below_the_limit_of_et
     assert {one.name for one in TASKS.values()} | {schedules.scheduled_refresh.name} <= names
     assert max(spec.ByteSize() for spec in plane.tasks.values()) < ETCD / 50
     assert {name: one.spec.active for name, one in plane.triggers.items()} == {"nightly": False, "weekly": False}
+
+
+def test_a_trigger_starts_a_run_with_all_inputs_whose_kickoff_is_its_start(connected, plane, monkeypatch):
+    from flyte2 import schedules
+    from flyte2.driver import driver
+
+    flyte.deploy(driver, version="v3", copy_style="none")
+    run = plane.fire("nightly", datetime(2026, 11, 21, 2, tzinfo=UTC))
+    assert inputs_of(plane, run).keys() == {"recipe", "accepted", "days"}
+    monkeypatch.setattr(schedules, "current", lambda: Flyte2("s3://raw", run=run))
+    assert asyncio.run(schedules._start()) == plane.executor.of_run(run)[0].started
+
+
+@pytest.mark.journey
+def test_ctrl_c_leaves_the_submitted_run_alone_and_says_how_to_look_at_it(plane, place):
+    settings = {"HOME": str(place), "FLYTECTL_CONFIG": str(configured(plane, place)), "FLYTE_DISABLE_TELEMETRY": "1"}
+    command = ["run", str(written(place)), "--flyte2", "--remote", "--name", "left"]
+    with subprocess.Popen(
+        [str(Path(sys.executable).with_name("flytune")), *command], cwd=ROOT, env=os.environ | settings, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        until(lambda: plane.calls.count("ListActions") > 0)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.stdout.read()
+    assert process.returncode == 130, said
+    assert "run left goes on: `flyte get action left` shows it, `flyte abort run left` ends it" in said
+    assert [action.phase for action in plane.executor.of_run("left")] == [QUEUED]

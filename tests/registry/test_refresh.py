@@ -39,6 +39,12 @@ def place(tmp_path):
     return tmp_path, Recipe.model_validate(recipe)
 
 
+def test_a_kickoff_that_no_schedule_had_is_an_error_and_no_skip(place):
+    # What a pod of Flyte 2's open backend has as its run's start: its window would have no data, and the run end green.
+    with pytest.raises(RecipeError, match="kickoff: 1970-01-01: the platform has not said when the run began"):
+        decide(place, kickoff=datetime(1970, 1, 1, tzinfo=UTC))
+
+
 def decide(place, recipe=None, kickoff=KICKOFF, days=1):
     return registry_refresh.decide(recipe or place[1], kickoff, str(place[0] / "accepted"), days)
 

@@ -7,16 +7,20 @@ each action's own; the base of the run has none.
 
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from flyteidl2.common import identifier_pb2, phase_pb2
 from flyteidl2.core import execution_pb2
+from flyteidl2.plugins.kubeflow.pytorch_pb2 import DistributedPyTorchTrainingTask
 from flyteidl2.task import task_definition_pb2
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.json_format import MessageToDict, ParseDict
 
 ETCD = 1_500_000
 """Bytes that etcd stores of an object."""
@@ -42,10 +46,19 @@ class Action:
     outputs: str = ""
     error: execution_pb2.ExecutionError | None = None
     pod: subprocess.Popen | None = None
+    """Its pod; of a job that of the first worker."""
+    peers: list = field(default_factory=list)
+    """Pods of a job's other workers."""
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
     was_cached: bool = False
     version: int = 0
     """Number of its changes."""
     logs: list = field(default_factory=list)
+
+    @property
+    def pods(self):
+        """All of its pods."""
+        return [self.pod, *self.peers] if self.pod else []
 
     @property
     def task(self):
@@ -85,15 +98,15 @@ class Executor:
         """End all actions of a run, or one."""
         for action in [one for one in self.of_run(run) if name in ("", one.id.name)]:
             self._end(action, ABORTED, error=execution_pb2.ExecutionError(code="Aborted", message=reason))
-            if action.pod is not None:
-                action.pod.kill()
+            for pod in action.pods:
+                pod.kill()
 
     def close(self):
         """End all pods."""
         for action in self.actions.values():
-            if action.pod is not None:
-                action.pod.kill()
-                action.pod.wait()
+            for pod in action.pods:
+                pod.kill()
+                pod.wait()
 
     def _run(self, action):
         if action.cache_key and (known := self.cache.get(action.cache_key)):
@@ -131,17 +144,34 @@ class Executor:
             "{{.prevCheckpointPrefix}}": "",
         }
         command = [values.get(one, one) for one in _container(action.spec.task_template)["args"]]
-        log = folder / "log.txt"
-        action.logs.append(log)
-        with log.open("wb") as out:
-            action.pod = subprocess.Popen(
-                [str(Path(sys.executable).with_name(command[0])), *command[1:]],
-                cwd=folder,
-                env=self.environment | _names(action) | {"FLYTE_ATTEMPT_NUMBER": str(action.attempt - 1), "HOME": str(folder)},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        return action.pod.wait()
+        environment = self.environment | _names(action) | {"FLYTE_ATTEMPT_NUMBER": str(action.attempt - 1), "HOME": str(folder)}
+        count, rendezvous = _rendezvous(action)
+        pods = []
+        for number in range(count):
+            log = folder / (f"log-{number}.txt" if number else "log.txt")
+            if number == 0:
+                action.logs.append(log)
+            with log.open("wb") as out:
+                pods.append(
+                    subprocess.Popen(
+                        [str(Path(sys.executable).with_name(command[0])), *command[1:]],
+                        cwd=folder,
+                        env=environment | rendezvous,
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        action.pod, *action.peers = pods
+        return self._first_end(pods)
+
+    def _first_end(self, pods):
+        """Return the exit code of the worker that ends first, with which a job ends; the others get SIGTERM then."""
+        with ThreadPoolExecutor(len(pods)) as pool:
+            waits = {pool.submit(pod.wait) for pod in pods}
+            first = next(iter(wait(waits, return_when=FIRST_COMPLETED).done))
+            for pod in pods:
+                pod.terminate()
+            return first.result()
 
     def _error(self, prefix, code):
         """Return the error of an attempt, None if it has succeeded, and whether another attempt may follow."""
@@ -164,6 +194,24 @@ class Executor:
     def _end(self, action, phase, outputs="", error=None):
         if action.phase not in ENDED:
             self._set(action, phase=phase, outputs=outputs, error=error)
+
+
+def _rendezvous(action):
+    """Return the number of pods, and the variables that the training operator sets: PET_RDZV_ID is none of them."""
+    template = action.spec.task_template
+    if template.type != "pytorch":
+        return 1, {}
+    job = ParseDict(MessageToDict(template.custom), DistributedPyTorchTrainingTask())
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    return job.worker_replicas.replicas, {
+        "PET_RDZV_ENDPOINT": f"localhost:{port}",  # on a cluster: JOB-ATTEMPT-worker-0:23456
+        "PET_RDZV_BACKEND": job.elastic_config.rdzv_backend,
+        "PET_NNODES": f"{job.elastic_config.min_replicas}:{job.elastic_config.max_replicas}",
+        "PET_NPROC_PER_NODE": str(job.elastic_config.nproc_per_node),
+        "PET_MAX_RESTARTS": str(job.elastic_config.max_restarts),
+    }
 
 
 def _container(template):

@@ -19,6 +19,8 @@ from flyteidl2.common import identifier_pb2, run_pb2
 from flyteidl2.dataproxy import dataproxy_service_connect, dataproxy_service_pb2
 from flyteidl2.logs.dataplane import payload_pb2
 from flyteidl2.project import project_service_connect, project_service_pb2
+from flyteidl2.secret import definition_pb2, secret_connect
+from flyteidl2.secret import payload_pb2 as secret_payload_pb2
 from flyteidl2.task import common_pb2, task_definition_pb2, task_service_connect, task_service_pb2
 from flyteidl2.workflow import run_definition_pb2, run_service_connect, run_service_pb2, state_service_pb2
 from werkzeug.serving import WSGIRequestHandler, make_server
@@ -58,6 +60,8 @@ class Plane:
         self._s3 = s3
         self.manners, self.calls, self.token = {}, [], ""
         self.tasks, self.triggers, self.uploads, self.runs = {}, {}, [], {}
+        self.secrets = set()
+        """Names of the secrets that `flyte create secret` has made; those of Kubernetes are none of them."""
         self.executor = Executor(self, folder, environment)
 
     def store(self, address, content):
@@ -163,18 +167,40 @@ class Plane:
         )
 
     def tail_logs(self, request, ctx):
-        """Send the log of an attempt to its end."""
-        action, sent = self._action(request.action_id), 0
-        while True:
-            ended = action.phase in ENDED
-            lines = action.logs[-1].read_text(errors="replace").splitlines() if action.logs else []
-            found = [payload_pb2.LogLine(message=line, originator=payload_pb2.LogLineOriginator.USER) for line in lines[sent:]]
-            sent += len(found)
-            yield dataproxy_service_pb2.TailLogsResponse(logs=[dataproxy_service_pb2.TailLogsResponse.Logs(lines=found)])
-            if ended:
-                return
-            with self.executor.changed:
-                self.executor.changed.wait(timeout=1)
+        """Send what the log of an attempt has, and end the stream of one that goes on; a real one is ended after 30 s."""
+        action = self._action(request.action_id)
+        ended = action.phase in ENDED
+        lines = action.logs[-1].read_text(errors="replace").splitlines() if action.logs else []
+        found = [payload_pb2.LogLine(message=line, originator=payload_pb2.LogLineOriginator.USER) for line in lines]
+        yield dataproxy_service_pb2.TailLogsResponse(logs=[dataproxy_service_pb2.TailLogsResponse.Logs(lines=found)])
+        if not ended:
+            raise ConnectError(Code.CANCELED, "Request was cancelled")
+
+    def list_secrets(self, request, ctx):
+        found = [definition_pb2.Secret(id=definition_pb2.SecretIdentifier(name=name)) for name in sorted(self.secrets)]
+        return secret_payload_pb2.ListSecretsResponse(secrets=found)
+
+    def fire(self, name, kickoff):
+        """Start the run of a trigger as the open backend's scheduler does; return the run's name.
+
+        Where the schedule has an input for the kickoff, the run gets that one alone (trigger_executor.go).
+        """
+        trigger = self.triggers[name]
+        argument = trigger.automation_spec.schedule.kickoff_time_input_arg
+        if argument:
+            inputs = common_pb2.Inputs()
+            entry = inputs.literals.add(name=argument)
+            entry.value.scalar.primitive.datetime.FromDatetime(kickoff)
+            uri = self.upload_inputs(dataproxy_service_pb2.UploadInputsRequest(inputs=inputs), None).offloaded_input_data
+        elif trigger.spec.HasField("offloaded_input_data"):
+            uri = trigger.spec.offloaded_input_data
+        else:
+            given = dataproxy_service_pb2.UploadInputsRequest(inputs=trigger.spec.inputs)
+            uri = self.upload_inputs(given, None).offloaded_input_data
+        task = [key for key in self.tasks if key[0].endswith(".scheduled_refresh")][-1]
+        asked = run_service_pb2.CreateRunRequest(task_id=_task_id(*task), offloaded_input_data=uri)
+        asked.project_id.name, asked.project_id.domain = PROJECT, DOMAIN
+        return self.create_run(asked, None).run.action.id.run.name
 
     def create_run(self, request, ctx):
         run = request.run_id
@@ -273,7 +299,9 @@ def _task_id(name, version):
 
 
 def _status(action):
-    return run_definition_pb2.ActionStatus(phase=action.phase, attempts=action.attempt)
+    status = run_definition_pb2.ActionStatus(phase=action.phase, attempts=action.attempt)
+    status.start_time.FromDatetime(action.started)
+    return status
 
 
 def _metadata(action):
@@ -303,6 +331,7 @@ _SERVICES = (
     dataproxy_service_connect.DataProxyServiceWSGIApplication,
     run_service_connect.RunServiceWSGIApplication,
     actions_service_connect.ActionsServiceWSGIApplication,
+    secret_connect.SecretServiceWSGIApplication,
 )
 
 

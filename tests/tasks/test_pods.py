@@ -47,8 +47,8 @@ def small() -> int:
 
 def test_a_pod_s_temporary_files_are_on_the_scratch_disk():
     pod, _ = pod_of(shape_of())
-    # The kubelet sets the name of the node.
-    code = {"PYTHONPATH": "/code:/app:/opt/site", "FLYTUNE_RETRIES": "3", "FLYTUNE_NODE": None}
+    # The kubelet sets the names of node and namespace.
+    code = {"PYTHONPATH": "/code:/app:/opt/site", "FLYTUNE_RETRIES": "3", "FLYTUNE_NODE": None, "FLYTUNE_NAMESPACE": None}
     assert environment(pod) == {"TMPDIR": "/scratch", "HF_HUB_CACHE": "/scratch/hub", "HF_HUB_OFFLINE": "1"} | code
     laptop, _ = pod_of(shape_named("cpu-2"))
     assert "HF_HUB_OFFLINE" not in environment(laptop)
