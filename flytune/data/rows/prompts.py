@@ -56,7 +56,7 @@ class StoredPrompt(NamedTuple):
     reference: str | None
     """Reference answer; None where the row has none."""
     columns: dict[str, Any]
-    """What rewards read, by the names under which functions get it."""
+    """Columns that rewards read, by the names under which functions get them."""
 
     @property
     def shown(self) -> str:
