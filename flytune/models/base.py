@@ -193,7 +193,7 @@ def _check_files(folder: Path) -> None:
         raise RecipeError(
             f"model.name_or_path: {folder}: adapter_config.json is beside config.json, so that transformers would load that "
             "adapter, and the base that it names, in place of this model; move adapter_config.json and "
-            "adapter_model.safetensors into a folder of their own (method.adapter can go on from it)"
+            "adapter_model.safetensors into a folder of their own (method.adapter can start from it)"
         )
     for path in sorted([*folder.iterdir(), *folder.glob("additional_chat_templates/*")]):
         if path.exists() and not path.is_dir():

@@ -161,7 +161,7 @@ def day(statistics: Statistics, data: Data) -> Iterator[Check]:
         yield judged(
             "date", int(data.template_date is None), 1, "the chat template writes the date of the day that data is prepared",
             "only warns", fine=f"the chat template writes {data.template_date} (data.template_date), servers today's date",
-            advice="the same recipe has other tokens tomorrow, and a run does not go on with them: write data.template_date: "
+            advice="the same recipe has other tokens tomorrow, and no run continues with them: write data.template_date: "
             "2026-01-31, or a date of yours",
         )  # fmt: skip
 

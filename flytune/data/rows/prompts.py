@@ -31,7 +31,7 @@ from flytune.models.scoring import IGNORED
 from flytune.recipe import Data, DataRequest, Source
 from flytune.records import Manifest
 from flytune.row_names import PROMPTS
-from flytune.sentences import counted_of
+from flytune.sentences import counted, counted_of
 
 FORM = "prompts"
 """Format of such rows in manifests."""
@@ -168,13 +168,13 @@ class Prompts(RowKind):
             "reference answers", unreferenced, rows,
             f"{counted_of(unreferenced, rows, 'prompt', 'has', 'have')} none: rewards are not checked with them, and no pass@k "
             "and no loss is measured on them; data.columns: {completion: NAME} names a column with one",
-            "only says", is_fine=True, fine="" if unreferenced else f"each of {rows:,} prompts has one", advice="",
+            "only says", is_fine=True, fine="" if unreferenced else f"each of {counted(rows, 'prompt')} has one", advice="",
         )  # fmt: skip
         yield judged(
             "room for answers", little, rows,
             f"{counted_of(little, rows, 'prompt', 'leaves', 'leave')} less than objective.max_completion_length within "
             f"data.max_length {manifest.max_length}, so that answers are cut off earlier",
-            "only warns", fine=f"each of {rows:,} prompts leaves room for a longest answer",
+            "only warns", fine=f"each of {counted(rows, 'prompt')} leaves room for a longest answer",
             advice="raise data.max_length, lower objective.max_completion_length, or shorten the prompts",
         )  # fmt: skip
 
