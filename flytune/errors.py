@@ -81,6 +81,10 @@ class DataError(FlytuneError):
     """Data that cannot be used as the recipe says."""
 
 
+class PreparedDataError(DataError):
+    """Prepared data that is not, or not completely, what was written."""
+
+
 class RewardError(FlytuneError):
     """Reward that raises, hangs, returns no number, or does not tell an answer from nothing."""
 

@@ -17,7 +17,7 @@ from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
 from flytune.files import new_output
 from flytune.models import base as models_base
-from flytune.models import expert_layers, expert_probe, loading, probe, published, vocabulary
+from flytune.models import config_files, config_json, expert_layers, expert_probe, loading, probe, published, vocabulary
 from flytune.models.library_errors import named
 from flytune.recipe import Recipe
 from flytune.records.contents import StoredFile, list_files
@@ -89,9 +89,7 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE, dtype: str
     prompts = probe.tokenized(tokenizer(artifact))
     vocabulary.check_ids(trained, [token for prompt in prompts for token in prompt], artifact)
     expected = [logits for _, logits in probe.logits_of(trained, prompts)]
-    ways: list[Onto] = ["the base's weights"]
-    if recipe.method.name == "qlora":
-        ways = ["16-bit weights", "dequantized 8-bit weights" if recipe.method.load_in_8bit else "dequantized 4-bit weights"]
+    ways = _ways(recipe)
     measured: list[Candidate] = []
     merged: Any = None
     # The candidate that is expected to be nearest comes last, so that it need not be built again.
@@ -115,6 +113,22 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE, dtype: str
     return _write(merged, trained, recipe, artifact, made, out)
 
 
+def _ways(recipe: Recipe) -> list[Onto]:
+    """Return the weights that the adapter can be merged into; those that are expected to be nearest come last."""
+    base_quantization = _published_quantization(recipe)
+    if base_quantization:
+        return ["dequantized 8-bit weights" if base_quantization.get("load_in_8bit") else "dequantized 4-bit weights"]
+    if recipe.method.name == "qlora":
+        return ["16-bit weights", "dequantized 8-bit weights" if recipe.method.load_in_8bit else "dequantized 4-bit weights"]
+    return ["the base's weights"]
+
+
+def _published_quantization(recipe: Recipe) -> dict[str, Any]:
+    """Return the section of the base's config.json about its quantized weights; empty of other bases."""
+    content = config_json.read(config_files.config_file(recipe.model))
+    return content.get("quantization_config") or {}
+
+
 def _loaded(recipe: Recipe, artifact: Path) -> Any:
     with named(f"{artifact}: adapter and base {recipe.model.name_or_path} cannot be loaded", ExportError):
         return loading.exported_model(recipe, artifact, device_map=loading.device_map()).eval()
@@ -134,6 +148,13 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
         use_safetensors=True,
         device_map=loading.device_map(),
     ).eval()
+    if _published_quantization(recipe):
+        # Its layers get the trained model's dequantized weights below.
+        model = model.dequantize()
+        # transformers would write them as it has read them.
+        model._weight_conversions = [
+            one for one in getattr(model, "_weight_conversions", None) or [] if not any(map(_is_quantization, one.operations))
+        ]
     vocabulary.grow(model, recipe.model)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ExportError(
@@ -161,6 +182,10 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
             table = model.get_submodule(name).weight
             table[rows] = values.to(table)
     return model
+
+
+def _is_quantization(operation: Any) -> bool:
+    return type(operation).__module__ == "transformers.integrations.bitsandbytes"
 
 
 def _layers(trained: Any) -> Iterator[tuple[str, Any, Any, Any]]:

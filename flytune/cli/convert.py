@@ -1,9 +1,12 @@
 """`flytune convert FILE`."""
 
 import argparse
+import errno
+import os
 import sys
 from pathlib import Path
 
+from flytune import files
 from flytune.conversion import convert
 
 
@@ -13,7 +16,10 @@ def run(options: argparse.Namespace) -> int:
     if options.output is None:
         sys.stdout.write(text)
         return 0
-    with Path(options.output).open("x", encoding="utf-8") as file:
-        file.write(text)
+    out = Path(options.output)
+    if out.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(out))
+    with files.new_output(out) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     sys.stdout.write(f"{options.output}\n")
     return 0

@@ -153,9 +153,9 @@ def _full(draft: Draft) -> None:
 
 def _training(draft: Draft, gpus: int) -> None:
     draft.put("training.learning_rate", training.number(draft, "learning_rate"))
-    micro = training.number(draft, "micro_batch_size", 1)
-    accumulation = training.number(draft, "gradient_accumulation_steps")
-    if accumulation is None and (batch := training.number(draft, "batch_size")):
+    micro = training.whole(draft, "micro_batch_size", 1)
+    accumulation = training.whole(draft, "gradient_accumulation_steps")
+    if accumulation is None and (batch := training.whole(draft, "batch_size")):
         accumulation = max(1, batch // micro)
     training.put_batch(draft, micro, accumulation or 1, gpus, "micro_batch_size x gradient_accumulation_steps")
     training.put_length(draft, "num_epochs", 1.0)

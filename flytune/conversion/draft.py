@@ -120,6 +120,8 @@ class Draft:
         text = "\n".join(lines) + "\n"
         try:
             recipe = Recipe.from_content(yaml_core.load(text), self.path)
+        except yaml_core.YAMLError as error:
+            self.refuse(f"the recipe that it makes is {error}; divide the data sets into fewer, or name a folder of them")
         except RecipeError as error:
             problems = [line.strip() for line in str(error).splitlines() if line.startswith("  ")]
             self.refuse(problems[0] if problems else str(error))

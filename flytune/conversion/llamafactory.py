@@ -127,9 +127,9 @@ def _method(draft: Draft) -> None:
     elif bits:
         draft.put("method.bnb_4bit_quant_type", draft.take("quantization_type"))
         draft.put("method.bnb_4bit_use_double_quant", draft.take("double_quantization"))
-    rank = int(training.number(draft, "lora_rank", 8))
+    rank = training.whole(draft, "lora_rank", 8)
     draft.put("method.r", rank)
-    draft.put("method.lora_alpha", int(training.number(draft, "lora_alpha", 2 * rank)))
+    draft.put("method.lora_alpha", training.whole(draft, "lora_alpha", 2 * rank))
     draft.put("method.lora_dropout", training.number(draft, "lora_dropout", 0.0))
     targets = draft.take("lora_target", "all")
     training.put_targets(draft, targets, is_all=False)
@@ -138,7 +138,7 @@ def _method(draft: Draft) -> None:
         if draft.take(key):
             draft.put(f"method.{key}", True)
     if draft.take("pissa_init"):
-        steps = int(training.number(draft, "pissa_iter", 16))
+        steps = training.whole(draft, "pissa_iter", 16)
         draft.put("method.init_lora_weights", f"pissa_niter_{steps}" if steps > 0 else "pissa")
 
 

@@ -29,7 +29,7 @@ def put_data(draft: Draft, stage: str) -> None:
         draft.note("mix_strategy, interleave_probs", "all rows of each source are used; write weight: NUMBER into the sources")
     training.put_sources(draft, sources)
     _template(draft, stage)
-    draft.put("data.max_length", int(training.number(draft, "cutoff_len", 2048)))
+    draft.put("data.max_length", training.whole(draft, "cutoff_len", 2048))
     _packing(draft, stage)
     if draft.take("train_on_prompt") and stage == "sft":
         draft.put("data.completion_only_loss", False, "train_on_prompt")

@@ -49,6 +49,16 @@ def number(draft: Draft, key: str, default: Any = None) -> Any:
     return value
 
 
+def whole(draft: Draft, key: str, default: Any = None) -> Any:
+    """Return the whole number of a key; refuse the file where it is another number, as the tool itself does."""
+    value = number(draft, key, default)
+    if isinstance(value, float):
+        if not value.is_integer():
+            draft.refuse(f"{key}: {value:g} is not a whole number")
+        return int(value)
+    return value
+
+
 def put_batch(draft: Draft, micro: int, accumulation: int, gpus: int, words: str) -> None:
     """Set the batch of a step; `words` are the tool's names of the two factors."""
     total = micro * accumulation * gpus
@@ -102,9 +112,9 @@ def put_warmup(draft: Draft, default: float, note: str) -> None:
 
 def put_length(draft: Draft, epochs_key: str, default: float) -> None:
     """Set epochs or steps."""
-    epochs, steps = number(draft, epochs_key, default), number(draft, "max_steps")
+    epochs, steps = number(draft, epochs_key, default), whole(draft, "max_steps")
     if steps and steps > 0:
-        draft.put("training.max_steps", int(steps))
+        draft.put("training.max_steps", steps)
     else:
         draft.put("training.num_train_epochs", epochs)
 
@@ -112,8 +122,8 @@ def put_length(draft: Draft, epochs_key: str, default: float) -> None:
 def put_defaults_of_transformers(draft: Draft, learning_rate: float, optimizer: str, gpus: int) -> None:
     """Set optimizer, schedule, batch, length and saves by the keys and defaults of transformers' TrainingArguments."""
     draft.put("training.learning_rate", number(draft, "learning_rate", learning_rate))
-    micro = int(number(draft, "per_device_train_batch_size", 8))
-    accumulation = int(number(draft, "gradient_accumulation_steps", 1))
+    micro = whole(draft, "per_device_train_batch_size", 8)
+    accumulation = whole(draft, "gradient_accumulation_steps", 1)
     put_batch(draft, micro, accumulation, gpus, "per_device_train_batch_size x gradient_accumulation_steps")
     put_length(draft, "num_train_epochs", 3.0)
     put_optimizer(draft, str(draft.take("optim", optimizer)))

@@ -97,8 +97,8 @@ def _method(draft: Draft) -> None:
     elif in_4:
         draft.same(("bnb_4bit_quant_type", "method.bnb_4bit_quant_type"))
         draft.put("method.bnb_4bit_use_double_quant", bool(draft.take("use_bnb_nested_quant")))
-    draft.put("method.r", int(training.number(draft, "lora_r", 16)))
-    draft.put("method.lora_alpha", int(training.number(draft, "lora_alpha", 32)))
+    draft.put("method.r", training.whole(draft, "lora_r", 16))
+    draft.put("method.lora_alpha", training.whole(draft, "lora_alpha", 32))
     draft.put("method.lora_dropout", training.number(draft, "lora_dropout", 0.05))
     training.put_targets(draft, draft.take("lora_target_modules"), is_all=False)
     training.put_tables(draft, draft.take("lora_modules_to_save"), "lora_modules_to_save")

@@ -20,6 +20,8 @@ from flytune.errors import DataError
 Render = Callable[[list[Message], list[dict[str, Any]] | None], str]
 """Function that renders messages and tools; it raises a DataError where the template refuses them."""
 _FIRST_MARK = 0xF0000
+_MOST_MARKS = 0xFFFE
+"""Characters for private use from _FIRST_MARK on: the most messages that are marked."""
 _MOST_PATTERNS = 256
 
 
@@ -37,9 +39,14 @@ class Completeness:
         Raises:
             DataError: it lacks a message, a call, or a tool.
         """
+        at = 0
         for index, message in enumerate(chat.messages):
             content = answer_of(message).strip()
-            if content not in text and not _is_in(content, text):
+            # Contents mostly follow one another: a search of all of the text for each would take the square of the turns.
+            found = text.find(content, at)
+            if found >= 0:
+                at = found + len(content)
+            elif content not in text and not _is_in(content, text):
                 raise _error(f"messages[{index}] ({message['role']})", where)
         pattern = tuple([(message["role"], not message["content"].strip()) for message in chat.messages])
         if pattern not in self._left_out and len(self._left_out) < _MOST_PATTERNS:
@@ -51,6 +58,8 @@ class Completeness:
 
     def _find_left_out(self, chat: Chat) -> int | None:
         """Return the first message whose content the template leaves out, found by a character at the end of each."""
+        if len(chat.messages) > _MOST_MARKS:
+            return None
         marks = [chr(_FIRST_MARK + index) for index in range(len(chat.messages))]
         marked = [
             {**message, "content": message["content"] + mark} if message["content"].strip() else message
@@ -61,9 +70,8 @@ class Completeness:
         except DataError:
             return None
         # A mark that is in no message may be one that the template cannot write at all.
-        return next(
-            (at for at, mark in enumerate(marks) if marked[at] is not chat.messages[at] and not _shows(mark, text)), None
-        )
+        missing = {mark for at, mark in enumerate(marks) if marked[at] is not chat.messages[at]} - set(text)
+        return next((at for at, mark in enumerate(marks) if mark in missing and not _shows(mark, text)), None)
 
     def _check_calls(self, chat: Chat, text: str, where: str) -> None:
         marks: dict[str, str] = {}

@@ -44,7 +44,7 @@ class ControlTokens:
     def are_in(self, sample: Chat | Plain) -> bool:
         """Return whether a row's own text has a control token."""
         if isinstance(sample, Plain):
-            return self._has(sample.prompt + sample.completion)
+            return self._has(sample.text)
         if all(len(one) == 2 for one in sample.messages) and not sample.tools:
             return any(self._has(one["content"]) for one in sample.messages) and self._has(_all_text(_without_tags(sample)))
         return self._has(_all_text([_without_tags(sample), sample.tools]))
@@ -59,7 +59,7 @@ class ControlTokens:
         """
         if isinstance(sample, Chat):
             sample = replace(sample, messages=_without_tags(sample))
-        text = _all_text([sample.messages, sample.tools]) if isinstance(sample, Chat) else sample.prompt + sample.completion
+        text = _all_text([sample.messages, sample.tools]) if isinstance(sample, Chat) else sample.text
         if _QUOTE in text:
             raise DataError(f"{where}: the text has both control tokens and U+10FFFE, which is not a character; remove one")
         if isinstance(sample, Plain):
@@ -68,7 +68,7 @@ class ControlTokens:
         broken = next((chr(code) for code in _BREAKS if chr(code) not in text), None)
         if broken is None:
             raise DataError(f"{where}: the text uses all private-use characters; one is needed to find its control tokens")
-        marked = Chat(self._broken(sample.messages, broken), self._broken(sample.tools, broken))
+        marked = replace(sample, messages=self._broken(sample.messages, broken), tools=self._broken(sample.tools, broken))
         rendered = render(marked, template, completion_only, where)
         if not template.text(sample, where).startswith(rendered.text.replace(broken, "")):
             raise DataError(

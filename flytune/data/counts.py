@@ -50,6 +50,8 @@ class Tally:
     """Number of rows by the column, or key of messages, that has content and is in no sample (left_out.py)."""
     thoughts: Counter[str] = field(default_factory=Counter)
     """Numbers of thoughts of answers by what became of them (ThoughtCounts)."""
+    notes: Counter[str] = field(default_factory=Counter)
+    """Number of stored rows by what is noted of them (RowKind.notes); repetitions by a weight are not counted."""
     examples: list[Example] = field(default_factory=list)
     """The first rows that were cut or dropped (examples.py)."""
 
@@ -60,6 +62,7 @@ class Tally:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.lengths.update(other.lengths)
         self.thoughts.update(other.thoughts)
+        self.notes.update(other.notes)
         for name, rows in other.left_out.items():
             self.left_out[name if name in self.left_out or len(self.left_out) < MOST_NAMES else OTHERS] += rows
         self.examples = first_of_each([*self.examples, *other.examples])
@@ -106,7 +109,7 @@ def total(tallies: list[Tally], what: str) -> int:
 def to_json(tally: Tally) -> dict[str, Any]:
     """Return the tally as JSON values."""
     examples = [example.model_dump() for example in tally.examples]
-    counted = {"left_out": dict(tally.left_out), "thoughts": dict(tally.thoughts)}
+    counted = {"left_out": dict(tally.left_out), "thoughts": dict(tally.thoughts), "notes": dict(tally.notes)}
     return {**vars(tally), "lengths": sorted(tally.lengths.items()), **counted, "examples": examples}
 
 
@@ -114,4 +117,5 @@ def from_json(content: dict[str, Any]) -> Tally:
     """Return the tally that `to_json` was given."""
     counted = {"lengths": Counter(dict(content["lengths"])), "left_out": Counter(content["left_out"])}
     counted["thoughts"] = Counter(content.get("thoughts", {}))
+    counted["notes"] = Counter(content.get("notes", {}))
     return Tally(**{**content, **counted, "examples": [Example.model_validate(one) for one in content["examples"]]})

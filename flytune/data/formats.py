@@ -24,6 +24,13 @@ class Chat:
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     """JSON schemas of the functions that the assistant may call."""
+    asked: int = field(default=0, compare=False)
+    """Number of messages of the prompt, where answers to one prompt are compared or drawn; 0 of other chats."""
+
+    @property
+    def is_question(self) -> bool:
+        """Return whether it is a prompt without an answer, which the model itself will draw."""
+        return self.asked == len(self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,12 @@ class Plain:
     """Raw text without a chat template; plain text is a completion without a prompt."""
 
     prompt: str
-    completion: str
+    completion: str | None
+    """None of a prompt whose answer the model itself will draw."""
+
+    @property
+    def text(self) -> str:
+        return self.prompt + (self.completion or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,7 @@ _OTHER_NAMES = {
     "instruction": ("question", "input"),
 }
 """Names that other tools have for columns of compared answers."""
-_LABELS = ("true", "false", "0", "1")
+_LABELS = ("true", "false", "0", "1", "0.0", "1.0")
 SEPARATOR = "\n\n"
 """Text between instruction and input, where data.input_separator has no other."""
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from flytune.data.rows import row_kind
-from flytune.data.shards import read_manifest
-from flytune.errors import DataError
+from flytune.data.shards import AGAIN, read_manifest
+from flytune.errors import DataError, PreparedDataError
 from flytune.models import Row
 from flytune.models.scoring import IGNORED
 
@@ -18,7 +18,6 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
     """
     import pyarrow.parquet
 
-    again = "prepare the data again"
     rows: list[Row] = []
     manifest = read_manifest(dataset)
     columns = ["input_ids", "labels", *row_kind(manifest.row_kind).columns]
@@ -28,11 +27,14 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
         try:
             table = pyarrow.parquet.read_table(dataset / shard.file, columns=columns)
         except FileNotFoundError:
-            raise DataError(f"{dataset}: {shard.file} is in manifest.json but not in the folder; {again}") from None
+            raise PreparedDataError(f"{dataset}: {shard.file} is in manifest.json but not in the folder; {AGAIN}") from None
         except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{dataset}: {shard.file} cannot be read ({' '.join(str(error).split())}); {again}") from None
+            raise PreparedDataError(
+                f"{dataset}: {shard.file} cannot be read ({' '.join(str(error).split())}); {AGAIN}"
+            ) from None
         rows += table.slice(0, limit - len(rows)).to_pylist()
-    if manifest.heldout.samples and not any(label != IGNORED for row in rows for label in row["labels"][1:]):
+    has_labels = row_kind(manifest.row_kind).trains_labels
+    if has_labels and manifest.heldout.samples and not any(label != IGNORED for row in rows for label in row["labels"][1:]):
         raise DataError(f"{dataset}: no held-out token to score; raise data.heldout_fraction or set data.heldout_path")
     return rows
 

@@ -1,5 +1,6 @@
 """Texts to input_ids and labels, by the characters of each token."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -121,7 +122,8 @@ def _labelled(rendered: Rendered, encoding: Any, ids: list[int], tokenizer: Any,
     # Drop the BOS that the tokenizer has added (it has no characters) where the text already begins with one.
     if bos is not None and ids[:2] == [bos, bos] and encoding.token_to_chars(0) in (None, (0, 0)):
         ids, labels = ids[1:], labels[1:]
-    if not ends:
+    is_question = rendered.add_special_tokens and not rendered.append_eos
+    if not ends or is_question:
         has_added = ids[-1:] == [eos] and encoding.token_to_chars(len(encoding) - 1) in (None, (0, 0))
         return (ids[:-1], labels[:-1]) if has_added else (ids, labels)
     if rendered.append_eos and ids[-1:] != [eos]:
@@ -137,18 +139,17 @@ def token_ranges(encoding: Any, spans: list[Span]) -> Iterator[tuple[int, int]]:
     Byte-level BPE may leave spaces out of a token's characters (trim_offsets): they belong to the token that follows, which
     may have no others. One character may have several tokens (its bytes).
     """
-    chars_of, token_of = encoding.token_to_chars, encoding.char_to_token
+    chars_of = encoding.token_to_chars
     begin, count = 0, len(encoding)
     while begin < count and chars_of(begin) is None:  # tokens that the tokenizer adds have no characters
         begin += 1
     while count > begin and chars_of(count - 1) is None:
         count -= 1
-    length = chars_of(count - 1)[1] if count > begin else 0
+    ends = [stop for _, stop in encoding.offsets[begin:count]]
 
     def token_from(position: int) -> int:
         """Return the first token of the character at `position`, or of the next character that has one."""
-        found = (token_of(character) for character in range(position, length))
-        return next((token for token in found if token is not None), count)
+        return begin + bisect_right(ends, position)
 
     def end(token: int) -> int:
         return int(chars_of(token)[1]) if token >= begin else 0

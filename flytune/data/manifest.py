@@ -72,6 +72,7 @@ def manifest_of(
         max_length=data.max_length,
         longest=max(lengths),
         thoughts=dict(+sum((tally.thoughts for tally in tallies), Counter[str]())),
+        notes=dict(+sum((tally.notes for tally in tallies), Counter[str]())),
         left_out=dict(sorted(left_out.items(), key=lambda one: (-one[1], one[0]))),
         histogram=_histogram(lengths),
         sources=[SourceCounts(format=tally.form, **{what: getattr(tally, what) for what in kept}) for tally in tallies],

@@ -34,6 +34,8 @@ _CALLING = ("function_call", "tool_call")
 _RESPONDING = ("function_response", "tool_response")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment", "observation")
 """Roles that chat templates know. Any other one would be written into the text, or left out, and never trained."""
+_RESULTS = ("tool", "function", "ipython", "environment", "observation")
+"""Roles whose messages are results of calls, which may be any value of JSON."""
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 IN_TEMPLATES = ("role", "content", "tool_calls", "tool_call_id", "train")
 """Keys of messages whose content is in the rendered text, or is not for the model."""
@@ -195,7 +197,7 @@ def _message(message: Any, name: str, where: str) -> Message:
         )
     _refuse_keys(message, name, where)
     content = message.get("content")
-    content = "" if has_more and content is None else _content(content, f"{name}.content", where)
+    content = "" if has_more and content is None else _content(_result(content, role), f"{name}.content", where)
     if role == "assistant":
         message = _with_thoughts_once(message, content, name, where)
     # As apply_chat_template does: templates treat a key with null as present.
@@ -290,6 +292,14 @@ def _flag(turn: dict[str, Any], role: str, name: str, where: str) -> Message:
     return {"train": False} if flags and not any(flags.values()) else {}
 
 
+def _result(value: Any, role: str) -> Any:
+    """Return the JSON text of a call's result that is neither text nor a list of content parts; other content as it is."""
+    is_parts = isinstance(value, list) and (not value or any(isinstance(part, dict) and "type" in part for part in value))
+    if role not in _RESULTS or value is None or isinstance(value, str) or is_parts:
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
 def _content(value: Any, name: str, where: str) -> str:
     if not isinstance(value, list):
         return text_of(value, name, where)
@@ -320,7 +330,7 @@ def _turn(turn: Any, name: str, where: str) -> Message:
     speaker = text_of(turn["from"], f"{name}.from", where)
     if speaker not in SHAREGPT_ROLES:
         raise DataError(f"{where}: {name}.from is {speaker!r:.40}, which is not a known speaker: {', '.join(SHAREGPT_ROLES)}")
-    value = _content(turn["value"], f"{name}.value", where)
+    value = _content(_result(turn["value"], SHAREGPT_ROLES[speaker]), f"{name}.value", where)
     if turn.get("content") not in (None, "", value):
         raise DataError(f"{where}: {name} has both value and content, which differ; remove one of them")
     rest = {key: item for key, item in turn.items() if key not in ("from", "value", "content")}

@@ -112,7 +112,8 @@ class Sampler:
             encoded = iter(self._encoded([text for item in batch for text in item.texts]))
             for item in batch:
                 for label in item.content.labels:
-                    kept += self._kept(list(islice(encoded, each)), label, item, chunk, made)
+                    sequences = self._kind.aligned(list(islice(encoded, each)), item.content.samples)
+                    kept += self._kept(sequences, label, item, chunk, made)
         if kept:
             made.ids, made.labels = (numpy.concatenate([one[place] for one in kept]) for place in (0, 1))
             made.lengths = [len(ids) for ids, _, _ in kept]
@@ -129,7 +130,7 @@ class Sampler:
         import numpy
 
         data, tally, longest = self._data, made.tally, max(len(ids) for ids, _ in sequences)
-        is_long = longest > data.max_length
+        is_long = self._kind.is_long(sequences, data.max_length)
         if is_long and data.too_long == "error":
             raise DataError(
                 f"{item.where}: {counted(longest, 'token')}, more than data.max_length {data.max_length}; "
@@ -142,7 +143,7 @@ class Sampler:
             return numpy.asarray([number for one in row for number in one[place]], dtype="<i4")
 
         stored = [(joined(row, 0), joined(row, 1), label) for row in trained]
-        is_heldout = bool(stored) and self._is_heldout(item.content.prompt.encode() or stored[0][0].tobytes(), chunk.key)
+        is_heldout = bool(stored) and self._is_heldout(self._identity(item.content, stored[0][0]), chunk.key)
         if chunk.again and (is_heldout or not stored):
             return []  # held-out samples are stored once
         tally.lengths[longest] += 1
@@ -152,6 +153,8 @@ class Sampler:
             tally.dropped_too_long += not rows
             tally.dropped_untrained += bool(rows) and not trained
             count_tokens(tally, sequences, [one for row in trained for one in row], item.where, data)
+            for row in trained:
+                tally.notes.update(self._kind.notes(row, self._request))
         if stored:
             made.pieces.append(len(stored))
             made.heldout.append(is_heldout)
@@ -240,7 +243,8 @@ class Sampler:
                 require_chat_template(self._tokenizer, self._request.model, form)
             except DataError as error:
                 raise _RequestError(str(error)) from None
-            self._template = ChatTemplate(self._tokenizer, self._data.train_on == "answers and thoughts")
+            trains_thoughts = self._data.train_on == "answers and thoughts"
+            self._template = ChatTemplate(self._tokenizer, trains_thoughts, self._data.template_date)
         return self._template
 
     def _check_settings(self, form: str, sample: Sample) -> None:
@@ -270,9 +274,18 @@ class Sampler:
             data = self._data
             yield from encode(list(alike), self._tokenizer, data.add_bos_token, data.add_eos_token, self._controls)
 
+    def _identity(self, content: Content, ids: Any) -> bytes:
+        """Return what decides about a row's split: its prompt, where answers are compared; or its tokens; or its messages,
+        where the template writes a date between them, so that the tokens are others each day."""
+        if content.prompt:
+            return content.prompt.encode()
+        sample = content.samples[0]
+        if isinstance(sample, Chat) and self._template is not None and self._template.has_date:
+            return json.dumps([sample.messages, sample.tools], sort_keys=True, default=str).encode()
+        return bytes(ids.tobytes())
+
     def _is_heldout(self, content: bytes, key: str) -> bool:
-        """Decide by a hash of the stored tokens, so that equal samples are in the same split; of answers to compare, of
-        their prompt."""
+        """Decide by a hash of a row's content (_identity), so that equal samples are in the same split."""
         if self._data.heldout_key:
             return key == self._data.heldout_key
         hashed = hashlib.sha256(str(self._data.seed).encode() + b":" + content).digest()

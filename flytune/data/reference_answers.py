@@ -5,10 +5,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flytune import json_core
-from flytune.data.rows.prompts import PROMPT, REFERENCE, prompt_length
+from flytune.data.rows.prompts import prompt_length, stored_prompt
 from flytune.errors import DataError, RewardError
-from flytune.recipe import DataRequest
+from flytune.recipe import DataRequest, Grpo
 from flytune.records import SplitCounts
 from flytune.rewards import Judged, RewardProcess
 
@@ -32,24 +31,31 @@ def check(request: DataRequest, counts: Sequence[SplitCounts], folder: Path, tok
     with RewardProcess(section) as process:
         for found in counts:
             for rows in _batches(_rows(folder, found)):
-                items = [_item(row, where, tokenizer) for row, where in rows]
-                values = process.values([*items, *(item._replace(completion="") for item in items)])
-                rewards = [section.total(one) for one in values]
-                for item, full, empty in zip(items, rewards[: len(items)], rewards[len(items) :], strict=True):
-                    if full <= empty:
-                        raise RewardError(
-                            f"{item.where}: the rewards give the reference answer {item.completion!r:.80} {full:g}, and an "
-                            f"empty one {empty:g}, so that they would teach nothing, or the wrong; look at "
-                            "objective.rewards and at the columns that they read"
-                        )
+                _check(section, process, [_question(row, where, tokenizer) for row, where in rows])
     log.info("rewards: checked with the reference answers")
 
 
-def _item(row: dict[str, Any], where: str, tokenizer: Any) -> Judged:
-    fields = json_core.load_object(row["fields"])
-    prompt, reference = fields.pop(PROMPT), fields[REFERENCE]
-    shown = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    place = f"{where} (prompt {shown!r:.80})"
+def _check(section: Grpo, process: RewardProcess, questions: list[tuple[Judged, str | None]]) -> None:
+    """Compare the rewards of reference answers with those of empty ones, which rows without a reference answer get too."""
+    empty = process.values([item for item, _ in questions])
+    with_reference = [item._replace(completion=reference) for item, reference in questions if reference is not None]
+    full = iter(process.values(with_reference))
+    for (item, reference), values in zip(questions, empty, strict=True):
+        if reference is None:
+            continue
+        reward, reward_of_empty = section.total(next(full)), section.total(values)
+        if reward <= reward_of_empty:
+            raise RewardError(
+                f"{item.where}: the rewards give the reference answer {reference!r:.80} {reward:g}, and an empty one "
+                f"{reward_of_empty:g}, so that they would teach nothing, or the wrong; look at objective.rewards and at the "
+                "columns that they read"
+            )
+
+
+def _question(row: dict[str, Any], where: str, tokenizer: Any) -> tuple[Judged, str | None]:
+    """Return an empty answer to a stored row, and its reference answer."""
+    prompt, reference, columns = stored = stored_prompt(row)
+    place = f"{where} (prompt {stored.shown!r:.80})"
     if isinstance(prompt, str):
         tokens = row["input_ids"][: prompt_length(row)]
         read = tokenizer.decode(tokens, skip_special_tokens=True)
@@ -59,7 +65,7 @@ def _item(row: dict[str, Any], where: str, tokenizer: Any) -> Judged:
                 f"{place}: the end of the prompt and the begin of its answer are one token, so that the model would be asked "
                 f"{read[-40:]!r}; end the prompt with a line break, or write it as messages"
             )
-    return Judged(prompt, reference, fields, place)
+    return Judged(prompt, "", columns, place), reference
 
 
 def _rows(folder: Path, counts: SplitCounts) -> Iterator[tuple[dict[str, Any], str]]:

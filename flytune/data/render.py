@@ -63,11 +63,17 @@ def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_onl
             excluded from training while all tokens are to be trained.
     """
     if isinstance(sample, Plain):
-        text = sample.prompt + sample.completion
+        text = sample.text
+        if sample.completion is None:
+            return Rendered(text, [], True, False)
         start = len(sample.prompt) if completion_only else 0
         # An empty completion gets no span: a trained EOS alone would teach empty answers.
         return Rendered(text, [(start, len(text))] if start < len(text) else [], True, True)
     assert template is not None
+    if sample.is_question:
+        text = template.text(sample, where)
+        template.completeness.check(sample, text, where)
+        return Rendered(text, [], False, False)
     if completion_only:
         return template.answers(sample, where)
     if any("train" in message for message in sample.messages):
@@ -86,8 +92,12 @@ def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_onl
 class ChatTemplate:
     """A tokenizer's chat template with the tokens that end answers."""
 
-    def __init__(self, tokenizer: Any, trains_thoughts: bool = True) -> None:
-        self._template = Template(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
+    def __init__(self, tokenizer: Any, trains_thoughts: bool = True, day: str | None = None) -> None:
+        """Make the template of a tokenizer; `day` is what it writes in place of today."""
+        source, tokens = tokenizer.get_chat_template(), tokenizer.special_tokens_map
+        self._template = Template(source, tokens | ({"template_date": day} if day else {}))
+        self.has_date = "strftime_now" in source and _differ_by_day(source, tokens)
+        """True if the text has today's date, or that of `day`."""
 
         def text(messages: list[Message], tools: Tools) -> str:
             return self._template.text(_bare(messages), tools, "")
@@ -115,14 +125,23 @@ class ChatTemplate:
         return chat if messages is chat.messages else replace(chat, messages=messages)
 
     def text(self, chat: Chat, where: str) -> str:
-        """Return the rendered messages."""
-        return self._template.text(_bare(self._forms.written(chat.messages)), chat.tools, where)
+        """Return the rendered messages; of a prompt without an answer, with the generation prompt after them."""
+        render = self._template.prompt if chat.is_question else self._template.text
+        return render(_bare(self._forms.written(chat.messages)), chat.tools, where)
 
     def with_thoughts(self, spans: list[Span], text: str, chat: Chat, where: str) -> tuple[list[Span], ThoughtCounts]:
         """Return the trained spans, with thoughts or without them, and the numbers of thoughts (ThoughtSpans.fitted)."""
+        # Generation marks say what is trained, unless answers to one prompt are compared.
+        if chat.asked or not self._template.has_marks:
+            spans = self._thoughts.widened(spans, text)
         if all(parts_of(message) is None for message in chat.messages):
             return spans, NO_THOUGHTS
         return self._thoughts.fitted(spans, text, chat, next(_unused(text, where)), where)
+
+    @property
+    def before_answers(self) -> str:
+        """Text that is written between the generation prompt and an answer without thoughts; empty of most templates."""
+        return self._thoughts.before_answers
 
     def is_ended(self, text: str) -> bool:
         """Return whether the text ends with an end marker, apart from white space."""
@@ -243,6 +262,16 @@ class ChatTemplate:
                 if full.startswith(head) and full.endswith(after) and len(head) + len(after) < len(full):
                     return len(head), len(full) - len(after)
         raise DataError(f"{where}: messages[{index}]: the characters of its tool calls{_UNKNOWN}{reason}")
+
+
+def _differ_by_day(source: str, tokens: dict[str, Any]) -> bool:
+    """Return whether a chat has another text on another day; also where the template requires other messages."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    try:
+        texts = {Template(source, tokens | {"template_date": f"{year}-01-01"}).text(chat, None, "") for year in (2001, 2002)}
+    except DataError:
+        return True
+    return len(texts) > 1
 
 
 _UNKNOWN = (

@@ -24,6 +24,7 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
     Raises:
         DataError: the text of a chat is Python's, not JSON.
     """
+    row = _with_parts(row, columns)
     changed: dict[str, Any] = {}
     for name in _CHATS:
         theirs = columns.get(name, name)
@@ -50,6 +51,21 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
         tools = [{"type": "function", "function": one} for one in functions] if isinstance(functions, list) else functions
         made = {name: value for name, value in made.items() if name != "functions"} | {columns.get("tools", "tools"): tools}
     return made
+
+
+def _with_parts(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return a row with the parts of objects that data.columns names by their path: `reward_model.ground_truth`."""
+    found = {}
+    for theirs in columns.values():
+        first, *keys = theirs.split(".")
+        if theirs in row or not keys:
+            continue
+        value = row.get(first)
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            found[theirs] = value
+    return row | found if found else row
 
 
 def _with_messages(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:

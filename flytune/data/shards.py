@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from flytune.data.labels import Encoded
 from flytune.data.packing import PackingWindow
-from flytune.errors import DataError
+from flytune.errors import PreparedDataError
 from flytune.files import sha256_of
 from flytune.models.scoring import IGNORED
 from flytune.names import NameRefused, inside
@@ -20,6 +20,8 @@ from flytune.records import Manifest, Shard, SplitCounts
 from flytune.schema import RecordError
 
 MANIFEST = "manifest.json"
+AGAIN = "prepare the data again (a cached result: after `pyflyte local-cache clear`, on a cluster with --overwrite-cache)"
+"""Advice about prepared data that is damaged."""
 SAMPLES_A_SHARD = 100_000
 TOKENS_A_SHARD = 20_000_000
 _TOKENS_A_WRITE = 500_000
@@ -207,12 +209,10 @@ def load(folder: Path, split: str) -> Any:
     try:
         dataset = Dataset.from_parquet([str(file) for file in files], cache_dir=str(cache))
     except (DatasetGenerationError, pyarrow.ArrowException, OSError) as error:
-        raise DataError(
-            f"{folder}: a {split} shard cannot be read: {error.__cause__ or error}; prepare the data again"
-        ) from error
+        raise PreparedDataError(f"{folder}: a {split} shard cannot be read: {error.__cause__ or error}; {AGAIN}") from error
     if len(dataset) != counts.rows:
         kind = "samples" if counts.blocks is None else "blocks"
-        raise DataError(f"{folder}: {len(dataset)} {split} {kind}, but the manifest has {counts.rows}; prepare the data again")
+        raise PreparedDataError(f"{folder}: {len(dataset)} {split} {kind}, but the manifest has {counts.rows}; {AGAIN}")
     return dataset
 
 
@@ -227,18 +227,18 @@ def _verify(folder: Path, manifest: Manifest, counts: SplitCounts) -> None:
     Each process of a node reads them, at the same time: they are in the page cache then, which training reads from.
     """
     if content_hash((*manifest.train.shards, *manifest.heldout.shards)) != manifest.content_sha256:
-        raise DataError(f"{folder / MANIFEST}: changed: its hashes are not those of content_sha256; prepare the data again")
+        raise PreparedDataError(f"{folder / MANIFEST}: changed: its hashes are not those of content_sha256; {AGAIN}")
     try:
         paths = [inside(folder, shard.file) for shard in counts.shards]
     except NameRefused as error:
-        raise DataError(f"{folder}: {error}; prepare the data again") from None
+        raise PreparedDataError(f"{folder}: {error}; {AGAIN}") from None
     if missing := [shard.file for shard, file in zip(counts.shards, paths, strict=True) if not file.is_file()]:
-        raise DataError(f"{folder}: incomplete: {', '.join(missing)} missing; prepare the data again")
+        raise PreparedDataError(f"{folder}: incomplete: {', '.join(missing)} missing; {AGAIN}")
     with ThreadPool(4) as pool:
         hashes = tqdm(pool.imap(sha256_of, paths), total=len(paths), desc="verifying the data", unit=" shards", delay=2)
         for shard, digest in zip(counts.shards, hashes, strict=True):
             if digest != shard.sha256:
-                raise DataError(f"{folder / shard.file}: its content is not what was prepared; prepare the data again")
+                raise PreparedDataError(f"{folder / shard.file}: its content is not what was prepared; {AGAIN}")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -250,9 +250,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.read(folder / MANIFEST)
     except FileNotFoundError:
-        raise DataError(f"{folder}: no {MANIFEST}, so the preparation never finished; prepare the data again") from None
+        raise PreparedDataError(f"{folder}: no {MANIFEST}, so the preparation never finished; {AGAIN}") from None
     except RecordError as error:
-        raise DataError(f"{folder / MANIFEST}: not a valid manifest ({error}); prepare the data again") from None
+        raise PreparedDataError(f"{folder / MANIFEST}: not a valid manifest ({error}); {AGAIN}") from None
 
 
 def _counts(manifest: Manifest, split: str) -> SplitCounts:

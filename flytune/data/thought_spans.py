@@ -1,7 +1,12 @@
-"""Trained characters of answers with thoughts: from the end of the generation prompt on, or from the answer on."""
+"""Trained characters of answers: from the end of the generation prompt on, with their thoughts; or from the answer on.
+
+Some templates write text before an answer without thoughts that the generation prompt has not: Qwen3's an empty pair of tags.
+A model that is asked has to write it too, so it is trained with the answer, where thoughts are.
+"""
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -12,6 +17,8 @@ from flytune.errors import DataError
 
 Span = tuple[int, int]
 Render = Callable[[list[Message], list[dict[str, Any]] | None], str]
+_PROBE = "\uf8ff"
+"""A private-use character."""
 
 
 class ThoughtSpans:
@@ -21,11 +28,37 @@ class ThoughtSpans:
         """`text` renders messages, `prompt` also the generation prompt after them."""
         self._text, self._prompt, self._are_trained = text, prompt, are_trained
 
+    @cached_property
+    def _around_prompt(self) -> tuple[str, str]:
+        """The generation prompt, and the text between it and an answer without thoughts; both empty where that is space."""
+        question, answer = [{"role": "user", "content": "a"}], {"role": "assistant", "content": _PROBE}
+        try:
+            before, prompt = self._text(question, None), self._prompt(question, None)
+            answered = self._text([*question, answer], None).partition(_PROBE)[0]
+        except DataError:  # the template requires other messages
+            return "", ""
+        between = answered.removeprefix(prompt)
+        is_between = prompt != before and prompt.startswith(before) and answered.startswith(prompt) and between.strip()
+        return (prompt.removeprefix(before), between) if is_between else ("", "")
+
+    @property
+    def before_answers(self) -> str:
+        """Text between the generation prompt and an answer without thoughts; empty where there is none but space."""
+        return self._around_prompt[1]
+
+    def widened(self, spans: list[Span], text: str) -> list[Span]:
+        """Return the spans with what the template writes between the generation prompt and answers without thoughts."""
+        prompt, between = self._around_prompt
+        if not between or not self._are_trained:
+            return spans
+        return [(start - len(between) if text.endswith(prompt + between, 0, start) else start, end) for start, end in spans]
+
     def fitted(self, spans: list[Span], text: str, chat: Chat, mark: str, where: str) -> tuple[list[Span], ThoughtCounts]:
         """Return the spans of the answers in `text`, and the numbers of thoughts; `mark` is a character that is not in it.
 
         Raises:
-            DataError: the last answer's thoughts are to be trained, and the template does not write them.
+            DataError: the last answer's thoughts are to be trained, and the template does not write them; or those of an
+                answer that is compared are to be context, so that it would follow another prompt.
         """
         counts = Counter[str]()
         answers = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
@@ -34,6 +67,11 @@ class ThoughtSpans:
             if (parts := parts_of(message)) is None:
                 continue
             is_context, at = "train" in message, None
+            if parts.thoughts.strip() and not self._are_trained and 0 < chat.asked <= index:
+                raise DataError(
+                    f"{where}: the answer has thoughts, which data.train_on: answers makes a part of its prompt, so that "
+                    "answers would be compared after different prompts; leave data.train_on out, or remove the thoughts"
+                )
             if parts.thoughts.strip():
                 at = self._position(text, chat, index, with_mark(message, parts, mark), mark, where)
                 if at is None and index == answers[-1] and self._are_trained and not is_context:
@@ -78,6 +116,17 @@ class ThoughtSpans:
         assert own is not None
         return sorted({*spans} - {own} | ({(answer, own[1])} if answer < own[1] else set()))
 
+    def _prompt_end(self, text: str, chat: Chat, index: int) -> int | None:
+        """Return the end of the generation prompt of an answer; None where `text` has none."""
+        before = chat.messages[:index]
+        try:
+            prompt = self._prompt(before, chat.tools)
+            if prompt != self._text(before, chat.tools) and text.startswith(prompt):
+                return len(prompt)
+        except DataError:  # templates that want an answer after each question
+            pass
+        return None
+
     def _position(self, text: str, chat: Chat, index: int, marked: Message, mark: str, where: str) -> int | None:
         """Return the position in `text` of the mark in one message; None if the template does not write it."""
         messages = [*chat.messages[:index], marked, *chat.messages[index + 1 :]]
@@ -89,12 +138,9 @@ class ThoughtSpans:
     def _begin(self, text: str, chat: Chat, index: int, at: int | None, mark: str) -> int:
         """Return the end of the generation prompt of an answer; without one, of what is before any answer there."""
         before, most = chat.messages[:index], len(text) if at is None else at
-        try:
-            prompt = self._prompt(before, chat.tools)
-            if prompt != self._text(before, chat.tools) and text.startswith(prompt) and len(prompt) <= most:
-                return len(prompt)
-        except DataError:  # templates that want an answer after each question
-            pass
+        prompt_end = self._prompt_end(text, chat, index)
+        if prompt_end is not None and prompt_end <= most:
+            return prompt_end
         try:
             plain = self._text([*before, {"role": "assistant", "content": mark}], chat.tools)
         except DataError:

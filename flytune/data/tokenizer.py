@@ -8,8 +8,9 @@ from typing import Any
 
 from flytune import garbage_collection
 from flytune.data.hub import advice
+from flytune.data.shards import AGAIN
 from flytune.data.sources import read_chat_template, shipped_templates
-from flytune.errors import DataError, RecipeError
+from flytune.errors import DataError, PreparedDataError, RecipeError
 from flytune.models import base, chat_templates, tokenizer_steps, tokenizers, vocabulary
 from flytune.models.library_errors import reason
 from flytune.recipe import Data, Model
@@ -60,7 +61,7 @@ def stored_tokenizer(dataset: Path, trust_remote_code: bool = False) -> Any:
     Raises:
         DataError: it cannot be read.
     """
-    return tokenizers.load(dataset / "tokenizer", DataError, "prepare the data again", trust_remote_code)
+    return tokenizers.load(dataset / "tokenizer", PreparedDataError, AGAIN, trust_remote_code)
 
 
 def check_rows(tokenizer: Any, rows: int | None, model: Model) -> None:

@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from flytune import json_core
-from flytune.data.rows.prompts import REFERENCE, prompt_length
+from flytune.data.rows.prompts import prompt_length, stored_prompt
 from flytune.evaluation.preferences import HeldoutFigures, exact, intervals
 from flytune.models import Row
 from flytune.objectives.rollout_steps import drawing_of, judged, most_tokens, text_of
@@ -65,25 +64,24 @@ class Judge:
         """Return the figures of both models, paired by prompt."""
         import numpy
 
+        references = [stored_prompt(row).reference for row in self._rows]
+        places = [place for place, reference in enumerate(references) if reference is not None]
         with RewardProcess(self._section) as process:
-            items = [judged(row, self._reference(row), "a held-out row") for row in self._rows]
+            items = [judged(self._rows[place], str(references[place]), "a held-out row") for place in places]
             full = numpy.asarray([self._section.total(values) for values in process.values(items)])
-        weights, sides = numpy.ones(len(full), dtype=int), {"base": base, "tuned": tuned}
+        sides = {"base": base, "tuned": tuned}
         values = {"reward": {side: one.greedy for side, one in sides.items()}}
-        if self._section.eval_answers:
-            passed = {side: one.drawn >= full[:, None] - _SAME for side, one in sides.items()}
+        if self._section.eval_answers and places:
+            passed = {side: one.drawn[places] >= full[:, None] - _SAME for side, one in sides.items()}
             values["pass_at_1"] = {side: one.mean(axis=1) for side, one in passed.items()}
             values["pass_at_k"] = {side: one.any(axis=1).astype(float) for side, one in passed.items()}
             values = {name: both for name, both in values.items() if name != "pass_at_k" or self._section.eval_answers > 1}
         figures = {}
         for name, both in values.items():
-            found = intervals(both | {"difference": both["tuned"] - both["base"]}, weights)
+            samples = len(both["tuned"])
+            found = intervals(both | {"difference": both["tuned"] - both["base"]}, numpy.ones(samples, dtype=int))
             is_share = name != "reward"
             figures[name] = {
-                side: exact(one, len(full)) if is_share and side != "difference" else one for side, one in found.items()
+                side: exact(one, samples) if is_share and side != "difference" else one for side, one in found.items()
             }
-        return HeldoutFigures(figures, weights, {"reward": tuned.greedy})
-
-    @staticmethod
-    def _reference(row: Row) -> str:
-        return str(json_core.load_object(row["fields"])[REFERENCE])
+        return HeldoutFigures(figures, numpy.ones(len(self._rows), dtype=int), {"reward": tuned.greedy})

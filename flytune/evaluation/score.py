@@ -133,17 +133,20 @@ def _language_figures(
     base, tuned = base.first(first), tuned.first(first)
     left_out["samples without a trained token"] = int((base.tokens == 0).sum())
     losses = {"base": base.nll, "tuned": tuned.nll, "difference": tuned.nll - base.nll}
-    loss = intervals(losses, base.tokens)
-    perplexity = {side: _exp(loss[side]) for side in ("base", "tuned")}
-    found.figures.update({f"{answers_of}perplexity": perplexity, f"{answers_of}loss": loss})
+    has_tokens = bool(base.tokens.any())  # prompts need not have reference answers
+    if has_tokens:
+        loss = intervals(losses, base.tokens)
+        perplexity = {side: _exp(loss[side]) for side in ("base", "tuned")}
+        found.figures.update({f"{answers_of}perplexity": perplexity, f"{answers_of}loss": loss})
     answers = questions.side_by_side(base.answers, tuned.answers)
+    comparable = [answer for answer in answers if answer.reference]
     other = {
         "tokens": int(base.tokens.sum()),
         "answers": answers,
         "left_out": {what: count for what, count in left_out.items() if count},
         "parts": [*labels, *breakdown.parts(questions.rows[:first], sources[:first], base.nll, tuned.nll, base.tokens)],
-        "sample_wins": breakdown.wins(losses["difference"]),
-        "answer_wins": breakdown.answer_wins(answers) if answers else None,
+        "sample_wins": breakdown.wins(losses["difference"]) if has_tokens else None,
+        "answer_wins": breakdown.answer_wins(comparable) if comparable else None,
         "expert_loads": expert_load.loads(base.expert_tokens, tuned.expert_tokens),
     }
     if not answers_of:

@@ -12,7 +12,7 @@ from flytune.export.tensors import verify
 from flytune.files import sha256_of
 from flytune.models import Row, adapter_config, expert_probe, heads, loading, probe
 from flytune.models import base as models_base
-from flytune.models.scoring import GATE_SAMPLES, sequences_of
+from flytune.models.scoring import GATE_SAMPLES, gate_sequences
 from flytune.recipe import Recipe
 from flytune.records import Export, Manifest, TrainingResult
 from flytune.schema import RecordError
@@ -68,7 +68,7 @@ def arithmetic_of_training(recipe: Recipe, model: Any) -> Any:
 def _heldout_loss(recipe: Recipe, model: Any, rows: Sequence[Row], folder: Path) -> float:
     """Return the reloaded model's loss over all sequences, in the unit of its head."""
     # Padding is masked: any token will do.
-    return heads.head_of(recipe).loss(model, sequences_of(rows), tokenizer(folder).pad_token_id or 0, recipe)
+    return heads.head_of(recipe).loss(model, gate_sequences(rows), tokenizer(folder).pad_token_id or 0, recipe)
 
 
 def check_files(recipe: Recipe, trained: Path, dataset: Path) -> Path:

@@ -186,6 +186,12 @@ KINDS = (
         ),
         _ERRNO_AWAY + r"|StorageError: |SlowDown|ServiceUnavailable|InternalError|RequestTimeout",
     ),
+    FailureKind(
+        "damaged prepared data",
+        False,
+        "clear the cache of results (`pyflyte local-cache clear`; on a cluster give --overwrite-cache) and run again",
+        ("flytune.errors.PreparedDataError",),
+    ),
     FailureKind("bad data", False, "correct the data; prepare says where", ("flytune.errors.DataError",)),
     FailureKind("bad reward", False, "mend the reward, or the row that it names", ("flytune.errors.RewardError",)),
     FailureKind("refused", False, "as the message says", ("flytune.errors.FlytuneError",)),

@@ -184,11 +184,17 @@ def local_name(model: Model, weights: bool = True) -> str:
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse a folder with a pipe, a device or an endless file, which the libraries would open by its name.
+    """Refuse a folder with a pipe, a device or an endless file, which the libraries would open by its name, or with an adapter.
 
     Raises:
         RecipeError: there is one.
     """
+    if (folder / "adapter_config.json").is_file() and (folder / "config.json").is_file():
+        raise RecipeError(
+            f"model.name_or_path: {folder}: adapter_config.json is beside config.json, so that transformers would load that "
+            "adapter, and the base that it names, in place of this model; move adapter_config.json and "
+            "adapter_model.safetensors into a folder of their own (method.adapter can start from it)"
+        )
     for path in sorted([*folder.iterdir(), *folder.glob("additional_chat_templates/*")]):
         if path.exists() and not path.is_dir():
             try:

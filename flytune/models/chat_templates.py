@@ -6,6 +6,7 @@ renders has a second one, a copy of itself without any of its files, which the k
 microseconds longer by it.
 """
 
+import datetime
 import gc
 import json
 import os
@@ -56,7 +57,8 @@ def render(
         source: the template.
         messages: the chat.
         is_text: True for messages of nothing but texts, and no option but special tokens: this takes a third of the time.
-        tools: as `options`, what transformers' render_jinja_template takes.
+        tools: as `options`, what transformers' render_jinja_template takes; also `template_date`, the day (2026-01-31) that the
+            template's strftime_now writes in place of today.
 
     Raises:
         TemplateError: the template fails with these messages, or has reached a limit.
@@ -320,6 +322,8 @@ def _answer(upstream: Any, source: str, request: Any, longest: int) -> bytes:
         upstream._compile_jinja_template(source)
         return b"\n"
     messages, is_text, options = request
+    if day := options.pop("template_date", None):
+        options["strftime_now"] = datetime.datetime.fromisoformat(day).strftime
     blocks: list[Any] = []
     if is_text:
         # render_jinja_template takes three times as long, for values that are not text.

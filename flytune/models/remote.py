@@ -52,6 +52,8 @@ def files_to_fetch(files: Iterable[str], index: bytes | None, code: bool, where:
         RecipeError: there are no safetensors, or the index cannot be read.
     """
     files = sorted(names.usable((file for file in files if "/" not in file), where))
+    # With an adapter_config.json beside it, transformers would load that adapter in place of the model.
+    files = [file for file in files if file != "adapter_config.json"]
     texts = [file for file in files if PurePosixPath(file).suffix in TEXTS | ({".py"} if code else set())]
     weights = [file for file in files if file.endswith(".safetensors")]
     if "model.safetensors" in weights:

@@ -36,6 +36,16 @@ def sequences_of(rows: Sequence[Row]) -> list[Row]:
     return chosen + [_part(row, row["seq_lengths"][0], len(row["input_ids"])) for row in rows]
 
 
+def gate_sequences(rows: Sequence[Row]) -> list[Row]:
+    """Return the sequences of all rows, of which those of prompts without a reference answer have the prompt's labels."""
+    return [
+        row | {"labels": [IGNORED, *row["input_ids"][1:]]}
+        if "fields" in row and all(label == IGNORED for label in row["labels"])
+        else row
+        for row in sequences_of(rows)
+    ]
+
+
 def _part(row: Row, start: int, end: int) -> Row:
     return {name: row[name][start:end] for name in ("input_ids", "labels")}
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from flytune.models import Row, heads
-from flytune.models.scoring import sequences_of
+from flytune.models.scoring import gate_sequences
 from flytune.objectives.base import FILLER, Draws, ObjectiveBase, ReferenceKind
 from flytune.objectives.sft import Supervised
 from flytune.recipe import SECTIONS, Recipe
@@ -23,5 +23,5 @@ def of_gate(recipe: Recipe, rows: Sequence[Row]) -> tuple[Sequence[Row], Objecti
     """Return the held-out rows that the gate compares, and what measures them: of a language model the tokens' loss, whatever
     its objective."""
     if heads.head_of(recipe) is heads.LANGUAGE_MODEL:
-        return sequences_of(rows), Supervised()
+        return gate_sequences(rows), Supervised()
     return rows, objective_of(recipe)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import astuple
 from typing import Any
 
-from flytune import __version__, json_core
+from flytune import __version__
 from flytune.data.order import PLACE
-from flytune.data.rows.prompts import PROMPT, prompt_length
+from flytune.data.rows.prompts import prompt_length, stored_prompt
 from flytune.errors import FlytuneError, RewardError
 from flytune.models import Row, end_markers
 from flytune.models.scoring import padded
@@ -202,10 +202,8 @@ def most_tokens(recipe: Recipe, prompt: Sequence[int]) -> int:
 
 def judged(row: Row, text: str, where: str) -> Judged:
     """Return an answer to a stored row as rewards get it."""
-    fields = json_core.load_object(row["fields"])
-    prompt = fields.pop(PROMPT, "")
-    shown = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-    return Judged(prompt, text, fields, f"{where}, prompt {shown!r:.120}")
+    stored = stored_prompt(row)
+    return Judged(stored.prompt, text, stored.columns, f"{where}, prompt {stored.shown!r:.120}")
 
 
 def text_of(tokenizer: Any, completion: Completion) -> str:

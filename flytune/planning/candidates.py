@@ -19,6 +19,9 @@ from flytune.sentences import counted
 from flytune.sharding import pair_problem, sharding_of
 
 # Samples in one forward pass at most: more take memory, and make no step of the GPUs in shapes.yaml faster.
+TRAINABLE_QUANTIZATION = "bitsandbytes"
+"""Published quantization whose weights train an adapter: the libraries of all others, or the gradients of their kernels, are
+missing."""
 MAX_MICRO_BATCH = 16
 # GiB of the parts that a refusal lists.
 LEAST_SHOWN_GIB = 0.05
@@ -180,6 +183,12 @@ def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
         problems.append(
             f"method: full, but the weights of {recipe.model.name_or_path} are quantized ({geometry.quantized}): they have no "
             "gradients; train an adapter on them (method: qlora), or name the 16-bit model that they were made from"
+        )
+    elif geometry.quantized and geometry.quantized != TRAINABLE_QUANTIZATION:
+        problems.append(
+            f"method: {recipe.method.name}, but the weights of {recipe.model.name_or_path} are quantized "
+            f"({geometry.quantized}): of quantized weights only those of {TRAINABLE_QUANTIZATION} train an adapter here; name "
+            "the 16-bit model that they were made from"
         )
     if reason := objective_of(recipe).model_problem(geometry.model_type):
         problems.append(reason)

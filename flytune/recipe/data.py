@@ -1,12 +1,18 @@
 """The section `data` of a recipe."""
 
+import datetime
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from flytune import limits
 from flytune.recipe.sections import Fraction
 from flytune.schema import PathOrAddress, Strict
+
+
+def _day(text: str) -> str:
+    datetime.date.fromisoformat(text)
+    return text
 
 
 class Source(Strict):
@@ -88,6 +94,8 @@ class Data(Source):
     """Train only on the answers (completion, output, assistant turns); otherwise on every token."""
     train_on: Literal["answers", "answers and thoughts"] = "answers and thoughts"
     """Trained part of answers with thoughts (reasoning_content, thinking, <think>): with `answers` thoughts are context."""
+    template_date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$"), AfterValidator(_day)] | None = None
+    """Day (2026-01-31) that a chat template writes which asks for today's; without one, samples differ from day to day."""
     max_length: Annotated[int, Field(gt=0, le=limits.TOKENS)] = 1024
     """Largest number of tokens of a sample."""
     too_long: Literal["truncate", "split", "drop", "error"] = "truncate"

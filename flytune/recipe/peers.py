@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from flytune import yaml_core
+from flytune.recipe.objectives import SECTIONS
 from flytune.schema import alternatives, is_model
 
 _FILE = Path(__file__).with_name("peers.yaml")
@@ -91,7 +92,7 @@ class Advice(Mapping[str, str]):
             places = list(dict.fromkeys(place for place, fields in _sections(self._recipe()) if place and name in fields))
             if not places:
                 raise KeyError(name)
-            return f"it belongs in {' or '.join(places)}"
+            return f"it belongs in {' or '.join(places)}{_of_objectives(name) if places == ['objective'] else ''}"
         if len(found) == 1:
             return next(iter(found))
         return "; ".join(f"for that of {' and '.join(tools)}, {text}" for text, tools in found.items())
@@ -101,6 +102,12 @@ class Advice(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(set(self))
+
+
+def _of_objectives(name: str) -> str:
+    """Return the objectives that have a field, in brackets; empty where all have it."""
+    having = [objective for objective, section in SECTIONS.items() if name in section.model_fields]
+    return f", with name: {' or '.join(having)}" if len(having) < len(SECTIONS) else ""
 
 
 @cache

@@ -163,7 +163,7 @@ class DataRequest(Strict):
     row_kind: Annotated[RowKindName, Field(exclude_if=lambda name: name == ANSWERS)] = ANSWERS
     """Name of the kind of rows that the objective trains on (flytune.data.rows)."""
     judged_by: Annotated[Grpo | None, Field(exclude_if=lambda section: section is None)] = None
-    """Rewards with which reference answers are checked; None of objectives without any."""
+    """Rewards with which reference answers are checked, and the most tokens of an answer; None of objectives without any."""
 
     @model_validator(mode="before")
     @classmethod

@@ -98,6 +98,8 @@ class Manifest(Record):
     """Number of rows by the column, or the key of messages, that has content and is in no sample."""
     thoughts: Annotated[dict[str, int], Field(exclude_if=lambda counts: not counts)] = Field(default={})
     """Number of answers' thoughts that are trained, context, or left_out (not in the text); empty if there are none."""
+    notes: Annotated[dict[str, int], Field(exclude_if=lambda counts: not counts)] = Field(default={})
+    """Number of rows by what their kind notes of them for the contract; empty if there are none."""
     histogram: list[Bin]
     sources: list[SourceCounts] = Field(default=[])
     """Counts by source, in the order of the recipe; heldout_path, if the recipe has one, comes last."""

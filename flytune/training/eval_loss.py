@@ -41,14 +41,15 @@ class Scorer:
 
 
 def scored_rows(dataset: Path, limit: int, reference: Reference | None = None) -> list[Row]:
-    """Return those of the first `limit` held-out samples that have a token to score, with the reference's log-probabilities.
+    """Return those of the first `limit` held-out samples that can be scored, with the reference's log-probabilities: samples
+    with a token to score, and prompts, whose answers are drawn.
 
     Raises:
         DataError: the data set is incomplete, or has no such sample.
     """
     rows = heldout_rows(dataset, limit)
     rows = reference.beside_heldout(rows) if reference else rows
-    return [row for row in rows if any(label != IGNORED for label in row["labels"][1:])]
+    return [row for row in rows if "fields" in row or any(label != IGNORED for label in row["labels"][1:])]
 
 
 def live_loss(trainer: Any, degrees: Degrees, rows: Sequence[Row], objective: ObjectiveBase) -> float:

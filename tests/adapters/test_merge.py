@@ -57,6 +57,28 @@ def test_a_lora_adapter_merges_into_its_base(artifacts, tmp_path):
     assert config == base | {"rope_theta": base["rope_parameters"]["rope_theta"], "torch_dtype": "float32"}
 
 
+@pytest.mark.parametrize(("bits", "bound"), [(4, 1e-8), (8, 1e-3)])
+def test_an_adapter_on_a_base_that_was_published_in_few_bits_is_merged_into_its_dequantized_weights(
+    base, tmp_path, bits, bound
+):
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    format_ = BitsAndBytesConfig(load_in_8bit=True) if bits == 8 else BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)  # fmt: skip
+    quantized = tmp_path / "quantized"
+    AutoModelForCausalLM.from_pretrained(base, quantization_config=format_, dtype=torch.float32).save_pretrained(quantized)
+    AutoTokenizer.from_pretrained(base).save_pretrained(quantized)
+    recipe = recipe_for(quantized, "lora", **{"model.dtype": "float32"})
+    artifact = write_artifact(tmp_path / "artifact", recipe, write_dataset(tmp_path / "data", base), steps=4)
+    (candidate,) = merging.merge(artifact, tmp_path / "merged").candidates
+    assert candidate.onto == f"dequantized {bits}-bit weights"
+    assert 0 <= candidate.divergence < bound
+    assert "quantization_config" not in json.loads((tmp_path / "merged/config.json").read_text())
+    _, logits = reloaded(tmp_path / "merged")
+    if bits == 4:  # 8-bit layers round what goes in too
+        assert probe.distance(trained_logits(recipe, artifact), logits).max() < 1e-4
+
+
 def test_a_qlora_adapter_merges_onto_the_weights_that_it_was_trained_on(artifacts, tmp_path):
     recipe, artifact = artifacts["qlora"]
     made = merging.merge(artifact, tmp_path / "merged")

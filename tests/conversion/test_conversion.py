@@ -16,6 +16,7 @@ from flytune.errors import RecipeError
 from flytune.planning import base_sizes, planner
 from flytune.recipe import Recipe, peers
 from tests.support.converted import converted, recipe_of, written
+from tests.support.full_disk import files_of_at_most
 
 HERE = Path(__file__).parent
 AXOLOTL = yaml_core.load((HERE / "axolotl.yaml").read_text())
@@ -73,6 +74,28 @@ def test_the_command_prints_the_recipe_or_writes_a_new_file(tmp_path, capsys):
     assert main(["convert", path, "--output", str(out)]) == 1
     assert "exists already; give a new one" in capsys.readouterr().err
     assert Recipe.from_yaml(out).method.name == "qlora"
+
+
+def test_a_full_disk_leaves_no_file(tmp_path, capsys):
+    path, out = written(tmp_path, "qlora.yml", FILES[0][2]), tmp_path / "recipe.yaml"
+    with files_of_at_most(40):
+        assert main(["convert", path, "--output", str(out)]) == 1
+    assert "recipe.yaml: cannot be written: File too large" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["qlora.yml"]
+
+
+def test_a_file_of_thousands_of_data_sets_is_refused_in_a_sentence(tmp_path):
+    content = FILES[0][2] | {"datasets": [{"path": f"f{number}.jsonl", "type": "alpaca"} for number in range(5000)]}
+    with pytest.raises(
+        RecipeError, match=r"a\.yml: cannot be converted: the recipe that it makes is longer than .* name a folder"
+    ):
+        convert(written(tmp_path, "a.yml", content))
+
+
+@pytest.mark.parametrize("key", ["gradient_accumulation_steps", "micro_batch_size", "max_steps"])
+def test_a_count_that_is_not_whole_is_not_cut(tmp_path, key):
+    with pytest.raises(RecipeError, match=f"{key}: 1.5 is not a whole number"):
+        convert(written(tmp_path, "a.yml", FILES[0][2] | {key: 1.5}))
 
 
 def test_a_recipe_is_not_converted(tmp_path):

@@ -7,6 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flytune.data.chat_template import Template
+from flytune.recipe import Data
+from tests.support.chats import CHATML, checks_of, prepared, stored, tokenizer_folder
 
 TURN = "{{ '<|' + m['role'] + '|>' }}\n"
 MARKED = {
@@ -57,3 +59,40 @@ def test_which_templates_are_printed() -> None:
     printed = {name for name, source in MARKED.items() if Template(source, {})._printing is not None}
     assert printed == MARKED.keys() - {"captured"}
     assert Template("{{ messages[0]['content'] }}", {})._printing is None
+
+
+CHATS = [{"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}]} for n in range(40)]
+DATED = CHATML.replace("{% for", "{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}{% for", 1)
+
+
+@pytest.mark.parametrize(("written", "verdict"), [({}, "warning"), ({"template_date": "2026-01-31"}, "ok")])
+def test_a_template_that_writes_a_date_is_told_and_takes_that_of_the_recipe(tmp_path, written, verdict):
+    folder = tokenizer_folder(tmp_path / "base", DATED)
+    prepared(folder, CHATS, tmp_path / "a", **written)
+    assert checks_of(tmp_path / "a")["date"].verdict == verdict
+    from transformers import AutoTokenizer
+
+    text = AutoTokenizer.from_pretrained(folder).decode(stored(tmp_path / "a", "train")[0]["input_ids"])
+    assert text.startswith("Today: 31 Jan 2026\n") == bool(written)
+    prepared(tokenizer_folder(tmp_path / "plain", CHATML), CHATS, tmp_path / "b")
+    assert "date" not in checks_of(tmp_path / "b")
+
+
+def test_another_date_holds_the_same_rows_out(tmp_path):
+    from transformers import AutoTokenizer
+
+    folder = tokenizer_folder(tmp_path / "base", DATED)
+    heldout = []
+    for number, day in enumerate(("2026-01-31", "2026-02-01")):
+        prepared(folder, CHATS, tmp_path / f"{number}", template_date=day)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        texts = [tokenizer.decode(row["input_ids"]) for row in stored(tmp_path / f"{number}", "heldout")]
+        heldout.append([text.partition("\n")[2] for text in texts])
+    assert heldout[0] == heldout[1]
+    assert heldout[0]
+
+
+@pytest.mark.parametrize("day", ["31.1.2026", "2026-02-30", "today"])
+def test_a_date_of_a_template_is_one(day):
+    with pytest.raises(ValueError, match="template_date"):
+        Data(path="x", template_date=day)

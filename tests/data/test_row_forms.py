@@ -84,6 +84,15 @@ def samples(row: dict[str, Any], kind: str = "answers", **source: Any) -> list[A
             {"messages": [ASK, {**CALLING, "tool_calls": json.dumps(CALLING["tool_calls"])}, RESULT, SAID], "tools": [TOOL]},
             CALLED,
         ),
+        (
+            {"messages": [ASK, CALLING, {"role": "tool", "content": {"sky": "rain", "°C": [8, None]}}, SAID], "tools": [TOOL]},
+            Chat([ASK, CALLING, {"role": "tool", "content": '{"sky": "rain", "°C": [8, null]}'}, SAID], [TOOL]),
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "observation", "value": 8},
+                               {"from": "gpt", "value": "a"}]},
+            Chat([ASK, {"role": "tool", "content": "8"}, SAID]),
+        ),
         ({"instruction": "q", "output": "a", "tools": [TOOL]}, Chat([ASK, SAID], [TOOL])),
         ({"instruction": "q", "output": "a", "history": '[["q", "a"]]'}, Chat([ASK, SAID, ASK, SAID])),
         ({"query": "q", "response": "a", "history": [["q", "a"]]}, Chat([ASK, SAID, ASK, SAID])),

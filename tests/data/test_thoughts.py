@@ -4,11 +4,22 @@ from typing import Any
 
 import pytest
 
+from flytune import data
 from flytune.data.formats import convert
 from flytune.data.render import ChatTemplate, render
+from flytune.data.rows.pairs import pair_of
 from flytune.errors import DataError
 from flytune.recipe import Data
-from tests.support.chats import CHATML, CHATML_MARKED, checks_of, prepared, tokenizer_folder
+from tests.support.chats import (
+    CHATML,
+    CHATML_MARKED,
+    checks_of,
+    prepared,
+    request,
+    stored,
+    tokenizer_folder,
+    write_rows,
+)
 
 _HEAD = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -154,6 +165,64 @@ def test_the_contract_says_what_became_of_thoughts(train_on, said, tmp_path):
     check = checks_of(tmp_path / "a")["thoughts"]
     assert said in check.found
     assert check.verdict == "ok"
+
+
+EMPTY = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("source", [QWEN3, MARKED])
+def test_an_answer_without_thoughts_is_trained_from_the_end_of_the_generation_prompt(source, trained):
+    answer = {"role": "assistant", "content": "yes"}
+    assert trained([USER, answer, USER, answer], source)[0] == ["yes<|im_end|>", f"{EMPTY}yes<|im_end|>"]
+    if source == QWEN3:  # generation marks say themselves what is trained
+        assert trained([USER, answer], source, trains=False)[0] == ["yes<|im_end|>"]
+    assert trained([USER, answer], CHATML)[0] == ["yes<|im_end|>"]
+    assert trained([USER, answer | {"train": False}], QWEN3)[0] == []
+
+
+@pytest.mark.parametrize("source", [QWEN3, OPENED, CHATML, CHANNELS])
+def test_compared_answers_begin_where_those_of_trl_do(source, tokenizers):
+    """TRL's prompt is the generation prompt, or what it has in common with the text of the chosen answer (maybe thoughts)."""
+    from trl.data_utils import apply_chat_template
+
+    tokenizer = tokenizers(source)
+    key = {CHANNELS: "thinking"}.get(source, "reasoning_content")
+    chosen = {"role": "assistant", "content": "<think>\nwhy\n</think>\n\nyes"} if source == CHATML else {
+        "role": "assistant", "content": "yes", key: "why"}  # fmt: skip
+    row = {"prompt": [USER], "chosen": [chosen], "rejected": [{"role": "assistant", "content": "no"}]}
+    texts = apply_chat_template(row, tokenizer)
+    found = pair_of(row, {}, "x:1")
+    for name, sample in (("chosen", found.chosen), ("rejected", found.rejected)):
+        made = render(sample, ChatTemplate(tokenizer), True, "x:1")
+        assert [made.text[start:end] for start, end in made.spans] == [texts[name].removesuffix("\n")]
+
+
+def test_both_answers_of_a_pair_begin_at_one_token_whatever_the_template_writes_before_one_of_them(tmp_path):
+    only_thoughts = QWEN3.replace("{% if loop.last %}", "{% if why %}").replace(
+        "'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'"
+    )
+    folder = tokenizer_folder(tmp_path / "base", only_thoughts)
+    yes = {"role": "assistant", "content": "yes", "reasoning_content": "why"}
+    no = {"role": "assistant", "content": "no"}
+    rows = write_rows(tmp_path / "rows.jsonl", [
+        {"prompt": [{"role": "user", "content": f"q{number}"}], "chosen": [yes], "rejected": [no]} for number in range(8)
+    ])  # fmt: skip
+    asked = request(folder, path=str(rows), heldout_fraction=0.0, max_length=64).model_copy(update={"row_kind": "pairs"})
+    data.prepare(asked, tmp_path / "a")
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for row in stored(tmp_path / "a", "train"):
+        at = row["seq_lengths"][0]
+        trained = [[token for token in part if token != -100] for part in (row["labels"][:at], row["labels"][at:])]
+        texts = [tokenizer.decode(tokens) for tokens in trained]
+        assert texts == ["<think>\nwhy\n</think>\n\nyes<|im_end|>", "no<|im_end|>"]
+
+
+def test_thoughts_of_a_compared_answer_are_no_context(tokenizers):
+    row = {"prompt": [USER], "chosen": "<think>why</think>yes", "rejected": "no"}
+    with pytest.raises(DataError, match=r"^x:1: the answer has thoughts, which data.train_on: answers .*different prompts"):
+        render(pair_of(row, {}, "x:1").chosen, ChatTemplate(tokenizers(QWEN3), False), True, "x:1")
 
 
 def test_raw_text_has_no_thoughts_to_leave_out(tokenizer, tmp_path):

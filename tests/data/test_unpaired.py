@@ -67,7 +67,9 @@ def test_a_preference_is_two_answers_as_trl_unpairs_it(prompt, chosen, rejected)
     assert labelled(row, "preference") == found
 
 
-@pytest.mark.parametrize(("value", "label"), [(True, True), (1, True), ("True", True), ("false", False), (0, False)])
+@pytest.mark.parametrize(
+    ("value", "label"), [(True, True), (1, True), ("True", True), ("false", False), (0, False), (1.0, True), ("0.0", False)]
+)
 def test_a_label_may_be_a_number_or_text_and_have_another_name(value, label):
     for name in ("label", "kto_tag"):
         assert labelled({"instruction": "Which?", "output": "This.", name: value}).labels == [label]
@@ -78,7 +80,7 @@ NO_LABELS = st.one_of(
 )
 
 
-@hypothesis.given(label=NO_LABELS.filter(lambda one: str(one).strip().lower() not in ("0", "1", "true", "false")))
+@hypothesis.given(label=NO_LABELS.filter(lambda one: str(one).strip().lower() not in ("0", "1", "0.0", "1.0", "true", "false")))
 def test_a_label_is_true_or_false_and_nothing_else(label):
     with pytest.raises(DataError, match="here: label is .*; it must be true for a desirable answer, or false"):
         labelled({"prompt": "q", "completion": "a", "label": label})

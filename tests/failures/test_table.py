@@ -19,6 +19,7 @@ from flytune.errors import (
     KilledAgain,
     OutOfMemory,
     Preempted,
+    PreparedDataError,
     RewardError,
     TrainingError,
 )
@@ -143,6 +144,7 @@ CASES = {
     "collective timeout": [lambda: throw(RuntimeError(NCCL_TIMEOUT))],
     "rendezvous": [wait_for_clients, rendezvous],
     "storage away": [no_storage, lambda: storage_answers("SlowDown"), lambda: throw(OSError(116, "Stale file handle"))],
+    "damaged prepared data": [lambda: throw(PreparedDataError("a: incomplete: train/00000.parquet missing"))],
     "bad data": [lambda: throw(DataError("rows.jsonl:3: not JSON"))],
     "bad reward": [lambda: throw(RewardError("reward own: raises ValueError: no such thing"))],
     "refused": [lambda: throw(TrainingError("the plan is for 2 processes"))],
@@ -158,6 +160,7 @@ FINAL = {
     "hub refused",
     "not handed on",
     "storage refused",
+    "damaged prepared data",
     "bad data",
     "bad reward",
     "refused",

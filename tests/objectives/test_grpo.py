@@ -6,16 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from flytune import data
 from flytune.errors import RecipeError, TrainingError
+from flytune.evaluation import score
 from flytune.objectives import objective_of
 from flytune.objectives.rollout_steps import advantages_of
-from flytune.recipe import Grpo, Recipe, read_recipe
+from flytune.recipe import DataRequest, Grpo, Recipe, read_recipe
 from flytune.rollouts import Group, Rollout, RolloutLedger, numbers
 from flytune.training.checkpoints import paths
 from tests.support import objective_runs, ranks, rollout_kills, saved_runs
 from tests.support.prompts import LETTERS, section, write_prompts
 from tests.support.stages import training_result
-from tests.support.tiny import tiny_recipe
+from tests.support.tiny import tiny_base, tiny_recipe
 
 
 @pytest.fixture(scope="session")
@@ -315,3 +317,20 @@ def test_the_next_run_of_a_recipe_draws_its_own_answers(tmp_path):
     paths.clear(recipe, manifest, training.model_copy(update={"attempt": "0001-abcdef", "stopped_early": None}))
     assert RolloutLedger(address).read(1, [[1, 2]], {}) is None
     assert not Path(address).exists()
+
+
+def test_prompts_without_reference_answers_are_trained_scored_and_shown(tmp_path):
+    base, path = tiny_base(tmp_path), write_prompts(tmp_path / "rows.jsonl", 64)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in rows))
+    unjudged = section(rewards=[{"name": "letters", "code": LETTERS.replace(", answer", "")}], eval_answers=2)
+    changes = {"objective": unjudged, "evaluation.sample_answers": 2, "training.max_steps": 2}
+    recipe = Recipe.model_validate(tiny_recipe(base, path, changes))
+    manifest = data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
+    assert manifest.notes == {"without a reference answer": 64}
+    result = objective_runs.fit(recipe, tmp_path, tmp_path / "out")
+    assert all(step.reward is not None and step.tokens for step in result.steps)
+    metrics = score.score(recipe, tmp_path / "out", tmp_path / "dataset")
+    assert [figure.name for figure in metrics.figures] == ["reward"]
+    assert (metrics.sample_wins, metrics.answer_wins) == (None, None)
+    assert [answer.reference for answer in metrics.answers] == ["", ""]

@@ -110,6 +110,9 @@ TWO_NODES = {"shape": "a100-80gb-8x2"}
          "checkpoints.folder .checkpoints is another folder on each of 2 nodes; name one"),
         (SMALL, {"training": BATCH | {"router_aux_loss_coef": 0.01}}, "router_aux_loss_coef: llama has no experts"),
         (QUANTIZED, {}, r"method: full, but the weights of .* are quantized \(bitsandbytes\)"),
+        *((SMALL | {"quantization_config": {"quant_method": method}}, {"method": name},
+           rf"method: {name}, but the weights of .* are quantized \({method}\): .* only those of bitsandbytes train an adapter")
+          for method in ("gptq", "awq", "fp8", "compressed-tensors", "mxfp4") for name in ("lora", "qlora")),
         (FALCON, {"data": {"path": "x", "packing": True}}, "data.packing: falcon with sdpa: packed samples see each other"),
         (LLAMA_8B, {"model": {"name_or_path": "a/b", "dtype": "float16"}}, "model.dtype: float16, but a/b was trained in bfl"),
         (SMALL, {"hardware": {"shape": "t4-1"}}, "T4 does not compute in bfloat16"),

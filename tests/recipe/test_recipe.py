@@ -177,6 +177,7 @@ def test_a_misspelt_key_is_recognised(key, position):
         ("batch_size", "write training.global_batch_size; x GPUs"),
         ("zero_optimization", "write sharding: {name: zero3, config: FILE} with the JSON file"),
         ("tensor_parallel_size", "layers are not divided among GPUs"),
+        ("training.label_smoothing", "it belongs in objective, with name: dpo"),
         ("seed", "it belongs in data or training"),
         ("weight", "it belongs in data.sources"),
     ],

@@ -6,7 +6,8 @@ from flytune.data import left_out as content
 from flytune.data.check import Check, judged
 from flytune.data.contract.statistics import Statistics
 from flytune.data.formats import CHATS
-from flytune.data.rows.base import RowKind
+from flytune.data.rows import RowKind, row_kind
+from flytune.data.shards import AGAIN
 from flytune.recipe import Data
 from flytune.records import Manifest
 from flytune.sentences import counted, counted_of
@@ -25,14 +26,15 @@ def _is_systematic(count: int, of: int) -> bool:
 def answers(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[Check]:
     """Check the answers, and their ends."""
     samples, answers = statistics.samples, statistics.answers
-    yield judged(
-        "trained tokens", statistics.untrained, samples,
-        f"{counted_of(statistics.untrained, samples, 'sample', 'has', 'have')} no trained token",
-        "any such sample", stops=statistics.untrained > 0,
-        fine=f"each of {counted(samples, 'sample')} has one, and so each batch on each rank",
-        advice="remove these samples: a batch of such samples alone has no loss",
-        example=statistics.examples.get("untrained", ""),
-    )  # fmt: skip
+    if row_kind(manifest.row_kind).trains_labels:
+        yield judged(
+            "trained tokens", statistics.untrained, samples,
+            f"{counted_of(statistics.untrained, samples, 'sample', 'has', 'have')} no trained token",
+            "any such sample", stops=statistics.untrained > 0,
+            fine=f"each of {counted(samples, 'sample')} has one, and so each batch on each rank",
+            advice="remove these samples: a batch of such samples alone has no loss",
+            example=statistics.examples.get("untrained", ""),
+        )  # fmt: skip
     complete, unended = statistics.last_answers, statistics.unended
     formats = set(manifest.format.split(", "))
     # If every token is trained, a chat that ends with a question has no end marker there; all other texts were given one.
@@ -127,7 +129,7 @@ def tokens(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
         f"{counted(statistics.inconsistent, 'block has', 'blocks have')} seq_lengths that do not add up to their tokens",
         "any such block", stops=statistics.inconsistent > 0,
         fine="the seq_lengths of each block add up to its tokens" if statistics.packed else "each row is one sample",
-        advice="prepare the data again",
+        advice=AGAIN,
     )  # fmt: skip
 
 
@@ -137,6 +139,30 @@ def tokenizer(manifest: Manifest) -> Iterator[Check]:
         yield judged(
             "tokenizer", 0, 1, "", "only says", advice="",
             fine=f"{manifest.other_tokens}: the base's tokenizer.json is used, and stored as PreTrainedTokenizerFast",
+        )  # fmt: skip
+
+
+def template(statistics: Statistics, data: Data) -> Iterator[Check]:
+    """Say what the chat template writes before answers that the generation prompt has not."""
+    if statistics.template and (before := statistics.template.before_answers.strip()):
+        became = "is trained with them, so that sample answers, inference and servers ask alike, without it"
+        if data.train_on == "answers":
+            became = "is context of them, so that sample answers are asked with it"
+        yield judged(
+            "begin of answers", 0, 1, "", "only says", advice="",
+            fine=f"before an answer without thoughts the template writes {before!r}, which the generation prompt has not: it "
+            f"{became}",
+        )  # fmt: skip
+
+
+def day(statistics: Statistics, data: Data) -> Iterator[Check]:
+    """Check that a template which writes a date writes that of the recipe."""
+    if statistics.template and statistics.template.has_date:
+        yield judged(
+            "date", int(data.template_date is None), 1, "the chat template writes the date of the day that data is prepared",
+            "only warns", fine=f"the chat template writes {data.template_date} (data.template_date), servers today's date",
+            advice="the same recipe has other tokens tomorrow, and no run continues with them: write data.template_date: "
+            "2026-01-31, or a date of yours",
         )  # fmt: skip
 
 
@@ -160,12 +186,14 @@ def shares(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
     """Compare the trained, cut and dropped shares with the recipe's limits."""
     trained, tokens = statistics.trained, statistics.tokens
     least = data.min_trained_fraction
-    yield judged(
-        "trained share", trained, tokens, f"{_percent(trained, tokens)} of {counted(tokens, 'token')}",
-        f"less than {least:.3g} (data.min_trained_fraction)" if least else "data.min_trained_fraction, unset; warns under 1 %",
-        stops=least is not None and trained < least * tokens, is_fine=trained >= (least or 0.01) * tokens,
-        advice="prompts are long and answers short: shorten the prompts, or check that the answers are labelled",
-    )  # fmt: skip
+    if row_kind(manifest.row_kind).trains_labels or least:
+        yield judged(
+            "trained share", trained, tokens, f"{_percent(trained, tokens)} of {counted(tokens, 'token')}",
+            f"less than {least:.3g} (data.min_trained_fraction)" if least else
+            "data.min_trained_fraction, unset; warns under 1 %",
+            stops=least is not None and trained < least * tokens, is_fine=trained >= (least or 0.01) * tokens,
+            advice="prompts are long and answers short: shorten the prompts, or check that the answers are labelled",
+        )  # fmt: skip
     longest = f"raise data.max_length (the longest has {counted(manifest.longest, 'token')})"
     rows, read = manifest.rows, manifest.tokens_read
     dropped = manifest.dropped_too_long + manifest.dropped_untrained

@@ -91,7 +91,9 @@ class Statistics:
         self.written = {token for token in (self.bos, self.eos) if token}
         self.is_chat = kind.has_template(formats, tokenizer)
         """True if answers end with the marks of the chat template."""
-        marks = ChatTemplate(tokenizer).marks if self.is_chat else {*special.values(), self.eos} - ({self.bos} - {self.eos})
+        self.template = ChatTemplate(tokenizer) if self.is_chat else None
+        """The chat template of the samples; None for other formats."""
+        marks = self.template.marks if self.template else {*special.values(), self.eos} - ({self.bos} - {self.eos})
         self._marks = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) in marks}
         self._marks[tokenizer.eos_token_id] = self.eos
         written = set(_MARKER.findall(tokenizer.get_chat_template())) if self.is_chat else set()

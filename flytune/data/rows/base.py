@@ -8,7 +8,7 @@ from flytune.data.check import Check
 from flytune.data.formats import CHATS, Chat, Sample
 from flytune.data.labels import Encoded
 from flytune.models.scoring import IGNORED
-from flytune.recipe import Data, Source
+from flytune.recipe import Data, DataRequest, Source
 from flytune.records import Manifest
 
 
@@ -44,6 +44,8 @@ class RowKind:
     """Values of data.too_long that let long rows pass."""
     keeps_columns: ClassVar[bool] = False
     """True if all columns of a row are stored, so that none is left out."""
+    trains_labels: ClassVar[bool] = True
+    """True if what has labels is what is trained, so that each stored row has some."""
     contradiction: ClassVar[str] = ""
     """Contradiction of two rows, as a verb and its object; empty where there is none."""
 
@@ -89,6 +91,18 @@ class RowKind:
         if data.too_long == "drop":
             return []
         return [[(ids[: data.max_length], labels[: data.max_length]) for ids, labels in sequences]]
+
+    def is_long(self, sequences: Sequence[Encoded], max_length: int) -> bool:
+        """Return whether a row is longer than what may be stored."""
+        return max(len(ids) for ids, _ in sequences) > max_length
+
+    def aligned(self, sequences: list[Encoded], samples: Sequence[Sample]) -> list[Encoded]:
+        """Return the sequences that were made of a row's samples, with answers that are compared begun at the same token."""
+        return sequences
+
+    def notes(self, sequences: Sequence[Encoded], request: DataRequest) -> Iterator[str]:
+        """Yield the names of the counts of the contract in which a stored row is counted."""
+        yield from ()
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         """Return whether there is something to learn in a stored row."""

@@ -89,7 +89,7 @@ def labelled_of(
         found = f"a message of {messages[0]['role']!r:.40}" if messages else "nothing"
         raise DataError(f"{where}: after the prompt, completion has {found}; it must be an answer of the assistant")
     context, tools, identity = context_of(before, row, columns, where, system_prompt)
-    return Labelled([Chat([*context, *messages], tools)], [label], identity)
+    return Labelled([Chat([*context, *messages], tools, len(context))], [label], identity)
 
 
 def is_two_answers(row: dict[str, Any], form: str, columns: dict[str, str]) -> bool:
@@ -114,8 +114,8 @@ def _prompt_and_answer(row: dict[str, Any], columns: dict[str, str], where: str,
 
 
 def _label(value: Any, name: str, where: str) -> bool:
-    known = {"true": True, "1": True, "false": False, "0": False}
-    label = known.get(str(value).strip().lower()) if isinstance(value, bool | int | str) else None
+    known = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}  # pandas writes 1.0
+    label = known.get(str(value).strip().lower()) if isinstance(value, bool | int | float | str) else None
     if label is None:
         raise DataError(
             f"{where}: {name} is {type(value).__name__} {value!r:.40}; it must be true for a desirable answer, or false"

@@ -19,6 +19,7 @@ from flytune.data.formats import (
     SEPARATOR,
     Chat,
     Plain,
+    Sample,
     column,
     optional_column,
     prompt_of,
@@ -33,6 +34,7 @@ from flytune.data.messages import Message, conversation_of, is_answer, messages_
 from flytune.data.rows.base import ComparedRows, Content
 from flytune.data.unread_columns import TOOLS
 from flytune.errors import DataError
+from flytune.models.scoring import IGNORED
 from flytune.recipe import Source
 from flytune.records import Manifest
 from flytune.row_names import PAIRS
@@ -82,7 +84,8 @@ def pair_of(
         return _plain(chosen, rejected, prompt, columns, where)
     before, first, second = _messages(chosen, rejected, prompt, columns, where)
     context, tools, identity = context_of(before, row, columns, where, system_prompt)
-    return PreferencePair(Chat([*context, *first], tools), Chat([*context, *second], tools), identity)
+    chosen, rejected = (Chat([*context, *answer], tools, len(context)) for answer in (first, second))
+    return PreferencePair(chosen, rejected, identity)
 
 
 def unread_of_compared(row: dict[str, Any], columns: dict[str, str]) -> list[str]:
@@ -206,6 +209,18 @@ class Pairs(ComparedRows):
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         (chosen, _), (rejected, _) = sequences
         return super().is_trained(sequences) and chosen != rejected
+
+    def aligned(self, sequences: list[Encoded], samples: Sequence[Sample]) -> list[Encoded]:
+        # A template may write something before one of the answers alone: the thoughts of one, say, but not the other's tags.
+        starts = [next((at for at, label in enumerate(labels) if label != IGNORED), len(labels)) for _, labels in sequences]
+        first = min(starts)
+        (chosen, _), (rejected, _) = sequences
+        if not isinstance(samples[0], Chat) or max(starts) == first or chosen[:first] != rejected[:first]:
+            return sequences
+        return [
+            (ids, [*labels[:first], *ids[first:start], *labels[start:]])
+            for (ids, labels), start in zip(sequences, starts, strict=True)
+        ]
 
     def values(self, lengths: list[int], label: bool | None, fields: str) -> tuple[Any, ...]:
         return (lengths,)

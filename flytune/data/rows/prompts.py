@@ -1,15 +1,17 @@
-"""Prompts whose answers a model draws itself: a prompt, a reference answer, and the columns that rewards read.
+"""Prompts whose answers a model draws itself: a prompt, mostly a reference answer, and the columns that rewards read.
 
-`prompt` is text or messages, as in TRL. The reference answer is the column `completion`, or `answer` where there is none. It is
-not trained: rewards are checked with it before training, and its loss shows what the training does to it. All other columns are
-stored as JSON text in the column `fields`, and handed to the rewards.
+`prompt` is text or messages, as in TRL. The reference answer is the column `completion`, `answer` or `reference`, the first
+that there is, or verl's `reward_model.ground_truth`. It is not trained: rewards are checked with it before training, and its
+loss shows what the training does to it. Rewards get all other columns, which are stored as JSON text in the column `fields`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
+from flytune import json_core
 from flytune.data import unread_columns
+from flytune.data.check import Check, judged
 from flytune.data.formats import (
     Chat,
     Plain,
@@ -26,21 +28,53 @@ from flytune.data.rows.base import Content, RowKind
 from flytune.data.rows.pairs import context_of, conversation, other_prompt
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
-from flytune.recipe import Source
+from flytune.recipe import Data, DataRequest, Source
+from flytune.records import Manifest
 from flytune.row_names import PROMPTS
+from flytune.sentences import counted, counted_of
 
 FORM = "prompts"
 """Format of such rows in manifests."""
 LONGEST_FIELDS = 200_000
 """Characters of the columns that rewards read, of one row."""
 REFERENCE = "reference"
-"""Key of the reference answer in a stored row's fields."""
+"""Key of the reference answer in a stored row's fields, where no column has this name."""
 PROMPT = "prompt"
 """Key of the prompt, as text or messages."""
+_REFERENCE_BESIDE_COLUMN = "reference answer"
+"""Key of the reference answer beside a column `reference` of the row."""
+_COMPLETION = "completion"
+_UNREFERENCED, _LITTLE_ROOM = "without a reference answer", "little room"
+"""Names of counts of rows (RowKind.notes)."""
+
+
+class StoredPrompt(NamedTuple):
+    """The fields of a stored row, taken apart."""
+
+    prompt: Any
+    """Text, or messages."""
+    reference: str | None
+    """Reference answer; None where the row has none."""
+    columns: dict[str, Any]
+    """Columns that rewards read, by the names under which functions get them."""
+
+    @property
+    def shown(self) -> str:
+        """Return the text of the prompt's last message, for errors."""
+        return str(self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"])
+
+
+def stored_prompt(row: Mapping[str, Any]) -> StoredPrompt:
+    """Return the prompt, the reference answer and the other columns of a stored row."""
+    columns = json_core.load_object(row["fields"])
+    prompt = columns.pop(PROMPT, "")
+    if _REFERENCE_BESIDE_COLUMN in columns:
+        return StoredPrompt(prompt, columns.pop(_REFERENCE_BESIDE_COLUMN), columns)
+    return StoredPrompt(prompt, columns.get(REFERENCE), columns)
 
 
 class Prompts(RowKind):
-    """A stored row is a prompt with its reference answer, which has the labels; `fields` is what rewards read."""
+    """A stored row is a prompt, and its reference answer, which has the labels, if it has one; `fields` is for rewards."""
 
     name = PROMPTS
     meaning = "prompts"
@@ -48,6 +82,13 @@ class Prompts(RowKind):
     columns: ClassVar[Mapping[str, str]] = {"fields": "text"}
     cuts = "truncate or drop"
     keeps_columns = True
+    trains_labels = False
+
+    def known(self, row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+        judged_by = row.get("reward_model")
+        if not isinstance(judged_by, dict) or judged_by.get("ground_truth") is None or "answer" in row:
+            return row
+        return {**row, "answer": judged_by["ground_truth"]}
 
     def form(self, row: dict[str, Any], source: Source, where: str) -> str:
         return FORM
@@ -58,23 +99,31 @@ class Prompts(RowKind):
         prompt = prompt_of(row, columns)
         turns = other_prompt(row, columns, where, source.input_separator or "\n\n") if prompt is None else None
         if prompt is None and turns is None:
+            _refuse_other_names(row, where)
             prompt = column(row, "prompt", columns, where)  # says that it is missing
         reference = _reference(row, columns, where)
         fields = _fields(row, source.columns)
+        if reference is not None:
+            fields = (
+                {REFERENCE: reference, "answer": reference}
+                | fields
+                | ({_REFERENCE_BESIDE_COLUMN: reference} if REFERENCE in fields else {})
+            )
         if isinstance(prompt, str):
             text = text_of(prompt, columns.get("prompt", "prompt"), where)
             if not text.strip():
                 raise DataError(f"{where}: prompt is empty; remove the row")
-            return Content([Plain(text, reference)], text, fields=_json({PROMPT: text, REFERENCE: reference} | fields, where))
+            return Content([Plain(text, reference)], text, fields=_json({PROMPT: text} | fields, where))
         before = turns if turns is not None else _turns(prompt, columns, where)
         if not before or before[-1]["role"] == "assistant":
             raise DataError(
                 f"{where}: prompt ends with {'nothing' if not before else 'an answer'}; it must end with a question"
             )
         context, tools, identity = context_of(before, row, columns, where, system_prompt)
-        chat = Chat([*context, {"role": "assistant", "content": reference}], tools)
+        answer = [] if reference is None else [{"role": "assistant", "content": reference}]
+        chat = Chat([*context, *answer], tools, len(context))
         bare = [{"role": message["role"], "content": message["content"]} for message in context]
-        return Content([chat], identity, fields=_json({PROMPT: bare, REFERENCE: reference} | fields, where))
+        return Content([chat], identity, fields=_json({PROMPT: bare} | fields, where))
 
     def variant(self, samples: Sequence[Sample]) -> str:
         return "messages" if isinstance(samples[0], Chat) else "text"
@@ -91,14 +140,53 @@ class Prompts(RowKind):
         # A prompt has a token at least.
         return {"input_ids": ids, "labels": [IGNORED, *ids[1:]], "fields": "{}"}
 
+    def cut(self, sequences: Sequence[Encoded], data: Data) -> list[list[Encoded]]:
+        if _is_unreferenced(sequences):
+            return []
+        return [row for row in super().cut(sequences, data) if not _is_unreferenced(row)]
+
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         # Without a token before the answer there is nothing to answer to.
-        return super().is_trained(sequences) and sequences[0][1][0] == IGNORED
+        ids, labels = sequences[0]
+        return bool(ids) and labels[0] == IGNORED
+
+    def is_long(self, sequences: Sequence[Encoded], max_length: int) -> bool:
+        # After a prompt without a reference answer there must be room for a token.
+        return super().is_long(sequences, max_length - _is_unreferenced(sequences))
+
+    def notes(self, sequences: Sequence[Encoded], request: DataRequest) -> Iterator[str]:
+        if _is_unreferenced(sequences):
+            yield _UNREFERENCED
+        room = request.data.max_length - prompt_length({"labels": sequences[0][1]})
+        if request.judged_by is not None and room < request.judged_by.max_completion_length:
+            yield _LITTLE_ROOM
+
+    def checks(self, manifest: Manifest) -> Iterator[Check]:
+        rows = manifest.train.samples + manifest.heldout.samples
+        unreferenced, little = (manifest.notes.get(name, 0) for name in (_UNREFERENCED, _LITTLE_ROOM))
+        yield judged(
+            "reference answers", unreferenced, rows,
+            f"{counted_of(unreferenced, rows, 'prompt', 'has', 'have')} none: rewards are not checked with them, and no pass@k "
+            "and no loss is measured on them; data.columns: {completion: NAME} names a column with one",
+            "only says", is_fine=True, fine="" if unreferenced else f"each of {counted(rows, 'prompt')} has one", advice="",
+        )  # fmt: skip
+        yield judged(
+            "room for answers", little, rows,
+            f"{counted_of(little, rows, 'prompt', 'leaves', 'leave')} less than objective.max_completion_length within "
+            f"data.max_length {manifest.max_length}, so that answers are cut off earlier",
+            "only warns", fine=f"each of {counted(rows, 'prompt')} leaves room for a longest answer",
+            advice="raise data.max_length, lower objective.max_completion_length, or shorten the prompts",
+        )  # fmt: skip
 
 
 def prompt_length(row: Mapping[str, Any]) -> int:
-    """Return the number of tokens of a stored row's prompt: those before the reference answer."""
-    return next(at for at, label in enumerate(row["labels"]) if label != IGNORED)
+    """Return the number of tokens of a stored row's prompt: those before the reference answer, or all where there is none."""
+    return next((at for at, label in enumerate(row["labels"]) if label != IGNORED), len(row["labels"]))
+
+
+def _is_unreferenced(sequences: Sequence[Encoded]) -> bool:
+    """Return whether a row has no reference answer, or one that was cut off completely."""
+    return all(label == IGNORED for label in sequences[0][1])
 
 
 def _turns(value: Any, columns: dict[str, str], where: str) -> list[Message]:
@@ -108,31 +196,48 @@ def _turns(value: Any, columns: dict[str, str], where: str) -> list[Message]:
     return conversation(value, "prompt", columns, where) if "from" in value[0] else turns_of(value, "messages", columns, where)
 
 
-def _reference(row: dict[str, Any], columns: dict[str, str], where: str) -> str:
-    """Return the reference answer of a row, as text."""
-    for name in ("completion", "answer"):
+def _reference(row: dict[str, Any], columns: dict[str, str], where: str) -> str | None:
+    """Return the reference answer of a row, as text; None where it has none, or several."""
+    for name in (_COMPLETION, "answer", REFERENCE):
         value = optional_column(row, name, columns)
-        if value is None:
-            continue
         if isinstance(value, bool | int | float):
             return str(value)
-        if isinstance(value, list):  # TRL's form of messages
+        if isinstance(value, list) and value and all(isinstance(turn, dict) for turn in value):  # TRL's form of messages
             value = "".join(message["content"] for message in conversation(value, name, columns, where))
+        if not isinstance(value, str):
+            continue
         text = text_of(value, columns.get(name, name), where)
         if not text.strip():
-            raise DataError(f"{where}: {columns.get(name, name)} is empty; rewards are checked with the reference answer")
+            raise DataError(
+                f"{where}: {columns.get(name, name)} is empty; rewards are checked with the reference answer: remove the "
+                "column, or write null where there is none"
+            )
         return text
-    raise DataError(
-        f"{where}: no reference answer: neither completion nor answer is among the columns {', '.join(row) or 'none'}; rewards "
-        "are checked with it before a GPU is asked for. Add one, or map its name in data.columns: {completion: solution}"
-    )
+    return None
+
+
+def _refuse_other_names(row: dict[str, Any], where: str) -> None:
+    """Refuse a row without a prompt that has a column of another name for it, with what reads it."""
+    for name in _QUESTIONS:
+        if row.get(name):
+            raise DataError(
+                f"{where}: column prompt is missing, and {name} is not read by itself; write data.columns: "
+                f"{{instruction: {name}}} for the question of a chat, or {{prompt: {name}}} for raw text"
+            )
+
+
+_QUESTIONS = ("problem", "query", "task", "prompt_text", "question_text", "user", "text")
 
 
 def _fields(row: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
-    """Return the columns that rewards read, by our names where data.columns maps them."""
-    ours = {theirs: name for name, theirs in columns.items()}
+    """Return the columns that rewards read, by our names where data.columns maps them.
+
+    A function gets the drawn answer as `completion`: a column of another name that is mapped to it keeps its own.
+    """
+    ours = {theirs: name for name, theirs in columns.items() if name != _COMPLETION}
     named = {ours.get(name, name): value for name, value in row.items()}
-    return {name: value for name, value in named.items() if name not in (PROMPT, REFERENCE, *_TURNS)}
+    paths = [name for name in columns.values() if "." in name]
+    return {name: value for name, value in named.items() if name not in (PROMPT, _COMPLETION, *_TURNS, *paths)}
 
 
 _TURNS = ("messages", "conversations", "system", "tools", "history")

@@ -87,7 +87,12 @@ class Grpo(ObjectiveSection):
 
     @property
     def judged_by(self) -> "Grpo":
-        return Grpo(name="grpo", rewards=self.rewards, reward_seconds=self.reward_seconds)
+        return Grpo(
+            name="grpo",
+            rewards=self.rewards,
+            reward_seconds=self.reward_seconds,
+            max_completion_length=self.max_completion_length,
+        )
 
     def total(self, values: Sequence[float]) -> float:
         """Return the reward of an answer: the sum of its rewards' values times their weights."""
