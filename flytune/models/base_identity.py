@@ -2,12 +2,13 @@
 
 A model of the hub is identified by its commit; one at an address by what its storage keeps of each file (checksum or time, and
 size). Of a folder, config.json, the index and the headers of all safetensors files are read, and of the weights themselves all
-bytes up to WHOLE; of larger ones, the first and the last SAMPLE bytes of up to TENSORS tensors, spread over all of them.
+bytes up to WHOLE; of larger ones, the first and the last SAMPLE bytes of up to TENSORS tensors of a file, spread evenly.
 Further training changes nearly all tensors, and is noticed; a change of single numbers in a large model need not be.
 """
 
 import functools
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def _add_sample(digest: Any, content: Any, where: str) -> None:
         offsets = [entry["data_offsets"] for name, entry in described.items() if name != "__metadata__"]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise RecipeError(f"model.name_or_path: {where}: its header cannot be read: {error}; download it again") from None
-    step = max(1, len(offsets) // TENSORS)
+    step = max(1, math.ceil(len(offsets) / TENSORS))
     for begin, end in sorted(offsets)[::step]:
         for place in (begin, max(begin, end - SAMPLE)):
             content.seek(8 + length + place)

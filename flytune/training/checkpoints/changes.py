@@ -27,6 +27,7 @@ FIXED = {
     "the checkpoint has other trained weights": "model.extra_special_tokens method",
     "the steps before were trained for another objective": "objective.name",
     "a checkpoint of one sharding is not read by another": "sharding.name",
+    "offloaded states are updated by an optimizer of their own, which reading others' was not tested with": "sharding.offload",
 }
 """Fields that a resumed run cannot change, by the reason."""
 TAKEN = {

@@ -88,7 +88,7 @@ class Saver:
         self.resumed_step, self.resumed_seconds = 0, 0.0
         """Step and seconds of training of the checkpoint that the run resumes from."""
         self.resumed_loss: float | None = None
-        """Held-out loss of that checkpoint; None if it was not scored."""
+        """Held-out loss of that checkpoint; None if it was not scored, or on other samples."""
         self.saved_step = 0
         """Step of the newest complete checkpoint."""
         self.store_seconds = 0.0
@@ -147,7 +147,7 @@ class Saver:
             return None
         checkpoint, folder = found
         self.resumed_step = self.saved_step = checkpoint.step
-        self.resumed_seconds, self.resumed_loss = checkpoint.seconds, checkpoint.eval_loss
+        self.resumed_seconds = checkpoint.seconds
         self._continue(checkpoint)
         trackers.resume_runs(checkpoint.trackers)
         if self.args.process_index == 0 and (folder / STEPS).is_file():
@@ -161,6 +161,7 @@ class Saver:
         self._history = earlier if earlier[-1][1] == own else [*earlier, (checkpoint.step, own)]
         is_same = checkpoint.scored_on == self._scored_on if checkpoint.scored_on else checkpoint.decisions == self.key
         self.scored_since = checkpoint.scored_since if is_same else checkpoint.step
+        self.resumed_loss = checkpoint.eval_loss if is_same else None
 
     def weights_after(self, step: int) -> str:
         """Return 16 hex digits of all that the weights after `step` follow from, in this attempt and in those before it."""
