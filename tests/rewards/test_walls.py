@@ -193,7 +193,7 @@ def test_without_walls_answers_run_only_where_the_recipe_accepts_it_and_the_plan
             return rewards.values([item])
 
     with pytest.raises(
-        RewardError, match=r"unit_tests runs code of answers.*no Landlock.*accept_no_wall: true beside its name"
+        RewardError, match=r"code of answers would run for unit_tests.*no Landlock.*accept_no_wall: true beside its name"
     ):
         values()
     assert values(accept_no_wall=True) == [[1.0]]
