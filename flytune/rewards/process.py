@@ -81,8 +81,8 @@ class RewardProcess:
             if reason := values[-1].get("no_walls"):
                 raise RewardError(
                     f"objective.rewards: code of answers would run for {reward.name}, and nothing of the kernel would hold "
-                    f"it back here: {reason}. Run it where there is a newer kernel, or accept that an answer may do what this process "
-                    "may: write accept_no_wall: true beside its name"
+                    f"it back here: {reason}. Run it where there is a newer kernel, or accept that an answer may do what this "
+                    "process may: write accept_no_wall: true beside its name"
                 )
             if "error" in values[-1]:
                 item = items[len(values) - 1]
