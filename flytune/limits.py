@@ -28,6 +28,13 @@ LEAST_LEARNING_RATE = 1e-12
 """Smaller steps are lost in float32 beside weights of any size that models have."""
 LEAST_FACTOR = 1e-6
 """Smallest factor of a loss or of its gradients (weights, beta, max_grad_norm) that is not 0: AdamW's epsilon is 1e-8."""
+LEAST_MINUTES = 0.01
+"""Shortest limit of a time that a run waits: 0.6 s."""
+LEAST_SECONDS = 0.01
+LEAST_TEMPERATURE = 1e-3
+"""Logits that are divided by less are the most probable token alone."""
+LEAST_NUMBER = 1e-30
+"""Smaller numbers than this one that are not 0 are a slip wherever they are: float32 rounds 1e-46 to 0."""
 DROPOUT = 0.99
 """Largest share of an adapter's inputs that are dropped out."""
 DECAY = 0.999999

@@ -239,12 +239,11 @@ def dotted(loc: Location) -> str:
 
 
 def wrong_values(value: Any, loc: Location = ()) -> Iterator[str]:
-    """Yield a line for each value that pydantic would accept although nobody means it.
-
-    These are infinities, NaN, numbers of more digits than a float has room for, and texts with control characters.
-    """
+    """Yield a line for each value that pydantic accepts and nobody means: NaN, infinite, tiny, huge, control characters."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{dotted(loc)}: numbers must be finite; found {value}"
+    elif isinstance(value, float) and 0 < abs(value) < limits.LEAST_NUMBER:
+        yield f"{dotted(loc)}: {value:g} is smaller than any number that has an effect; write 0, or a larger one"
     elif isinstance(value, int) and abs(value) > _LARGEST:
         yield f"{dotted(loc)}: at most {_LARGEST:.0e} is read; found a number of {len(str(value))} digits"
     elif isinstance(value, str) and (found := _CONTROL.search(value)):
@@ -311,7 +310,6 @@ FORMS = {
     r"^[0-9a-f]{64}$": "be a SHA-256 of 64 hexadecimal digits",
     r"^([0-9a-f]{64})?$": "be empty or a SHA-256 of 64 hexadecimal digits",
     r"^(gaussian|pissa|pissa_niter_[1-9]\d{0,3})$": "be 'gaussian', 'pissa' or 'pissa_niter_NUMBER'",
-    r"^[a-z_0-9]+$": "be lower-case letters, digits and underscores",
     "^/": "be an absolute path",
 }
 """Predicates after "must", by the patterns of fields."""

@@ -85,6 +85,21 @@ class CoreLoader(yaml.SafeLoader):
                 lines[known] = line
         return node
 
+    def flatten_mapping(self, node: MappingNode) -> None:
+        """Put what `<<` brings into a mapping as PyYAML does, and refuse a mapping whose values another one would hide."""
+        own = {key.value: value for key, value in node.value if isinstance(key, ScalarNode)}
+        super().flatten_mapping(node)
+        for key, value in node.value:
+            mine = own.get(key.value) if isinstance(key, ScalarNode) else None
+            if not (isinstance(mine, MappingNode) and isinstance(value, MappingNode)) or mine is value:
+                continue
+            there = {one.value for one, _ in mine.value}
+            if lost := [str(one.value) for one, _ in value.value if one.value not in there and "<<" not in there]:
+                raise YAMLError(
+                    f"line {mine.start_mark.line + 1}: {key.value} is brought by << too, and its {', '.join(lost)} would be "
+                    f"lost; write << in {key.value}, or what is lost"
+                )
+
     def _key(self, node: ScalarNode) -> Any:
         """Return a value that is equal for keys that Python's dict takes for one: 1, 0x1 and true."""
         if node.tag.rpartition(":")[2] not in _SCALARS:

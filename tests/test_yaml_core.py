@@ -164,3 +164,11 @@ def test_other_encodings_are_refused_and_files_are_read_to_the_limit(tmp_path):
 def test_any_text_is_read_or_refused(text):
     with suppress(yaml_core.YAMLError):
         yaml_core.load(text)
+
+
+def test_a_mapping_that_hides_a_merged_one_is_refused_with_what_would_be_lost():
+    base = "base: &base {a: 1, training: {rate: 1, steps: 2}}\n"
+    with pytest.raises(yaml_core.YAMLError, match=r"line 2: training is brought by << too, and its steps would be lost"):
+        yaml_core.load(f"{base}own: {{<<: *base, training: {{rate: 3}}}}\n")
+    whole = yaml_core.load(f"{base}own: {{<<: *base, a: 2, training: {{rate: 3, steps: 4}}}}\n")
+    assert whole["own"] == {"a": 2, "training": {"rate": 3, "steps": 4}}

@@ -121,7 +121,8 @@ def _count(config: Config, kind: ModelType, quantized: str | None, as_llama: boo
     query, key = heads * head, key_value_heads * head
     experts, chosen, width, dense = 1, 1, dense_width, tuple[int, ...]()
     if kind.experts:
-        name = "num_local_experts" if config.content.get("num_local_experts") is not None else "num_experts"
+        usual = "num_local_experts" if config.kind == "mixtral" else "num_experts"
+        name = next((one for one in ("num_local_experts", "num_experts") if config.content.get(one) is not None), usual)
         experts, chosen = config.size(name, least=0), config.size("num_experts_per_tok")
         if config.kind != "mixtral":
             width = config.size("moe_intermediate_size")
@@ -129,8 +130,10 @@ def _count(config: Config, kind: ModelType, quantized: str | None, as_llama: boo
             dense = tuple(at for at in range(layers) if at in only or not experts or (at + 1) % step != 0)
         if experts and chosen > experts:
             config.problems.append(f"num_experts_per_tok {chosen} is more than {name} {experts}")
-        if experts <= 1 or len(dense) == layers:
+        if experts <= 1:
             config.problems.append(f"{name} is {experts}, which is not a number of experts to choose from")
+        elif len(dense) == layers:
+            config.problems.append("mlp_only_layers and decoder_sparse_step leave no layer with experts to choose from")
     tied = config.flag("tie_word_embeddings", kind.tied)
     attention_bias, mlp_bias = (
         config.flag(flag, kind.default_bias) if isinstance(flag, str) else flag for flag in (kind.attention_bias, kind.mlp_bias)

@@ -72,7 +72,7 @@ OF_HELDOUT = ("format", "columns", "remove_columns", "input_separator", "sample_
 class WeightedSource(Source):
     """One of several sources, with a weight."""
 
-    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    weight: Annotated[float, Field(ge=limits.LEAST_FACTOR, le=1000)] = 1.0
     """Share of its rows to use, chosen by content; with 2.5, all rows are used twice and half of them once more."""
 
 

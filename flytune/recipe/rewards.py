@@ -52,8 +52,8 @@ class RewardFunction(Strict):
             raise ValueError(f"column: only {', '.join(COLUMNS)} read one; a function gets all columns")
         if self.accept_no_wall and self.name != "unit_tests":
             raise ValueError("accept_no_wall: only for unit_tests, which alone runs code of answers; remove it")
-        if not self.weight:
-            raise ValueError("weight: 0, so that the reward counts for nothing; remove it")
+        if abs(self.weight) < limits.LEAST_FACTOR:
+            raise ValueError(f"weight: {self.weight:g}, so that the reward counts for nothing; remove it")
         return self
 
 

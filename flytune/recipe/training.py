@@ -47,7 +47,7 @@ class Training(Strict):
     """Dtype of the weights that the optimizer updates, of their gradients and AdamW's moments; bfloat16 only for full."""
     activation_checkpointing: bool = True
     """Recompute activations in the backward pass instead of storing them."""
-    neftune_noise_alpha: Annotated[float, Field(gt=0, le=limits.FACTOR)] | None = None
+    neftune_noise_alpha: Annotated[float, Field(ge=limits.LEAST_FACTOR, le=limits.FACTOR)] | None = None
     """Scale of the uniform noise on the embeddings of training samples (NEFTune); none by default, 5 to 15 in its paper."""
     torch_compile: bool = False
     """Compile each decoder layer: the first steps take minutes longer, the others are faster."""
@@ -59,7 +59,7 @@ class Training(Strict):
     """Optimizer steps between two logged steps."""
     router_aux_loss_coef: Annotated[float, Field(ge=0, le=limits.FACTOR)] | None = None
     """Factor of the balance loss of a mixture of experts; by default that of the model's config.json, 0 leaves it out."""
-    hang_minutes: Annotated[float, Field(gt=0, le=limits.MINUTES)] = 10.0
+    hang_minutes: Annotated[float, Field(ge=limits.LEAST_MINUTES, le=limits.MINUTES)] = 10.0
     """Minutes after which a step that is also ten times slower than any before ends the attempt, with a stack of each rank."""
     ddp_timeout: Positive | None = None
     """Seconds after which a collective that not all processes reach fails; by default more than all limits of hang_minutes."""

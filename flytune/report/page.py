@@ -1,5 +1,7 @@
 """The report of a run, report.html: one self-contained page."""
 
+import html
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -104,7 +106,14 @@ def environment(escape: bool) -> Any:
         "size": charts.size,
         "price": price,
     }
-    found.filters |= {"interval": interval, "duration": duration, "cell": cell, "percent": percent}
+    found.filters |= {
+        "interval": interval,
+        "duration": duration,
+        "cell": cell,
+        "prose": prose,
+        "code": code,
+        "percent": percent,
+    }
     found.filters |= {"value": value, "range": shown, "apart": apart, "capitalized": capitalized}
     found.globals |= {"verdict": verdict, "share": share}
     return found
@@ -207,7 +216,18 @@ def price(dollars: float) -> str:
 
 def cell(text: str) -> str:
     """Return the text on one line, escaped for a cell of a Markdown table."""
-    return " ".join(text.split()).replace("|", "\\|")
+    return prose(text)
+
+
+def prose(text: str) -> str:
+    """Return the text on one line of Markdown, which shows it as it is: no HTML, links, pictures, headings or tables."""
+    line = re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+    return re.sub(r"^([-+#=~]|\d+[.)])", r"\\\1", line)
+
+
+def code(text: str) -> str:
+    """Return the text on one line, for a span of code in Markdown, which a backtick would end."""
+    return " ".join(text.split()).replace("`", "'")
 
 
 def share(part: float, whole: float) -> str:

@@ -229,7 +229,14 @@ _FORWARDED = (*_ALONE, *_COMPARISONS, *_WITH_ANOTHER)
 """Operations of methods with these names: alone, and with another operand, which may be what a test expects."""
 
 
-class StandIn:
+def _operator(kind: str) -> Callable[..., Any]:
+    return lambda self, *given: _forward(kind, self, *given)
+
+
+_Operators: Any = type("Operators", (), {name: _operator(name) for name in _FORWARDED})
+
+
+class StandIn(_Operators):  # type: ignore[misc]
     """An object of the other process."""
 
     def __init__(self, peer: Peer, number: int) -> None:
@@ -299,11 +306,3 @@ def _forward(kind: str, one: StandIn, *given: Any) -> Any:
         return NotImplemented
     result = peer.ask(kind, one, *given)
     return result if isinstance(result, StandIn) else NotImplemented
-
-
-def _operator(kind: str) -> Callable[..., Any]:
-    return lambda self, *given: _forward(kind, self, *given)
-
-
-for _name in _FORWARDED:
-    setattr(StandIn, _name, _operator(_name))

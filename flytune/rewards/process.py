@@ -80,9 +80,9 @@ class RewardProcess:
         for reward, values in zip(self._section.rewards, found, strict=True):
             if reason := values[-1].get("no_walls"):
                 raise RewardError(
-                    f"objective.rewards: {reward.name} runs code of answers, and nothing of the kernel would hold it back "
-                    f"here: {reason}. Run it where there is a newer kernel, or accept that an answer may do what this process "
-                    "may: write accept_no_wall: true beside its name"
+                    f"objective.rewards: code of answers would run for {reward.name}, and nothing of the kernel would hold "
+                    f"it back here: {reason}. Run it where there is a newer kernel, or accept that an answer may do what this "
+                    "process may: write accept_no_wall: true beside its name"
                 )
             if "error" in values[-1]:
                 item = items[len(values) - 1]

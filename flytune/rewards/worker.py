@@ -30,6 +30,8 @@ from typing import Any
 
 MEMORY = 512 * 2**20
 """Bytes that a reward may take beside what the process has already."""
+LARGEST = 1e9
+"""Largest size of a reward (flytune.limits.FACTOR)."""
 _LONGEST = 2**20
 """Bytes of a line in which a process answers for an item; an error has 300 characters."""
 _FORGED = "writes into the answers of its process"
@@ -177,6 +179,8 @@ def _value(value: Any) -> dict[str, Any]:
         return {"error": f"returns {type(value).__name__} {value!r:.60}; it must return a number"}
     if not math.isfinite(found := float(number)):
         return {"error": f"returns {found}; it must return a finite number"}
+    if abs(found) > LARGEST:
+        return {"error": f"returns {found:g}; its size must be {LARGEST:.0e} at most, so that squares and sums are numbers too"}
     return {"value": found}
 
 

@@ -29,6 +29,12 @@ Count = Annotated[int, Field(ge=0, le=_LARGEST), BeforeValidator(_number)]
 More = Annotated[Count, Field(gt=0)]
 Real = Annotated[float, Field(ge=0, le=_LARGEST), BeforeValidator(_number)]
 Device = Literal["none", "cpu", "nvme"]
+Collective = Literal[
+    "broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor",
+    "reduce_scatter_base", "gather", "scatter", "all_gather", "all_gather_into_tensor", "all_gather_base",
+    "all_gather_coalesced", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv", "barrier",
+]  # fmt: skip
+"""Operations of DeepSpeed's communication that its log may be limited to."""
 _MOST_SCALE_POWER = 32
 """Largest initial scale of float16, as a power of 2; DeepSpeed's own overflows above 62."""
 
@@ -147,7 +153,7 @@ class NamedBlock(Strict):
 class CommsLogger(_passed_on("enabled prof_all verbose debug")):  # type: ignore[misc]
     """Log of the collectives."""
 
-    prof_ops: list[Annotated[str, Field(pattern=r"^[a-z_0-9]+$")]] = Field(default=[], max_length=limits.LISTED)
+    prof_ops: list[Collective] = Field(default=[], max_length=limits.LISTED)
 
 
 class FlopsProfiler(_passed_on("enabled detailed", "profile_step top_modules")):  # type: ignore[misc]

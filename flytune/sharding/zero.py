@@ -52,7 +52,7 @@ class Zero(ShardingBase):
             return "offloads to NVMe, and the shape's disk is none"
         own = [path for path in _nvme_paths(self.content) if path is not None]
         cluster = load_cluster()
-        # On a person's own machine too: the recipe may be a stranger's, and DeepSpeed writes wherever it is told to.
+        # On a person's own machine too: the recipe may be a stranger's, and DeepSpeed makes folders at any path.
         for path in own:
             if not _is_scratch(path) and not (os.path.normpath(path) == path and cluster.volume_at(path, shape.name)):
                 return f"offloads to nvme_path {path}, which no pod has; leave it out for the scratch disk, or mount a volume"

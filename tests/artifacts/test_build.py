@@ -17,6 +17,7 @@ from flytune.records import Manifest, Metrics, Plan, TrainingResult
 from flytune.records.contents import verify
 from flytune.report import model_card
 from tests.support.full_disk import files_of_at_most
+from tests.support.paths import ROOT
 from tests.support.reports import metrics as made_up
 from tests.support.stages import copy_tree, plan_for, recipe_for, write_dataset, write_trained
 from tests.support.tiny import tiny_base
@@ -400,3 +401,16 @@ def test_an_equal_run_is_published_once_and_another_decision_beside_it(recipe, d
     build.publish(made[1], address, found[1])
     assert names(Path(first)) == names(made[1])
     verify(Path(first))
+
+
+def test_an_artifact_without_an_identity_is_completed_by_an_equal_publication_at_the_same_time(recipe, tmp_path):
+    release = ROOT / "tests" / "support" / "releases" / "0.1.0" / "artifact"
+    name = build.published_name(release, recipe)
+    there = tmp_path / "models" / name
+    there.mkdir(parents=True)
+    # As another process leaves it between two of its files.
+    shutil.copyfile(release / "artifact.json", there / "artifact.partial.json")
+    shutil.copyfile(release / "recipe.yaml", there / "recipe.yaml")
+    assert build.publish(release, str(tmp_path / "models"), name) == str(there)
+    assert names(there) == names(release)
+    verify(there)

@@ -417,3 +417,22 @@ def test_a_model_that_the_closed_form_does_not_know_is_refused_with_the_dry_run(
         recipe_of(hardware={"shape": "cpu-1"}, model={"name_or_path": "a/b", "dtype": "float32"}), geometry=small
     )
     assert any("activations are rough: the closed form does not know multi-head" in reason for reason in on_cpu.reasons)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        ("mixtral", {"num_local_experts": 1, "num_experts_per_tok": 1}, "num_local_experts is 1, which is not a number of exp"),
+        ("mixtral", {"num_local_experts": None}, "num_local_experts"),
+        (
+            "qwen3_moe",
+            {"num_experts": 1, "num_local_experts": None, "num_experts_per_tok": 1},
+            "num_experts is 1, which is not",
+        ),
+        ("qwen3_moe", {"decoder_sparse_step": 99}, "mlp_only_layers and decoder_sparse_step leave no layer with experts"),
+    ],
+)
+def test_a_mixture_of_one_expert_is_refused_with_the_key_of_its_config(kind, changes, said):
+    sizes = json.loads(tiny_config(kind).to_json_string()) | changes
+    with pytest.raises(RecipeError, match=rf"(\W|^){said}"):
+        config_sizes.geometry({name: value for name, value in sizes.items() if value is not None}, kind)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from flytune.rewards import process as worker_process
 from tests.fuzz.removing import Removal, each, instead, recoded, returns, schema, then
 
 
@@ -121,8 +122,10 @@ def _worker(**changes: str) -> Callable[[Path], Path]:
     """Return what makes a copy of the scripts that compute rewards, in which the lines of LINES have others in their place."""
 
     def copied(worker: Path) -> Path:
-        folder = Path(shutil.copytree(worker.parent, Path(tempfile.mkdtemp()) / "rewards"))
-        text = worker.read_text(encoding="utf-8")
+        # Not of `worker`, which may be a copy without another protection.
+        source = Path(worker_process.__file__).parent
+        folder = Path(shutil.copytree(source, Path(tempfile.mkdtemp()) / "rewards"))
+        text = (source / worker.name).read_text(encoding="utf-8")
         for name, other in changes.items():
             assert text.count(_LINES[name]) == 1, f"{worker.name} has no line {_LINES[name]!r}"
             text = text.replace(_LINES[name], other)

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from flytune.errors import RecipeError
 from flytune.hardware import shape_named
-from flytune.recipe import Recipe
+from flytune.recipe import SECTIONS, Recipe
 from flytune.schema import alternatives, is_model
 from flytune.sharding import sharding_of
 from flytune.sharding.deepspeed_config import DeepSpeedConfig
@@ -112,3 +112,42 @@ def test_an_nvme_path_is_on_the_scratch_disk_or_a_volume_on_a_persons_machine_to
     zero["offload_optimizer"]["nvme_path"] = "/tmp/flytune-nvme"
     recipe = Recipe.model_validate(content(sharding={"name": "zero3", "config": {"zero_optimization": zero}}))
     assert sharding_of(recipe).misfit(shape) is None
+
+
+def floats_of(model, prefix=""):
+    for name, field in model.model_fields.items():
+        for section in models_of(field.annotation):
+            yield from floats_of(section, f"{prefix}{name}.")
+        if any(one is float for one in alternatives(field.annotation)):
+            yield f"{prefix}{name}"
+
+
+SMALL = {"training.hang_minutes": 1e-29, "data.sources.weight": 1e-9, "objective.rewards.weight": -1e-9}
+"""Numbers that float32 has, and with which a run would wait for nothing or train nothing."""
+
+
+def test_numbers_without_an_effect_are_refused_in_every_field():
+    names = [*dict.fromkeys(floats_of(Recipe)), "sharding.config.gradient_clipping"]
+    assert len(names) > 30
+    for name, value in [*((name, 1e-300) for name in names), *SMALL.items()]:
+        section, *path = name.split(".")
+        usual = content().get(section) or {}
+        made = {"name": usual} if isinstance(usual, str) else dict(usual)
+        if path[0] == "sources":
+            made = {"sources": [{"path": "x", "weight": value}]}
+        elif path[0] == "rewards":
+            made = {"name": "grpo", "rewards": [{"name": "exact_answer", "weight": value}]}
+        elif path[0] == "config":
+            made = {"name": "zero3", "config": {"gradient_clipping": value}}
+        elif section == "objective":
+            made = next(
+                {"name": kind, path[0]: [value] if path[0] == "loss_weights" else value}
+                for kind, one in SECTIONS.items()
+                if path[0] in one.model_fields
+            )
+        elif path[0] == "must_not_fall":
+            made = {"tasks": ["x"], "must_not_fall": [{"task": "x", "margin": value}]}
+        else:
+            made[path[0]] = value
+        with pytest.raises(RecipeError, match="smaller|greater|counts for nothing|has no effect"):
+            Recipe.model_validate(content(**{section: made}))

@@ -51,6 +51,22 @@ def test_what_users_wrote_is_escaped():
     assert tags.text.count("<script>alert('a')</script>") >= 7
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("<script>alert(1)</script> & ![a](http://x)", r"&lt;script&gt;alert(1)&lt;/script&gt; &amp; !\[a\](http://x)"),
+        ("# Title\n\n| a | b |", r"\# Title \| a \| b \|"),
+        ("```\ncode", r"\`\`\` code"),
+        ("---", r"\---"),
+        ("Sums of two numbers (v2), 3 * 4.", r"Sums of two numbers (v2), 3 \* 4."),
+    ],
+)
+def test_a_card_shows_the_description_as_it_is(text, shown):
+    recipe = recipe_for(Path("models/base"), "lora").model_copy(update={"description": text})
+    card = model_card.render(*run_of(recipe), broken=[])
+    assert card.partition(f"# {recipe.name}\n\n")[2].startswith(f"{shown}\n\nA LoRA adapter")
+
+
 def test_has_all_pictures_and_says_what_they_show():
     pictures = [attrs for attrs in Tags(page()).all("svg") if attrs.get("role") == "img"]
     labels = " | ".join(attrs["aria-label"] for attrs in pictures)

@@ -20,6 +20,9 @@ def raises(completion, **columns):
 def nan(completion, **columns):
     return float("nan") if completion else 0
 
+def huge(completion, **columns):
+    return 1e200
+
 def none(completion, **columns):
     return None
 
@@ -116,6 +119,7 @@ def test_values_of_several_rewards_and_their_sum():
     [
         ("raises", "raises ValueError: no such thing"),
         ("nan", "returns nan; it must return a finite number"),
+        ("huge", "returns 1e\\+200; its size must be 1e\\+09 at most"),
         ("none", "returns NoneType None"),
         ("hangs", "takes more than 0.2 s"),
         ("memory", "MiB of memory"),

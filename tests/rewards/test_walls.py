@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flytune.errors import RewardError
+from flytune.errors import RecipeError, RewardError
 from flytune.planning import planner
 from flytune.recipe import Grpo, Recipe
 from flytune.rewards import Judged, RewardProcess, process, walls
@@ -193,7 +193,7 @@ def test_without_walls_answers_run_only_where_the_recipe_accepts_it_and_the_plan
             return rewards.values([item])
 
     with pytest.raises(
-        RewardError, match=r"unit_tests runs code of answers.*no Landlock.*accept_no_wall: true beside its name"
+        RewardError, match=r"code of answers would run for unit_tests.*no Landlock.*accept_no_wall: true beside its name"
     ):
         values()
     assert values(accept_no_wall=True) == [[1.0]]
@@ -208,7 +208,7 @@ def test_without_walls_answers_run_only_where_the_recipe_accepts_it_and_the_plan
         said = [line for line in planner.make(recipe, geometry=GEOMETRY).reasons if line.startswith("objective.rewards")]
         assert len(said) == len(wanted)
         assert all(one in line for one, line in zip(wanted, said, strict=True))
-    with pytest.raises(ValueError, match="accept_no_wall: only for unit_tests"):
+    with pytest.raises(RecipeError, match="accept_no_wall: only for unit_tests"):
         Recipe.model_validate(
             content(objective={"name": "grpo", "rewards": [{"name": "exact_answer", "accept_no_wall": True}]})
         )

@@ -13,6 +13,7 @@ EXCEPTIONS = {
     "flytune/json_core.py": "the reader of JSON",
     "flytune/yaml_core.py": "the reader of YAML",
     "flytune/rewards/worker.py": "a process of its own, which imports nothing of the project",
+    "flytune/rewards/calls.py": "read by that process too",
     "flytune/rewards/shipped.py": "the same process",
     "flytune/models/chat_templates.py": "the answers of its own second process",
     "flytune/models/tokenizer_steps.py": "of equal keys the last, as the tokenizers library, which reads the file, takes it",

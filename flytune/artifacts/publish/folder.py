@@ -52,14 +52,34 @@ def publish(artifact: Path, contents: Contents, address: str, name: str, weights
     """
     target = f"{address.rstrip('/')}/{name}"
     storage = Storage(address, "publish.address", error=ExportError, failed="cannot be written to", retry=False)
+    try:
+        _publish(artifact, contents, storage, target, name, weights)
+    except (ExportError, FileNotFoundError):
+        if not _is_there(artifact, contents, storage, name):
+            raise
+        log.info("%s: published by an equal run at the same time", target)
+    return target
+
+
+def _is_there(artifact: Path, contents: Contents, storage: Storage, name: str) -> bool:
+    """Return whether an equal run has published all files."""
+    try:
+        if not _is_equal(storage.read(f"{name}/{CONTENTS}"), artifact, contents):
+            return False
+        _check_sizes(storage, name, contents)
+    except (ExportError, FileNotFoundError):
+        return False
+    return True
+
+
+def _publish(artifact: Path, contents: Contents, storage: Storage, target: str, name: str, weights: Storage | None) -> None:
     present = [file for file in storage.files(name) if not is_temporary(file)]
     if CONTENTS in present:
-        content = storage.read(f"{name}/{CONTENTS}")
-        if content != (artifact / CONTENTS).read_bytes() and not _is_equal(content, contents):
+        if not _is_equal(storage.read(f"{name}/{CONTENTS}"), artifact, contents):
             raise _taken(target, "another artifact")
         log.info("%s: already published", target)
-        return target
-    completes = PARTIAL in present and _is_equal(storage.read(f"{name}/{PARTIAL}"), contents)
+        return
+    completes = PARTIAL in present and _is_equal(storage.read(f"{name}/{PARTIAL}"), artifact, contents)
     wanted, old = {stored.file: stored.sha256 for stored in contents.files}, [PARTIAL] if completes else []
     for file in sorted({*present} - {*old}):
         if storage.get(f"{name}/{file}") == wanted.get(file):
@@ -71,16 +91,18 @@ def publish(artifact: Path, contents: Contents, address: str, name: str, weights
     try:
         storage.write(f"{name}/{PARTIAL}", (artifact / CONTENTS).read_bytes())
         _copy(artifact, storage, name, missing, weights)
-        for file in ({*old} - {*wanted}) | {PARTIAL}:
+        for file in {*old} - {*wanted, PARTIAL}:
             storage.remove(f"{name}/{file}")
         _check_sizes(storage, name, contents)
         storage.copy(artifact / CONTENTS, f"{name}/{CONTENTS}")
+        # After artifact.json, so that an equal run at the same time always finds one of the two.
+        storage.remove(f"{name}/{PARTIAL}")
     except ExportError as error:
         if not storage.is_local:
             raise ExportError(f"{error}; what was uploaded stays there, and is not sent again") from error
-        _remove(storage, name, {PARTIAL, *wanted} - {*present})
+        if not _is_there(artifact, contents, storage, name):
+            _remove(storage, name, {PARTIAL, *wanted} - {*present})
         raise
-    return target
 
 
 def _copy(artifact: Path, storage: Storage, name: str, files: list[str], weights: Storage | None) -> None:
@@ -111,8 +133,10 @@ def _remove(storage: Storage, name: str, files: set[str]) -> None:
         log.warning("%s: a part of the artifact is left there: %s", name, error)
 
 
-def _is_equal(content: bytes, contents: Contents) -> bool:
-    """Return whether an artifact.json is of an equal run: the same identity, and the same files of the model."""
+def _is_equal(content: bytes, artifact: Path, contents: Contents) -> bool:
+    """Return whether an artifact.json is the artifact's, or of an equal run: the same identity, and files of the model."""
+    if content == (artifact / CONTENTS).read_bytes():
+        return True
     try:
         found = Contents.parse(content)
     except RecordError:

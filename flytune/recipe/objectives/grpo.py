@@ -40,7 +40,7 @@ class Grpo(ObjectiveSection):
     """Answers to each prompt of a step (TRL's num_generations); it divides training.global_batch_size, which counts answers."""
     max_completion_length: Annotated[int, Field(ge=1, le=limits.TOKENS)] = 256
     """Most tokens of an answer, also limited by what the prompt leaves of data.max_length."""
-    temperature: Annotated[float, Field(gt=0, le=_MOST_TEMPERATURE)] = 1.0
+    temperature: Annotated[float, Field(ge=limits.LEAST_TEMPERATURE, le=_MOST_TEMPERATURE)] = 1.0
     """Divisor of the logits from which answers are drawn, and of those that are trained."""
     top_p: Share = 1.0
     """Draw from the most probable tokens that have this share of the probability together."""
@@ -72,7 +72,7 @@ class Grpo(ObjectiveSection):
     """Answers that a process draws at a time; by default as many as a micro batch has."""
     eval_answers: Annotated[int, Field(ge=0, le=limits.LISTED)] = 4
     """Answers that both models draw to each held-out prompt for pass@1 and pass@k, beside the most probable one."""
-    reward_seconds: Annotated[float, Field(gt=0, le=600)] = 5.0
+    reward_seconds: Annotated[float, Field(ge=limits.LEAST_SECONDS, le=600)] = 5.0
     """Longest time that a reward may take for one answer."""
 
     @property
