@@ -62,12 +62,12 @@ def find(config: Path, run: Execution) -> Made:
     raise ExportError("\n  ".join([nothing, *left]))
 
 
-class Outcome(NamedTuple):
+class RunEnd(NamedTuple):
     """End of a run."""
 
     is_success: bool
     text: str
-    """Its phase, and the error that ended it."""
+    """Phase of the run, and the error that ended it."""
 
 
 def is_known(config: Path, run: Execution) -> bool:
@@ -82,7 +82,7 @@ def is_known(config: Path, run: Execution) -> bool:
     return True
 
 
-def follow(config: Path, run: Execution, show: Callable[[str], None]) -> Outcome:
+def follow(config: Path, run: Execution, show: Callable[[str], None]) -> RunEnd:
     """Show each change of a run's actions until the run has ended.
 
     The control plane is asked again and again: streams of the open backend end after half a minute.
@@ -107,7 +107,7 @@ def follow(config: Path, run: Execution, show: Callable[[str], None]) -> Outcome
         time.sleep(POLL_SECONDS)
 
 
-def _changes(run: Execution, phases: dict[str, str], show: Callable[[str], None]) -> Outcome | None:
+def _changes(run: Execution, phases: dict[str, str], show: Callable[[str], None]) -> RunEnd | None:
     """Show the actions whose phases are not those of `phases`, and note them there; return how the run has ended."""
     from flyte.remote import Action, ActionDetails
 
@@ -121,7 +121,7 @@ def _changes(run: Execution, phases: dict[str, str], show: Callable[[str], None]
     if phase not in {"SUCCEEDED", *FAILED}:
         return None
     error = root.error_message if phase in FAILED else ""
-    return Outcome(phase == "SUCCEEDED", f"{phase.lower()}: {error}" if error else phase.lower())
+    return RunEnd(phase == "SUCCEEDED", f"{phase.lower()}: {error}" if error else phase.lower())
 
 
 def _left(run: Execution) -> list[str]:

@@ -256,10 +256,9 @@ def plain_pair(pair: Pair) -> Pair:
 def write_first_adapter(recipe: Recipe, folder: Path) -> None:
     """Write the adapter that PEFT draws for the base as transformers loads it, with the recipe's seed."""
     from peft import get_peft_model
-    from transformers import AutoModelForCausalLM, set_seed
+    from transformers import set_seed
 
-    quantization = loading.quantization(recipe) if recipe.method.name == "qlora" else None
-    base = AutoModelForCausalLM.from_pretrained(recipe.model.name_or_path, dtype="float32", quantization_config=quantization)
+    base = loading.base_model(recipe, "float32")
     set_seed(recipe.training.seed)
     get_peft_model(base, loading.peft_config(recipe, base)).save_pretrained(folder)
 

@@ -38,7 +38,7 @@ ALLOWED = {
     "training": "console data export failures hardware models objectives patches planning pods recipe records sharding",
     "adapters": "artifacts export models recipe records",
     "registry": "artifacts console data evaluation export models recipe records",
-    "selftest": "console data hardware objectives planning recipe records sharding training",
+    "selftest": "console data hardware models objectives planning recipe records sharding training",
     "inference": "adapters artifacts console data evaluation export models recipe records",
     "stages": "adapters artifacts console data dryrun evaluation failures hardware inference models planning pods recipe "
     "records registry selftest sharding sweeps training",

@@ -46,7 +46,7 @@ class Action:
     outputs: str = ""
     error: execution_pb2.ExecutionError | None = None
     pod: subprocess.Popen | None = None
-    """Its pod; of a job that of the first worker."""
+    """Pod of the action, or of a job's first worker."""
     peers: list = field(default_factory=list)
     """Pods of a job's other workers."""
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -57,7 +57,7 @@ class Action:
 
     @property
     def pods(self):
-        """All of its pods."""
+        """Pods of all workers."""
         return [self.pod, *self.peers] if self.pod else []
 
     @property

@@ -22,7 +22,7 @@ _CLIP_RANGES: dict[str, tuple[float, float]] = {
     "cispo": (0.2, 5.0),  # Khatri et al. 2025 (ScaleRL), arXiv 2510.13786; it has no lower bound, and TRL ignores epsilon
 }
 _GSPO_CLIP_RANGE = (3e-4, 4e-4)
-"""Of ratios of whole answers (Zheng et al. 2025, arXiv 2507.18071)."""
+"""Clip range of ratios of whole answers (Zheng et al. 2025, arXiv 2507.18071)."""
 
 
 class Grpo(ObjectiveSection):
