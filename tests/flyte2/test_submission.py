@@ -158,7 +158,7 @@ def test_ctrl_c_leaves_the_submitted_run_alone_and_says_how_to_look_at_it(plane,
         [str(Path(sys.executable).with_name("flytune")), *command], cwd=ROOT, env=os.environ | settings, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, start_new_session=True,
     ) as process:  # fmt: skip
-        until(lambda: plane.calls.count("ListActions") > 0)
+        until(lambda: plane.executor.of_run("left"))
         os.killpg(process.pid, signal.SIGINT)
         said = process.stdout.read()
     assert process.returncode == 130, said
