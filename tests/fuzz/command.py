@@ -13,6 +13,7 @@ from rich.table import Table
 
 from flytune.console import tables
 from flytune.errors import RecipeError
+from tests.fuzz import named_tests
 from tests.fuzz.inputs import CHUNK, Result, run
 from tests.fuzz.kinds import KINDS, Samples
 from tests.fuzz.removals import REMOVALS
@@ -89,7 +90,20 @@ def _removals(arguments: argparse.Namespace, home: str) -> int:
     for removal in unnoticed:
         console.print(f"{removal.name}: removed, and no input of {', '.join(removal.kinds)} fails; give one an oracle")
     console.print(f"{len(wanted) - len(unnoticed)} of {len(wanted)} removals are noticed")
-    return int(bool(unnoticed))
+    untested = _unnoticed_by_named_tests(console) if words == [""] else []
+    return int(bool(unnoticed or untested))
+
+
+def _unnoticed_by_named_tests(console: Console) -> list[named_tests.Holder]:
+    """Show the protection of each file on the security page whose removal the tests beside it notice; return those of none."""
+    unnoticed = []
+    for holder in named_tests.holders():
+        removal = named_tests.first_noticed(holder)
+        said = f"notice that it is removed: {removal.name}" if removal else "notice no removal of it: name others, or write one"
+        console.print(f"{holder.file}: {', '.join(holder.tests)} {said}", soft_wrap=True)
+        if removal is None:
+            unnoticed.append(holder)
+    return unnoticed
 
 
 def _removed(one: tuple[int, int]) -> tuple[Result | None, int]:
