@@ -11,6 +11,7 @@ import click
 from flytekit import FlyteContext
 from flytekit.core.type_engine import TypeEngine
 from flytekit.exceptions.user import FlyteEntityAlreadyExistsException
+from flytekit.interaction.click_types import JsonParamType
 from flytekit.remote.remote_fs import FlyteFS
 from flytekit.types.directory import FlyteDirectory
 
@@ -73,8 +74,27 @@ def _install() -> None:
     flytekit = patches.flytekit
     flytekit.INPUTS_FILE.install(SimpleNamespace(safe_load=_inputs_file, YAMLError=yaml_core.YAMLError))
     flytekit.JSON_INPUT.install(_parsing(flytekit.JSON_INPUT.original()))
+    flytekit.LISTED_ENTITIES.install(_workflows)
+    flytekit.INPUT_OPTION.install(_option(flytekit.INPUT_OPTION.original()))
     for patch in (flytekit.DIRECTORY_INPUT, flytekit.FILE_INPUT, flytekit.DATASET_INPUT):
         patch.install(_converting(patch.original()))
+
+
+def _workflows(entities: Any) -> list[str]:
+    """Return the workflows and launch plans of a file, the commands of `pyflyte run FILE`."""
+    return [*entities.workflows, *(name for name, _ in entities.launch_plans)]
+
+
+def _option(upstream: Any) -> Any:
+    def make(*args: Any, **kwargs: Any) -> click.Option:
+        option: click.Option = upstream(*args, **kwargs)
+        if isinstance(option.type, JsonParamType):
+            option.help = "a YAML or JSON file, or JSON"
+        if option.required and option.default is None:
+            option.default = click.Option(["--without-default"]).default
+        return option
+
+    return make
 
 
 def _inputs_file(file: Any) -> Any:

@@ -4,6 +4,7 @@ Each command is a module in this package, with a function `run`.
 """
 
 import argparse
+import difflib
 import errno
 import io
 import os
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from flytune import addresses, caches, files, garbage_collection, launch_variables
+from flytune import __version__, addresses, caches, files, garbage_collection, launch_variables
 from flytune.cli import arguments
 from flytune.console import error_lines, output
 from flytune.errors import FlytuneError, RecipeError, chain
@@ -25,6 +26,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code, 1 for errors that the user must correct."""
     parser = _Parser(prog="flytune", description=__doc__.splitlines()[0])
+    parser.add_argument("--version", action="version", version=f"flytune {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     plan = commands.add_parser("plan", help="show whether a recipe fits, on which hardware, and why; starts nothing")
     plan.add_argument("recipe", nargs="?", help="a recipe file")
@@ -212,7 +214,19 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser whose help is an error where it cannot be written; argparse says nothing then, and ends with 0."""
+    """Parser whose help is an error where it cannot be written; argparse says nothing then, and ends with 0.
+
+    For a word that is no choice it names the nearest one.
+    """
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices or ()], n=1)
+            if near:
+                error.message = f"{value!r}: unknown; did you mean {near[0]}?"
+            raise
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if message and (file := file or sys.stderr) is not None:

@@ -36,6 +36,21 @@ INPUTS_FILE = ProcessPatch(
     upstream=("flytekit.clis.sdk_in_container.run:YamlFileReadingCommand.parse_args",),
     remove_when="the reader of --inputs-file can be chosen",
 )
+_RUN = "flytekit.clis.sdk_in_container.run"
+LISTED_ENTITIES = ProcessPatch(
+    name=f"{_RUN}:Entities.all",
+    version=_VERSION,
+    reason="pyflyte's help of a file fails at a task that takes an error, and lists the tasks that the file uses",
+    upstream=(f"{_RUN}:Entities", f"{_RUN}:WorkflowCommand.list_commands"),
+    remove_when="a file can say which of its entities are commands",
+)
+INPUT_OPTION = ProcessPatch(
+    name=f"{_RUN}:to_click_option",
+    version=_VERSION,
+    reason="the help of an input is the JSON schema of its type, and with click 8.3 a required input that is missing is None",
+    upstream=(f"{_RUN}:to_click_option", f"{_RUN}:WorkflowCommand._create_command"),
+    remove_when="an input brings its own help, and click asks for required options that have no default",
+)
 JSON_INPUT = ProcessPatch(
     name=f"{_TYPES}:JsonParamType._parse",
     version=_VERSION,

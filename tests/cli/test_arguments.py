@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from flytune import __version__
 from flytune.cli import main
 from tests.support.chats import request, tokenizer_folder
 from tests.support.full_disk import files_of_at_most
@@ -113,3 +114,10 @@ def test_a_library_that_is_not_installed_is_named_with_what_installs_it(missing,
     assert done.returncode == 1
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_word_that_is_no_command_gets_the_nearest_one(capsys):
+    for arguments, said in ((["pln", "x"], "'pln': unknown; did you mean plan?"), (["--version"], f"flytune {__version__}")):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert said in "".join(capsys.readouterr())

@@ -3,11 +3,14 @@
 import math
 
 import pytest
+from click.testing import CliRunner
+from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
 from flytune.errors import FlytuneError, RecipeError
 from flytune.planning import signed_uploads, uploads
 from flytune.recipe import Recipe
 from flytune.recipe import inputs as recipe_inputs
+from tests.support.paths import ROOT
 from workflows import inputs
 
 TEXTS = {
@@ -81,3 +84,19 @@ def test_a_limit_of_uploads_is_a_number_of_gib(monkeypatch):
     assert signed_uploads.limit() == 2.5
     monkeypatch.delenv(uploads.LIMIT_VARIABLE)
     assert math.isfinite(signed_uploads.limit())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown", "hidden"),
+    [
+        (["finetune.py", "--help"], ["finetune", "Plan, prepare the data"], ["report_failure", "make_plan"]),
+        (["refresh.py", "--help"], ["rollback"], ["decide_refresh"]),
+        (["finetune.py", "finetune", "--help"], ["--recipe", "a YAML or JSON file, or JSON"], ["additionalProperties"]),
+        (["refresh.py", "refresh"], ["Missing option '--recipe'"], ["TypeError"]),
+    ],
+)
+def test_pyflyte_lists_workflows_shows_an_input_in_a_line_and_asks_for_what_is_missing(arguments, shown, hidden, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = CliRunner().invoke(pyflyte, ["run", f"workflows/{arguments[0]}", *arguments[1:]]).output
+    assert [word for word in shown if word not in text] == []
+    assert [word for word in hidden if word in text] == []
