@@ -310,6 +310,7 @@ FORMS = {
     r"^[0-9a-f]{64}$": "be a SHA-256 of 64 hexadecimal digits",
     r"^([0-9a-f]{64})?$": "be empty or a SHA-256 of 64 hexadecimal digits",
     r"^(gaussian|pissa|pissa_niter_[1-9]\d{0,3})$": "be 'gaussian', 'pissa' or 'pissa_niter_NUMBER'",
+    r"^\d{4}-\d\d-\d\d$": "be a day, as in 2026-11-30",
     "^/": "be an absolute path",
 }
 """Predicates after "must", by the patterns of fields."""

@@ -11,7 +11,6 @@ import click
 from flytekit import FlyteContext
 from flytekit.core.type_engine import TypeEngine
 from flytekit.exceptions.user import FlyteEntityAlreadyExistsException
-from flytekit.interaction.click_types import JsonParamType
 from flytekit.remote.remote_fs import FlyteFS
 from flytekit.types.directory import FlyteDirectory
 
@@ -86,6 +85,8 @@ def _workflows(entities: Any) -> list[str]:
 
 
 def _option(upstream: Any) -> Any:
+    from flytekit.interaction.click_types import JsonParamType
+
     def make(*args: Any, **kwargs: Any) -> click.Option:
         option: click.Option = upstream(*args, **kwargs)
         if isinstance(option.type, JsonParamType):

@@ -149,9 +149,11 @@ class Zero(ShardingBase):
 
 
 def _is_scratch(path: str) -> bool:
-    """Return whether a path is below a folder of temporary files, by its real name."""
+    """Return whether an absolute path is below a folder of temporary files, by its real name."""
     real = Path(os.path.realpath(path))
-    return any(real.is_relative_to(os.path.realpath(place)) for place in ("/tmp", tempfile.gettempdir()))
+    return os.path.isabs(path) and any(
+        real.is_relative_to(os.path.realpath(place)) for place in ("/tmp", tempfile.gettempdir())
+    )
 
 
 @cache

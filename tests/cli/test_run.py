@@ -32,6 +32,8 @@ def started(monkeypatch):
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(run.os, "execv", start)
+    # A run of Flyte 2 on a cluster is followed to its end (tests/flyte2/test_remote_run.py).
+    monkeypatch.setattr(run, "_follow", lambda command, options: start(command[0], command))
     return commands
 
 

@@ -89,7 +89,7 @@ def test_a_weight_draws_by_content(tmp_path: Path) -> None:
         ({"path": "a", "sources": [{"path": "b"}]}, "data: give exactly one of path .*, dataset_name .* and sources"),
         ({"sources": []}, "data: give exactly one of path"),
         ({"sources": [{"weight": 2}]}, r"data\.sources\[0\]: give exactly one of path .* and dataset_name"),
-        ({"sources": [{"path": "a", "weight": 0}]}, r"data\.sources\[0\]\.weight: must be greater than 0"),
+        ({"sources": [{"path": "a", "weight": 0}]}, r"data\.sources\[0\]\.weight: must be 1e-06 or greater"),
         (
             {"sources": [{"path": "a"}], "format": "text"},
             "data: format: no effect beside sources; write it into each",
@@ -128,8 +128,8 @@ def test_sources_are_named_in_messages(tokenizer: Path, three: list[dict[str, An
     assert refused(three[0], {**three[1], "columns": {"tekst": "a"}}).startswith("data.sources[1].columns: unknown name tekst")
     empty = write_rows(tmp_path / "empty.jsonl", [])
     assert refused(three[0], {"path": str(empty)}) == f"{empty}: no row was found; the file is empty"
-    rare = refused(three[0], {**three[1], "weight": 1e-9})
-    assert rare == f"{three[1]['path']}: no row was found; the file is empty, or none was drawn at weight 1e-09"
+    rare = refused(three[0], {**three[1], "weight": 1e-6})
+    assert rare == f"{three[1]['path']}: no row was found; the file is empty, or none was drawn at weight 1e-06"
 
 
 def test_manifests_of_before_are_still_read(tokenizer: Path, tmp_path: Path) -> None:

@@ -187,9 +187,8 @@ def test_a_checkpoint_is_found_by_name_whatever_the_recipe_s_key(place, release)
     resumed, warnings = ranks.run(1, fit, changed(recipe, name="by-name"), Path("resumed"))
     assert resumed.resumed_from_step == 2
     assert warnings == [
-        "the checkpoint of step 2: written with another recipe or other data of the same checkpoints.name; continuing with "
-        "this run's",
         f"the checkpoint of step 2: written by flytune {release}, this is {LATER}",
+        "the checkpoint of step 2: written with another recipe or other data; this run's hold from step 3 on",
     ]
 
 

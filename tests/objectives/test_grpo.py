@@ -328,9 +328,9 @@ def test_prompts_without_reference_answers_are_trained_scored_and_shown(tmp_path
     recipe = Recipe.model_validate(tiny_recipe(base, path, changes))
     manifest = data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
     assert manifest.notes == {"without a reference answer": 64}
-    result = objective_runs.fit(recipe, tmp_path, tmp_path / "out")
+    result = ranks.run(1, objective_runs.fit, recipe, tmp_path, tmp_path / "out")
     assert all(step.reward is not None and step.tokens for step in result.steps)
-    metrics = score.score(recipe, tmp_path / "out", tmp_path / "dataset")
+    metrics = ranks.run(1, score.score, recipe, tmp_path / "out", tmp_path / "dataset")
     assert [figure.name for figure in metrics.figures] == ["reward"]
     assert (metrics.sample_wins, metrics.answer_wins) == (None, None)
     assert [answer.reference for answer in metrics.answers] == ["", ""]

@@ -166,8 +166,8 @@ def test_the_root_is_no_package():
     assert not (ROOT / "__init__.py").exists()
 
 
-def test_no_file_is_longer_than_400_lines():
-    assert [f"{path.name}: {n} lines" for path in FILES if (n := len(path.read_text().splitlines())) > 400] == []
+def test_no_file_is_longer_than_600_lines():
+    assert [f"{path.name}: {n} lines" for path in FILES if (n := len(path.read_text().splitlines())) > 600] == []
 
 
 def test_flytune_knows_nothing_of_flyte():

@@ -1,15 +1,17 @@
 """Inputs of `pyflyte run` from outside: one strict reader for recipes, grids and files of inputs."""
 
 import math
+import os
+import sys
+from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from flytekit.clis.sdk_in_container.pyflyte import main as pyflyte
 
 from flytune.errors import FlytuneError, RecipeError
 from flytune.planning import signed_uploads, uploads
 from flytune.recipe import Recipe
 from flytune.recipe import inputs as recipe_inputs
+from tests.support import fork_server
 from tests.support.paths import ROOT
 from workflows import inputs
 
@@ -95,8 +97,9 @@ def test_a_limit_of_uploads_is_a_number_of_gib(monkeypatch):
         (["refresh.py", "refresh"], ["Missing option '--recipe'"], ["TypeError"]),
     ],
 )
-def test_pyflyte_lists_workflows_shows_an_input_in_a_line_and_asks_for_what_is_missing(arguments, shown, hidden, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    text = CliRunner().invoke(pyflyte, ["run", f"workflows/{arguments[0]}", *arguments[1:]]).output
+def test_pyflyte_lists_workflows_shows_an_input_in_a_line_and_asks_for_what_is_missing(arguments, shown, hidden):
+    command = [Path(sys.executable).with_name("pyflyte"), "run", f"workflows/{arguments[0]}", *arguments[1:]]
+    done = fork_server.run(command, ROOT, dict(os.environ))
+    text = done.stdout + done.stderr
     assert [word for word in shown if word not in text] == []
     assert [word for word in hidden if word in text] == []
