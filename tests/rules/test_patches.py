@@ -91,7 +91,16 @@ changed = {name for name, value in before.items() if after.get(name) is not valu
 print(json.dumps(sorted(changed | {name for name in after.keys() - before.keys() if is_ours(after[name])})))
 """
 PYFLYTE = "flytekit.clis"
-IN_PYFLYTE = ("SHOWN_ERROR", "INPUTS_FILE", "JSON_INPUT", "DIRECTORY_INPUT", "FILE_INPUT", "DATASET_INPUT")
+IN_PYFLYTE = (
+    "SHOWN_ERROR",
+    "INPUTS_FILE",
+    "LISTED_ENTITIES",
+    "INPUT_OPTION",
+    "JSON_INPUT",
+    "DIRECTORY_INPUT",
+    "FILE_INPUT",
+    "DATASET_INPUT",
+)
 
 
 def changed_by_imports(libraries, environment=(), pyflyte=False):
