@@ -145,17 +145,22 @@ def index_of_keys(schema: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
-def names_of_others(tools: dict[str, dict[str, str]]) -> str:
+def names_of_others(tools: dict[str, dict[str, dict[str, str]]]) -> str:
     """Return the page with the keys for the names of other tools, made of flytune/recipe/peers.yaml."""
     rows = ["# Names of other tools", "", "The recipe's key for each name, and what changes. `flytune convert` uses it.", ""]
-    for tool, names in tools.items():
-        split = {name: row.partition("; ")[::2] for name, row in names.items()}
+    headings = {"refused": "Names for which a file of {} is refused", "without": "Names of {} without a counterpart"}
+    for tool, groups in tools.items():
         rows += [f"## {tool}", "", "| name | key of the recipe | change |", "|---|---|---|"]
-        rows += [f"| `{name}` | `{key}` | {_cell(change)} |" for name, (key, change) in split.items() if key != "none"]
-        rows += ["", f"Names of {tool} without a counterpart:", ""]
-        without = sorted((change, name) for name, (key, change) in split.items() if key == "none")
-        for reason, group in groupby(without, key=lambda row: row[0]):
-            rows.append(f"- {', '.join(f'`{name}`' for _, name in group)}: {_cell(reason)}")
+        for name, row in groups["keys"].items():
+            key, _, change = row.partition("; ")
+            rows.append(f"| `{name}` | `{key}` | {_cell(change)} |")
+        for group, heading in headings.items():
+            if group in groups:
+                rows += ["", f"{heading.format(tool)}:", ""]
+            for reason, names in groups.get(group, {}).items():
+                # Of `name=VALUE`, the name: the value is that which changes nothing.
+                shown = ", ".join(f"`{entry.partition('=')[0]}`" for entry in names.split())
+                rows.append(f"- {shown}: {_cell(reason)}")
         rows.append("")
     return "\n".join(rows)
 

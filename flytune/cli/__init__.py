@@ -22,6 +22,9 @@ from flytune.errors import FlytuneError, RecipeError, chain
 
 __all__ = ["main"]
 
+OBJECTIVES = ("sft", "dpo", "kto", "reward", "grpo")
+"""Objectives of a recipe, which this module does not import: `flytune --help` would wait for them."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code, 1 for errors that the user must correct."""
@@ -75,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     convert.add_argument("file", help="a YAML of axolotl, LLaMA-Factory or TRL, or a script with their command line")
     convert.add_argument("--output", help="a new file for the recipe (default: the terminal)")
     convert.add_argument("--gpus", type=int, help="number of GPUs that the tool was started on (default: what the file says)")
-    convert.add_argument("--objective", choices=("sft", "dpo", "kto", "reward"), help="that of a TRL YAML, which names none")
+    convert.add_argument("--objective", choices=OBJECTIVES, help="that of a TRL YAML, which names none")
     xray = commands.add_parser("xray", help="show the training data token by token on a page; needs only the tokenizer")
     xray.add_argument("recipe", help="a recipe file")
     xray.add_argument("--rows", type=int, default=1000, help="number of first rows to read of each source (default: 1000)")

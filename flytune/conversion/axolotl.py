@@ -2,36 +2,23 @@
 
 from typing import Any
 
-from flytune.conversion import axolotl_data, sharding, training
+from flytune.conversion import axolotl_data, grpo, sharding, training
 from flytune.conversion.draft import Draft, other_objective
 
-_OBJECTIVES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto"}
-_PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "kernels", "swanlab", "dense_mixer")
+_OBJECTIVES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "grpo": "grpo"}
+_PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "kernels", "swanlab")
 """Words in the names of plugins that do not change what is learned."""
 _LIGER = ("liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_glu_activation", "liger_swiglu", "liger_layer_norm",
           "flash_attn_rms_norm", "flash_attn_fuse_mlp", "unsloth_rms_norm", "unsloth_rope", "use_kernels")  # fmt: skip
-_REFUSED = (
-    "process_reward_model", "gptq", "model_quantization_config", "peft_layer_replication", "relora", "relora_steps",
-    "lisa_n_layers", "unfrozen_parameters", "spectrum_top_fraction", "random_init_weights", "reinit_weights",
-    "overrides_of_model_config", "rope_scaling", "s2_attention", "noisy_attention", "landmark_attention",
-    "use_pose", "kd_trainer", "llmcompressor", "diffusion", "qat", "processor_type", "loraplus_lr_ratio", "lr_groups",
-    "embedding_lr", "embedding_lr_scale", "lora_target_parameters", "dpo_use_weighting", "lr_quadratic_warmup",
-    "peft_layers_to_transform", "layer_offloading", "use_eaft",
-)  # fmt: skip
-"""Keys that change what is learned, and have no counterpart."""
-_PARALLEL = ("sequence_parallel_degree", "context_parallel_size", "tensor_parallel_size", "expert_parallel_size")
 
 
 def convert(draft: Draft, gpus: int | None) -> None:
     """Convert a configuration of axolotl."""
-    draft.refuse_keys(*_REFUSED)
-    for key in _PARALLEL:
-        if (degree := draft.take(key)) not in (None, 1, False):
-            draft.refuse(f"{key}: {degree}: sequences, layers and experts are not divided among GPUs")
-    _model_config(draft)
+    draft.refuse_changes()
     _plugins(draft)
     draft.same(("base_model", "model.name_or_path"), ("revision_of_model", "model.revision"))
     _model(draft)
+    _model_config(draft)
     _objective(draft)
     count = sharding.put(draft, gpus or _gpus(draft))
     _method(draft)
@@ -49,12 +36,15 @@ def _gpus(draft: Draft) -> int | None:
 
 
 def _model_config(draft: Draft) -> None:
-    """Refuse changes to config.json other than the balance loss of experts, which is not trained."""
-    changes = draft.take("model_config")
-    if changes and set(changes) - {"output_router_logits"}:
-        draft.refuse(f"model_config: {', '.join(map(str, changes))}: config.json is used as it is")
+    """Set the balance loss of experts by the changes to config.json; refuse all others."""
+    changes = dict(draft.take("model_config") or {})
+    is_trained, coefficient = changes.pop("output_router_logits", False), changes.pop("router_aux_loss_coef", None)
     if changes:
-        draft.note("model_config: output_router_logits", "the balance loss of experts is not trained")
+        draft.refuse(f"model_config: {', '.join(map(str, changes))}: config.json is used as it is")
+    if is_trained:
+        draft.put("training.router_aux_loss_coef", coefficient)
+    else:
+        training.put_no_balance_loss(draft)
 
 
 def _plugins(draft: Draft) -> None:
@@ -94,7 +84,12 @@ def _objective(draft: Draft) -> None:
     if not name:
         return
     if name not in _OBJECTIVES:
-        draft.refuse(f"rl: {other_objective(name, 'sft, dpo (ipo among its losses), kto and reward')}")
+        draft.refuse(f"rl: {other_objective(name)}")
+    if name == "grpo":
+        draft.lift("trl", "TRL")
+        draft.refuse_changes()
+        grpo.put(draft)
+        return
     draft.put("objective.name", _OBJECTIVES[name])
     draft.put("objective.beta", beta)
     losses = draft.take("dpo_loss_type") or (["ipo"] if name == "ipo" else None)
@@ -126,6 +121,7 @@ def _method(draft: Draft) -> None:
     draft.same(("lora_r", "method.r"), ("lora_alpha", "method.lora_alpha"), ("lora_model_dir", "method.adapter"))
     draft.put("method.lora_dropout", training.number(draft, "lora_dropout", 0.0))
     targets, is_all = draft.take("lora_target_modules"), bool(draft.take("lora_target_linear"))
+    training.put_experts(draft, bool(targets or is_all))
     training.put_targets(draft, targets, is_all)
     training.put_tables(draft, draft.take("lora_modules_to_save"), "lora_modules_to_save")
     if draft.take("peft_use_dora"):
@@ -138,9 +134,6 @@ def _method(draft: Draft) -> None:
     kinds = draft.take("bnb_config_kwargs") or {}
     for key in ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "llm_int8_threshold"):
         draft.put(f"method.{key}", kinds.get(key) if isinstance(kinds, dict) else None)
-    peft = draft.take("peft") or {}
-    if isinstance(peft, dict) and [key for key in peft if peft[key]]:
-        draft.refuse(f"peft: {', '.join(map(str, peft))}: quantized starts of LoftQ and torchao are not offered")
 
 
 def _full(draft: Draft) -> None:

@@ -10,31 +10,26 @@ from flytune.conversion.draft import Draft
 _LOCAL = re.compile(r"^[./~]|/$|\.(jsonl?|ndjson|csv|tsv|txt|parquet|arrow)(\.\w+)?$|://")
 _LOADERS = ("json", "jsonl", "csv", "parquet", "arrow", "text")
 """Names of the data sets library for files, in place of a path."""
-_ALPACA: dict[str, dict[str, str]] = {
-    "alpaca": {}, "alpaca_chat": {}, "alpaca_instruct": {}, "alpaca_w_system": {}, "gpteacher": {"output": "response"},
-    "summarizetldr": {"instruction": "article", "output": "summary"},
-    "oasst": {"instruction": "INSTRUCTION", "output": "RESPONSE"},
-    "jeopardy": {"instruction": "question", "input": "category", "output": "answer"},
-    "aya": {"instruction": "inputs", "output": "targets"},
-    "context_qa": {"instruction": "article", "input": "question", "output": "answer"},
-    "context_qa.load_v2": {"instruction": "context", "input": "question", "output": "answer"},
-    "alpaca_chat.load_qa": {"instruction": "question", "output": "answer"},
-    "alpaca_chat.load_camel_ai": {"instruction": "message_1", "output": "message_2"},
+_QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
+    "alpaca": ("alpaca", {}), "alpaca_instruct": ("alpaca", {}), "alpaca_w_system.load_instruct": ("alpaca", {}),
+    "gpteacher": ("alpaca", {"output": "response"}),
+    "oasst": ("alpaca", {"instruction": "INSTRUCTION", "output": "RESPONSE"}),
+    "aya": ("alpaca", {"instruction": "inputs", "output": "targets"}),
+    "alpaca_chat": ("", {}), "alpaca_w_system": ("", {}), "alpaca_w_system.load_chat": ("", {}),
+    "alpaca_chat.load_qa": ("", {"instruction": "question", "output": "answer"}),
+    "alpaca_chat.load_camel_ai": ("", {"instruction": "message_1", "output": "message_2"}),
+    "summarizetldr": ("", {"instruction": "article", "output": "summary"}),
+    "jeopardy": ("", {"instruction": "question", "input": "category", "output": "answer"}),
+    "context_qa": ("", {"instruction": "article", "input": "question", "output": "answer"}),
+    "context_qa.load_v2": ("", {"instruction": "context", "input": "question", "output": "answer"}),
     **{
-        f"alpaca_w_system.load_{name}": {"instruction": "question", "output": "response", "system": "system_prompt"}
-        for name in ("open_orca", "open_orca_chatml", "openorca_chatml")
+        f"alpaca_w_system.{name}": (template, {"instruction": "question", "output": "response", "system": "system_prompt"})
+        for name, template in (("load_open_orca", ""), ("load_open_orca_chatml", "chatml"), ("load_openorca_chatml", "chatml"))
     },
 }  # fmt: skip
-"""Types of a question and an answer, and their columns that have other names."""
-_SEPARATORS = {"context_qa": "\n===\n", "context_qa.load_v2": "\nQuestion: "}
-"""Text between instruction and input of types whose prompt is a chat."""
-_WORDS = {
-    "jeopardy": 'the words "what is" are not written before the answers, nor the sentence about clues',
-    "summarizetldr": "the sentence that asks for a summary is not written; data.system_prompt may say it",
-    "context_qa": "the sentence before the context is not written; data.system_prompt may say it",
-    "context_qa.load_v2": 'the words "Context:" and "Answer:" are not written',
-}
-"""Words of a type's prompt that the recipe's samples do not have."""
+"""Types of a question and an answer: the shipped template that has their words, if one has, and columns of other names."""
+_STYLES = {"": None, "instruct": "alpaca", "chatml": "chatml"}
+"""Shipped templates of the styles that follow a type (alpaca:chat); the type's own without one."""
 _INPUT = "\n\n### Input:\n"
 """Text between instruction and input in the prompt of the type alpaca."""
 _PAIRS = {
@@ -42,7 +37,7 @@ _PAIRS = {
     "intel": {"instruction": "question"},
     "icr": {"instruction": "input"},
     "prompt_pairs": {"instruction": "prompt"},
-    "ultra": {}, "argilla_chat": {}, "default": {}, "argilla_dpo": {}, "load": {},
+    "ultra": {}, "argilla_chat": {}, "default": {}, "argilla_dpo": {}, "load": {}, "": {},
 }  # fmt: skip
 """Types of pairs after the dot, and their columns that have other names; a column `instruction` is a question of a chat."""
 _LABELLED = {"ultra": {"instruction": "prompt"}, "argilla_chat": {"prompt": "chosen"}, "argilla": {}}
@@ -60,8 +55,10 @@ def put_data(draft: Draft) -> None:
         draft.refuse("datasets: a list of data sets with path and type is missing")
     templates: list[tuple[str, str]] = []
     sources = [source for one in datasets for source in _sources(draft, dict(one), templates)]
+    if draft.get("data.system_prompt") and len(datasets) > 1:
+        draft.refuse("datasets: type: system_prompt: the system prompt of a recipe is that of all its sources; divide the file")
     training.put_sources(draft, sources)
-    _template(draft, templates, sources)
+    _template(draft, templates)
     if draft.get("data.chat_template") == "alpaca":
         for source in sources:
             if source.get("format") == "instruction":
@@ -79,7 +76,8 @@ def put_data(draft: Draft) -> None:
         draft.put("data.completion_only_loss", False, "train_on_inputs")
     if draft.take("dataset_exact_deduplication"):
         draft.put("data.deduplicate", True)
-    draft.same(("default_system_message", "data.system_prompt"))
+    if draft.get("data.system_prompt") is None:
+        draft.same(("default_system_message", "data.system_prompt"))
     _heldout(draft, sources)
 
 
@@ -93,7 +91,11 @@ def _sources(draft: Draft, one: dict[str, Any], templates: list[tuple[str, str]]
     split = one.pop("split", None)
     names = one.pop("name", None), one.pop("revision", None)
     is_local = _LOCAL.search(path) or Path(path).expanduser().exists()
-    for key in [key for key, value in one.items() if value not in (None, False, "")]:
+    for key, value in one.items():
+        if value in (None, False, ""):
+            continue
+        if key in _CHANGING and value not in _CHANGING[key][0]:
+            draft.refuse(f"datasets: {key}: {_CHANGING[key][1]}")
         draft.note(f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here"))
     if path in _LOADERS or (is_local and files):
         return [{"path": file} | made for file in files] or draft.refuse(f"datasets: path: {path} without data_files")
@@ -101,67 +103,113 @@ def _sources(draft: Draft, one: dict[str, Any], templates: list[tuple[str, str]]
         return [{"path": path} | made]
     if path.count("/") > 1 or not path:
         draft.refuse(f"datasets: path: {path or 'missing'}: neither a file nor owner/name on the hub")
-    source = {"dataset_name": path, "dataset_config": names[0], "dataset_split": split, "revision": names[1]} | made
     if files:
-        draft.note("datasets: data_files", f"of {path}, all files of the split are read")
+        return [{"path": of_hub(path, file, names[1])} | made for file in files]
+    source = {"dataset_name": path, "dataset_config": names[0], "dataset_split": split, "revision": names[1]} | made
     if split == "train":
         del source["dataset_split"]
     return [{key: value for key, value in source.items() if value is not None}]
 
 
+def of_hub(repository: str, file: str, revision: str | None = None) -> str:
+    """Return the address of a file or folder of a data set on the hub."""
+    return f"hf://datasets/{repository}{f'@{revision}' if revision else ''}/{file}"
+
+
 _REASONS = {
-    "roles": "the speakers' usual names are known (docs/data.md)",
-    "roles_to_train": "answers of the assistant are trained, and a turn's own train: false makes it context",
-    "train_on_eos": "the end marker of each answer is trained",
-    "train_on_eot": "the end marker of each answer is trained",
-    "message_field_training": "a turn's key train or weight says whether it is trained",
-    "message_field_training_detail": "a turn is trained as a whole, or not",
-    "shards": "max_samples and weight take a part of the rows", "shards_idx": "max_samples and weight take a part of the rows",
-    "preprocess_shards": "rows are read in chunks", "drop_system_message": "system messages of the rows are kept",
+    "roles": "the speakers' usual names are known (docs/data.md), and others are an error",
+    "roles_to_train": "answers of the assistant are trained", "train_on_eos": "the end marker of each answer is trained",
+    "train_on_eot": "the end marker of each answer is trained", "message_field_training": "it is read as it is there",
+    "preprocess_shards": "rows are read in chunks",
     "split_thinking": "the reasoning of the last answer is rendered by the template",
     "conversation": "data.chat_template", "trust_remote_code": "data sets with code are not read",
-    "field_thinking": "the key is reasoning_content", "template_thinking_key": "the template decides",
-    "skip": "max_samples limits rows from the first on", "text_column": "data.columns: {text: NAME}",
+    "field_thinking": "the keys are reasoning_content and thinking", "template_thinking_key": "the template decides",
+    "text_column": "data.columns: {text: NAME}",
 }  # fmt: skip
 """Keys of a data set without a counterpart, and why."""
+_TURN = ("turn",)
+_CHANGING: dict[str, tuple[tuple[Any, ...], str]] = {
+    "roles_to_train": ((["assistant"], ["gpt"], ["assistant", "gpt"]), "answers of the assistant are trained, and no others"),
+    "train_on_eos": (_TURN, "the end marker of each answer is trained, and no other"),
+    "train_on_eot": (_TURN, "the end marker of each answer is trained, and no other"),
+    "message_field_training": (("train", "weight"), "a turn's key train or weight says whether it is trained"),
+    "message_field_training_detail": ((), "a turn is trained as a whole, or not"),
+    "shards": ((), "write max_samples, or a weight, into the source of a recipe"),
+    "shards_idx": ((), "write max_samples, or a weight, into the source of a recipe"),
+    "skip": ((), "rows are read from the first on"),
+    "drop_system_message": ((), "system messages of the rows are kept"),
+    "field_thinking": (("reasoning_content", "thinking"), "the keys of thoughts are reasoning_content and thinking"),
+}
+"""Keys of a data set that change what is trained: the values of which the recipe does the same, and the reason for others."""
 
 
 def _format(draft: Draft, kind: Any, one: dict[str, Any], templates: list[tuple[str, str]]) -> dict[str, Any]:
     """Return format and columns of a data set's type; its keys that are used are removed."""
     objective = draft.get("objective.name")
     if isinstance(kind, dict):
-        return _own_format(draft, kind, templates, objective)
+        return _own_format(draft, kind, one, templates, objective)
     family, _, style = str(kind).partition(".")
     family = family.partition(":")[0]
-    if template := one.pop("chat_template", None):
-        templates.append((str(template), "datasets: chat_template"))
-    if inline := one.pop("chat_template_jinja", None):
-        templates.append((str(inline), "datasets: chat_template_jinja"))
+    if objective == "grpo":
+        return _prompts(draft, str(kind), one, templates)
     if objective in ("dpo", "kto", "reward"):
         return _answers(draft, family, style, one, templates, objective)
     if family in ("chat_template", "sharegpt"):
+        templates.append(_own_template(one) or ("", ""))
         return _chat(family, one)
     if family == "tokens":
         return {"format": "tokens"}
     if family in ("completion", "pretrain"):
         column = one.pop("field", None) or one.pop("text_column", None)
         return {"format": "text"} | renamed({"text": column or "text"})
-    name = str(kind).removesuffix(".load")
-    known = name if name in _ALPACA else family if family != "context_qa" else ""
-    if known in _ALPACA:
-        is_chat = "chat" in family or family == "context_qa" or name.endswith(":chat")
-        templates.append(("chatml" if known.endswith("chatml") else "" if is_chat else "alpaca", f"type: {kind}"))
-        if words := _WORDS.get(known):
-            draft.note(f"datasets: type: {kind}", words)
-        separator = {"input_separator": _SEPARATORS[known]} if known in _SEPARATORS else {}
-        return {"format": "instruction"} | renamed(_ALPACA[known]) | separator
     if family == "metharme":
         return {"format": "prompt_completion"} | renamed({"completion": "generation"})
     if family == "input_output":
         draft.refuse(
             "datasets: type: input_output: segments with labels; write input_ids and labels, which are the format tokens"
         )
-    draft.refuse(f"datasets: type: {kind}: no format is like it; docs/data.md lists the formats")
+    name, _, words = str(kind).removesuffix(".load").partition(":")
+    if name not in _QUESTIONS:
+        draft.refuse(f"datasets: type: {kind}: no format is like it; docs/data.md lists the formats")
+    shipped, columns = _QUESTIONS[name]
+    marks = _STYLES.get(words, "") if words else shipped
+    templates.append(_own_template(one) or _shipped(draft, f"type: {kind}", marks or ""))
+    return {"format": "instruction"} | renamed(columns)
+
+
+def _own_template(one: dict[str, Any]) -> tuple[str, str] | None:
+    """Return the chat template that a data set names itself, and its key; its keys for it are removed."""
+    named = {key: value for key in ("chat_template", "chat_template_jinja") if (value := one.pop(key, None))}
+    if jinja := named.get("chat_template_jinja"):
+        return str(jinja), "datasets: chat_template_jinja"
+    if named.get("chat_template") in (None, "tokenizer_default", "jinja"):
+        return None
+    return str(named["chat_template"]), "datasets: chat_template"
+
+
+def _shipped(draft: Draft, kind: str, template: str) -> tuple[str, str]:
+    """Return the shipped template with the words of a type, and why; refuse the file if none has them."""
+    if not template:
+        draft.refuse(
+            f"datasets: {kind}: it writes words of its own around questions and answers, which no shipped template has; write "
+            "them as a Jinja file, and name it in the data set (chat_template_jinja: FILE)"
+        )
+    return template, kind
+
+
+def _prompts(draft: Draft, kind: str, one: dict[str, Any], templates: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return the columns of prompts, which axolotl makes of rows by a function of one's own."""
+    if draft.get("objective.rewards"):
+        draft.refuse(
+            f"datasets: type: {kind}: a function of your own makes the prompts; write its rows to a file, and name that"
+        )
+    draft.note(
+        f"datasets: type: {kind}",
+        "a function of your own makes the prompts there; rows need a column prompt, or data.columns: {prompt: NAME}, and those "
+        "that the rewards read",
+    )
+    templates.append(_own_template(one) or ("", ""))
+    return {}
 
 
 def _chat(family: str, one: dict[str, Any]) -> dict[str, Any]:
@@ -189,16 +237,20 @@ def _answers(
     draft: Draft, family: str, style: str, one: dict[str, Any], templates: list[tuple[str, str]], objective: str
 ) -> dict[str, Any]:
     """Return format and columns of pairs or labelled answers."""
-    if family in ("chatml", "llama3", "zephyr", "passthrough"):
-        templates.append((family if family != "passthrough" else "", f"type: {family}.{style}"))
+    kind = f"type: {family}.{style}"
     style = style.partition(".")[0]
     if style == "nectar":
-        draft.refuse(f"datasets: type: {family}.nectar: rows of several answers with ranks; write pairs of chosen and rejected")
-    known = dict(_LABELLED.get(style, _PAIRS.get(style, {})) if objective == "kto" else _PAIRS.get(style, {}))
+        draft.refuse(f"datasets: {kind}: rows of several answers with ranks; write pairs of chosen and rejected")
     if family == "bradley_terry":
-        known = {"instruction": "input"}
+        known, marks = {"instruction": "input"}, "" if style in ("", "chat_template") else style
     elif family == "passthrough":
-        known = {}
+        known, marks = {}, ""
+    elif family in ("chatml", "llama3", "chat_template") and style in _PAIRS:
+        known = dict(_LABELLED.get(style, _PAIRS[style]) if objective == "kto" else _PAIRS[style])
+        marks = family if family != "chat_template" else ""
+    else:
+        draft.refuse(f"datasets: {kind}: no format is like it; docs/data.md lists the formats")
+    templates.append(_own_template(one) or (marks, kind))
     own = {name: value for name in ("chosen", "rejected") if (value := one.pop(f"field_{name}", None))}
     has_turns = (family, style) == ("chat_template", "default")
     columns = _turns(one)
@@ -207,19 +259,40 @@ def _answers(
     return {"format": "unpaired" if objective == "kto" else "preference"} | renamed(columns | known | own)
 
 
-def _own_format(draft: Draft, kind: dict[str, Any], templates: list[tuple[str, str]], objective: str | None) -> dict[str, Any]:
-    """Return format and columns of a type that names its fields."""
+_TEXTS = ("instruction", "prompt", "chosen", "rejected", "completion")
+"""Texts of a row that a type may put into words of its own."""
+
+
+def _own_format(
+    draft: Draft, kind: dict[str, Any], one: dict[str, Any], templates: list[tuple[str, str]], objective: str | None
+) -> dict[str, Any]:
+    """Return format and columns of a type that names its fields, and the words around them.
+
+    A recipe has such words in a chat template. A type without any is text: of questions, the question and its answer.
+    """
     used = {key: value for key, value in kind.items() if value not in (None, "")}
-    columns = {key.removeprefix("field_"): value for key, value in used.items() if key.startswith("field_")}
-    if prompt := used.get("system_prompt"):
-        draft.put("data.system_prompt", prompt)
-    for key in ("format", "no_input_format", "system_format", "prompt_format", "chosen_format", "rejected_format"):
-        if key in used:
-            draft.note(f"datasets: type: {key}", "the chat template writes the marks of questions and answers")
-    if objective in ("dpo", "reward", "kto"):
-        columns["instruction"] = columns.pop("prompt", "prompt")
-        return {"format": "unpaired" if objective == "kto" else "preference"} | renamed(columns)
-    return {"format": "instruction"} | renamed(columns)
+    columns = {key.removeprefix("field_"): str(value) for key, value in used.items() if key.startswith("field_")}
+    compares = objective in ("dpo", "reward", "kto")
+    form = {"kto": "unpaired", None: "instruction"}.get(objective, "preference")
+    if template := _own_template(one):
+        templates.append(template)
+        if prompt := used.get("system_prompt"):
+            draft.put("data.system_prompt", prompt)
+        if compares:
+            columns["instruction"] = columns.pop("prompt", "prompt")
+        return {"format": form} | renamed(columns)
+    bare = {f"{{{name}}}" for pair in columns.items() for name in pair} | {f"{{{name}}}" for name in _TEXTS}
+    words = {key: value for key, value in used.items() if key.endswith("format") and value not in bare}
+    if not compares and "format" not in used:
+        words["format"] = "{instruction} {input} "
+    if words or (not compares and {"input", "system"} & columns.keys()) or used.get("system_prompt"):
+        key, value = next(iter(words.items()), ("system_prompt", used.get("system_prompt", "")))
+        _shipped(draft, f"type: {key}: {str(value)[:60]!r}", "")
+    columns.pop("system", None)
+    if compares:
+        return {"format": form} | renamed({"prompt": "prompt"} | columns)
+    renames = {"prompt": columns.get("instruction", "instruction"), "completion": columns.get("output", "output")}
+    return {"format": "prompt_completion"} | renamed(renames)
 
 
 def renamed(columns: dict[str, Any]) -> dict[str, Any]:
@@ -228,18 +301,25 @@ def renamed(columns: dict[str, Any]) -> dict[str, Any]:
     return {"columns": other} if other else {}
 
 
-def _template(draft: Draft, templates: list[tuple[str, str]], sources: list[dict[str, Any]]) -> None:
-    """Set the chat template: a shipped one or a file; others are the tokenizer's own."""
+def _template(draft: Draft, templates: list[tuple[str, str]]) -> None:
+    """Set the chat template: a shipped one or a file; others are the tokenizer's own.
+
+    `templates` has that of each data set with chats, and why; without a name it is that of the whole file.
+    """
     whole, jinja = draft.take("chat_template"), draft.take("chat_template_jinja")
     of_file = (str(jinja), "chat_template_jinja") if jinja else (str(whole or ""), f"chat_template: {whole}")
-    rendered = [source for source in sources if source.get("format") not in ("text", "tokens", "prompt_completion")]
-    own = dict(pair for pair in templates if pair[0])
-    of_all = [*own, *([of_file[0]] if sum(bool(name) for name, _ in templates) < len(rendered) else [])]
-    name = of_file[0] if of_file[0] and of_file[0] in of_all else next(iter(own), of_file[0])
-    why = own.get(name, of_file[1])
-    if len(set(of_all)) > 1:
-        draft.note("datasets: type", "one chat template renders all data sets; there each type has the marks of its own")
-    elif whole and name != of_file[0]:
+    reasons = {named or of_file[0]: why for named, why in templates}
+    if len(reasons) > 1:
+        rest = of_file[1] if whole or jinja else "the tokenizer's chat template"
+        kinds = " and ".join(why if named != of_file[0] else rest for named, why in reasons.items())
+        draft.refuse(
+            f"datasets: {kinds}: each has marks of its own, and one chat template renders all chats of a recipe; divide the "
+            "data sets into a file for each, and train one after the other (lora_model_dir)"
+        )
+    name, why = next(iter(reasons.items()), ("", ""))
+    if name == of_file[0]:
+        why = of_file[1]
+    elif whole:
         draft.note(of_file[1], f"{why} has marks of its own there")
     if fallback := re.fullmatch(r"tokenizer_default_fallback_(\w+)", name):
         draft.note(why, f"the tokenizer's own chat template; one that has none needs data.chat_template: {fallback[1]}")

@@ -11,11 +11,12 @@ from flytune.conversion import sharding
 from flytune.conversion.draft import other_objective
 from flytune.errors import RecipeError
 from flytune.recipe import peers
+from flytune.recipe.objectives import SECTIONS
 from flytune.schema import load_yaml
 
-OBJECTIVES = {"sft": "sft", "dpo": "dpo", "kto": "kto", "reward": "reward", "reward_modeling": "reward"}
+OBJECTIVES = {name: name for name in SECTIONS} | {"reward_modeling": "reward"}
 """Objectives by TRL's names of commands and scripts."""
-_OTHERS = re.compile(r"online|async|grpo|gspo|ppo|rloo|nash|xpo|orpo|cpo|bco|gkd|prm|distill")
+_OTHERS = re.compile(r"online|async|gspo|ppo|rloo|nash|xpo|orpo|cpo|bco|gkd|prm|distill")
 """Words in the names of scripts whose objective is none of these, whatever else their names have."""
 _MEDIA = re.compile(r"vlm|video|vision|audio|image")
 _SCRIPT = re.compile(r"(?:.*/)?([\w.-]+)\.py|trl\.scripts\.(\w+)")
@@ -64,8 +65,8 @@ def read(path: Path, text: str, gpus: int | None, objective: str | None) -> Comm
             given = _given(path, tool, words[:place], words[start:])
             return _launched(path, tool, given, variables, gpus, kind)
     if other:
-        _refuse(path, other_objective(other, "sft, dpo, kto and reward"))
-    _refuse(path, "it has neither trl sft (dpo, kto, reward) nor one of TRL's scripts")
+        _refuse(path, other_objective(other))
+    _refuse(path, f"it has neither trl NAME ({', '.join(SECTIONS)}) nor one of TRL's scripts")
 
 
 def of_file(path: Path, content: dict[str, Any], gpus: int | None) -> tuple[dict[str, Any], int | None]:

@@ -9,6 +9,8 @@ from flytune import yaml_core
 from flytune.errors import RecipeError
 from flytune.planning import candidates
 from flytune.recipe import Recipe, peers
+from flytune.recipe.method import Quantization
+from flytune.recipe.objectives import SECTIONS
 from flytune.schema import alternatives, is_model
 
 _WIDTH = 128
@@ -21,6 +23,12 @@ _SECTIONS = {
 """Names of the fields of each section; none of a field that is not a section."""
 _SHORT = ("method", "sharding", "objective")
 """Sections of which a name alone may be written."""
+_RENAMED = ("model", "data", "training")
+"""Sections that say what is trained, beside objective and method."""
+_OFF: tuple[Any, ...] = (None, False, 0, [], {}, "none", "no")
+"""Values that switch a key off."""
+_TO_FILL_IN = "objective.rewards"
+"""Field that may be left empty, so that the recipe is not accepted before a person has filled it in."""
 
 
 class Draft:
@@ -32,6 +40,8 @@ class Draft:
         self._empty = {str(key) for key, value in content.items() if value is None}
         self._values: dict[str, Any] = {}
         self._notes: dict[str, str] = {}
+        self._tools: dict[str, str] = {}
+        """Tools of the keys that are not those of the file's."""
         self._without: dict[str, str] = {}
         """Keys without a counterpart, with the reason."""
         self.last = ""
@@ -87,16 +97,46 @@ class Draft:
         """Raise the error of a file that no recipe can stand for."""
         raise RecipeError(f"{self.path}: cannot be converted: {reason}")
 
-    def refuse_keys(self, *keys: str) -> None:
-        """Refuse the file if one of the keys has a value that switches it on."""
-        for key in keys:
-            if (value := self.take(key)) not in (None, False, 0, [], {}, "none", "no"):
+    def refuse_changes(self) -> None:
+        """Refuse the file if a key of it changes what is trained, and no recipe can have it."""
+        for key in list(self._left):
+            known = self._counterpart(key)
+            if known is None or not known.is_refused:
+                continue
+            value = self.take(key)
+            if value not in (*_OFF, known.harmless):
                 shown = yaml_core.dump(value, in_one_line=True) if isinstance(value, str | int | float) else "..."
-                self.refuse(f"{key}: {shown}: {self._reason(key)}")
+                self.refuse(f"{key}: {shown}: {known.advice}")
+
+    def lift(self, key: str, tool: str) -> None:
+        """Put the keys of a section beside the others; they are those of another tool."""
+        section = self.take(key) or {}
+        self._left |= {str(name): value for name, value in section.items() if value is not None and value != ""}
+        self._tools |= dict.fromkeys(map(str, section), tool)
+
+    def _counterpart(self, key: str) -> peers.Counterpart | None:
+        return peers.counterpart(self._tools.get(key, self.tool), key)
 
     def _reason(self, key: str) -> str:
-        known = peers.counterpart(self.tool, key)
+        known = self._counterpart(key)
         return known.advice if known else f"not known as a key of {self.tool}; nothing of it is in this recipe"
+
+    def _rename(self, key: str) -> None:
+        """Set the field of a key whose value means the same in a recipe, if it is a field of what is trained here."""
+        known = self._counterpart(key)
+        if known is None or known.key is None or known.change or self.get(known.key) is not None:
+            return
+        section, _, name = known.key.partition(".")
+        if section == "objective":
+            is_used = self.get("objective.name") is not None
+        elif section == "method":
+            is_used = self.get("method.name") == "qlora" or (
+                self.get("method.name") == "lora" and name not in Quantization.model_fields
+            )
+        else:
+            is_used = section in _RENAMED
+        if is_used:
+            self.put(known.key, self.take(key))
 
     def text(self) -> str:
         """Return the recipe as a YAML file with comments.
@@ -105,6 +145,7 @@ class Draft:
             RecipeError: it is not a recipe; with its first mistake.
         """
         for key in list(self._left):
+            self._rename(key)
             self.leave(key)
         lines = [
             "# yaml-language-server: $schema=recipe.schema.json",
@@ -119,7 +160,10 @@ class Draft:
             lines += [line for key, reason in self._without.items() for line in _comment(f"{key}: {reason}")]
         text = "\n".join(lines) + "\n"
         try:
-            recipe = Recipe.from_content(yaml_core.load(text), self.path)
+            content = yaml_core.load(text)
+            if self.get(_TO_FILL_IN) == []:
+                del content["objective"]["rewards"]
+            recipe = Recipe.from_content(content, self.path)
         except yaml_core.YAMLError as error:
             self.refuse(f"the recipe that it makes is {error}; divide the data sets into fewer, or name a folder of them")
         except RecipeError as error:
@@ -172,10 +216,6 @@ def run_name(path: Path) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].strip("-") or "converted"
 
 
-def other_objective(name: str, names: str) -> str:
-    """Return why a file is refused whose objective is none of `names`, which are converted."""
-    if "grpo" in name:
-        return (
-            f"{name}: its rewards are functions: write a recipe with objective: grpo (docs/objectives.md, Verifiable rewards)"
-        )
-    return f"{name}: the objectives are {names}"
+def other_objective(name: str) -> str:
+    """Return why a file is refused whose objective no recipe has."""
+    return f"{name}: the objectives are {', '.join(SECTIONS)}"

@@ -7,15 +7,6 @@ from flytune.conversion import llamafactory_data, sharding, training
 from flytune.conversion.draft import Draft, other_objective
 
 _STAGES = {"sft": "sft", "pt": "sft", "dpo": "dpo", "kto": "kto", "rm": "reward"}
-_REFUSED = (
-    "shift_attn", "mixture_of_depths", "rope_scaling", "train_from_scratch", "use_llama_pro", "use_galore", "use_apollo",
-    "use_badam", "use_adam_mini", "use_muon", "use_dft_loss", "use_eaft_loss", "use_asft_loss", "use_mca", "use_kt",
-    "pref_bco_weight", "ld_alpha", "loraplus_lr_ratio", "ref_model_adapters", "image_max_pixels", "video_max_pixels",
-    "freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model", "moe_aux_loss_coef", "add_tokens",
-    "mask_history",
-)  # fmt: skip
-"""Keys that change what is learned, and have no counterpart."""
-_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 _FOR_OTHERS = {
     "export_dir": "it merges an adapter, which is flytune merge ARTIFACT --out FOLDER",
     "infer_backend": "it serves a model; docs/serve.md names the servers that load an artifact",
@@ -26,11 +17,8 @@ def convert(draft: Draft, gpus: int | None) -> None:
     """Convert a configuration of LLaMA-Factory."""
     stage = draft.take("stage", "sft" if draft.has("dataset") else None)
     _check_purpose(draft, stage)
-    draft.refuse_keys(*_REFUSED)
-    for key in _PARALLEL:
-        if (degree := draft.take(key)) not in (None, 1, False):
-            draft.refuse(f"{key}: {degree}: Megatron is not offered; layers are not divided among GPUs")
-    _model(draft)
+    draft.refuse_changes()
+    _model(draft, str(stage))
     _objective(draft, str(stage))
     workers = draft.take("ray_num_workers")
     count = sharding.put(draft, gpus or (int(workers) if workers else None))
@@ -52,10 +40,10 @@ def _check_purpose(draft: Draft, stage: Any) -> None:
     if draft.take("do_train") is False or (draft.take("do_predict") and not stage):
         draft.refuse("it trains nothing (do_train: false)")
     if stage not in _STAGES:
-        draft.refuse(f"stage: {other_objective(str(stage), 'sft (stages sft and pt), dpo, kto and reward (rm)')}")
+        draft.refuse(f"stage: {other_objective(str(stage))}")
 
 
-def _model(draft: Draft) -> None:
+def _model(draft: Draft, stage: str) -> None:
     draft.same(("model_name_or_path", "model.name_or_path"), ("adapter_name_or_path", "method.adapter"))
     if (revision := draft.take("model_revision")) not in (None, "main"):
         draft.put("model.revision", revision)
@@ -66,6 +54,8 @@ def _model(draft: Draft) -> None:
         draft.take("bf16")
     else:
         training.put_dtype(draft, "float32")
+    if draft.peek("moe_aux_loss_coef") is None and stage != "rm":
+        training.put_no_balance_loss(draft)
     if value := draft.take("flash_attn"):
         training.put_attention(draft, "flash_attn", value)
     tokens = draft.take("add_special_tokens")
@@ -103,7 +93,7 @@ def _objective(draft: Draft, stage: str) -> None:
     if name == "kto":
         draft.same(("kto_chosen_weight", "objective.desirable_weight"), ("kto_rejected_weight", "objective.undesirable_weight"))
         if extra:
-            draft.note("pref_ftx", "kto has one loss")
+            draft.refuse(f"pref_ftx: {extra}: objective kto has no loss of its good answers beside it")
 
 
 def _method(draft: Draft) -> None:

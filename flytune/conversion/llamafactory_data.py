@@ -23,10 +23,6 @@ def put_data(draft: Draft, stage: str) -> None:
         source = _source(draft, name, str(folder), stage)
         limits = [int(limit) for limit in (most, source.pop("max_samples", None)) if limit]
         sources.append(source | ({"max_samples": min(limits)} if limits else {}))
-    weights = draft.take("interleave_probs")
-    strategy = draft.take("mix_strategy")
-    if strategy not in (None, "concat") or weights:
-        draft.note("mix_strategy, interleave_probs", "all rows of each source are used; write weight: NUMBER into the sources")
     training.put_sources(draft, sources)
     _template(draft, stage)
     draft.put("data.max_length", training.whole(draft, "cutoff_len", 2048))
@@ -151,9 +147,9 @@ _KEYS = {"role_tag": ("from", "role"), "content_tag": ("value", "content")}
 def _template(draft: Draft, stage: str) -> None:
     name = str(draft.take("template") or "")
     if name and stage != "pt":
-        axolotl_data.put_template(draft, "" if name == "default" else name, f"template: {name}")
         if name == "default":
-            draft.note("template: default", "the tokenizer's own chat template; Human: and Assistant: marks are not shipped")
+            draft.refuse("template: default: no shipped template has its marks Human: and Assistant:; name another one")
+        axolotl_data.put_template(draft, name, f"template: {name}")
 
 
 def _packing(draft: Draft, stage: str) -> None:

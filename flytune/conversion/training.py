@@ -74,6 +74,11 @@ def put_optimizer(draft: Draft, name: str) -> None:
     """Set the optimizer, or the nearest one."""
     ours, note = name, ""
     if name not in OPTIMIZERS:
+        if name.startswith("schedule_free"):
+            draft.refuse(
+                f"optimizer {name}: a schedule-free optimizer has other weights for training than for evaluation and export, "
+                "which take the trained ones here; write adamw_torch_fused with a schedule"
+            )
         if name not in _OPTIMIZERS:
             draft.refuse(f"optimizer {name}: there is none like it; the optimizers are {', '.join(OPTIMIZERS)}")
         ours = _OPTIMIZERS[name]
@@ -293,3 +298,26 @@ def put_tables(draft: Draft, value: Any, key: str) -> None:
         draft.put("method.modules_to_save", names, f"{key}; embedding and head of this model are one tensor")
     elif names:
         draft.put("method.modules_to_save", names)
+
+
+def put_experts(draft: Draft, has_targets: bool) -> None:
+    """Set the adapters on all experts, which PEFT's target_parameters name."""
+    value = draft.take("lora_target_parameters")
+    if not value:
+        return
+    names = [value] if isinstance(value, str) else [str(name) for name in value]
+    weights = {name.rpartition("experts.")[2] for name in names if "experts." in name}
+    if weights != {"gate_up_proj", "down_proj"} or len(names) != 2:
+        draft.refuse(
+            f"lora_target_parameters: {', '.join(names)}: method.experts adapts gate_up_proj and down_proj of the experts, both"
+        )
+    if not has_targets:
+        draft.refuse("lora_target_parameters: without lora_target_modules: method.experts adapts experts beside other layers")
+    draft.put("method.experts", True, "lora_target_parameters")
+
+
+def put_no_balance_loss(draft: Draft) -> None:
+    """Leave the balance loss of a known mixture of experts out, as a tool does that does not ask for router logits."""
+    known = known_name(str(draft.get("model.name_or_path"))) or {}
+    if any(known.get(key) for key in ("num_experts", "num_local_experts")):
+        draft.put("training.router_aux_loss_coef", 0, "not asked for there; without it: that of config.json")

@@ -4,18 +4,17 @@ import re
 from pathlib import Path
 from typing import Any
 
-from flytune.conversion import sharding, training
+from flytune.conversion import axolotl_data, grpo, sharding, training
 from flytune.conversion.command import OBJECTIVES
 from flytune.conversion.draft import Draft
 
-_LEARNING_RATES = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}
-_REFUSED = ("ld_alpha", "use_weighting", "sync_ref_model", "label_smoothing_factor", "reference_free", "lora_target_parameters")
+_LEARNING_RATES = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4, "grpo": 1e-6}
 
 
 def convert(draft: Draft, gpus: int | None, objective: str | None) -> None:
     """Convert TRL's arguments; the objective is one of the recipe's, or None if the file does not name it."""
     objective = objective or _objective_of(draft)
-    draft.refuse_keys(*_REFUSED)
+    draft.refuse_changes()
     _model(draft)
     if objective != "sft":
         _objective(draft, objective)
@@ -38,6 +37,8 @@ def _objective_of(draft: Draft) -> str:
         return "kto"
     if draft.has("center_rewards_coefficient"):
         return "reward"
+    if draft.has("reward_funcs") or draft.has("num_generations"):
+        return "grpo"
     if draft.has("beta") or draft.has("precompute_ref_log_probs"):
         return "dpo"
     draft.note("(the trainer)", "sft: the file does not name it; flytune convert --objective NAME")
@@ -59,6 +60,9 @@ def _model(draft: Draft) -> None:
 
 
 def _objective(draft: Draft, objective: str) -> None:
+    if objective == "grpo":
+        grpo.put(draft)
+        return
     draft.put("objective.name", objective)
     if objective == "reward":
         draft.same(("center_rewards_coefficient", "objective.center_rewards_coefficient"))
@@ -100,7 +104,9 @@ def _method(draft: Draft) -> None:
     draft.put("method.r", training.whole(draft, "lora_r", 16))
     draft.put("method.lora_alpha", training.whole(draft, "lora_alpha", 32))
     draft.put("method.lora_dropout", training.number(draft, "lora_dropout", 0.05))
-    training.put_targets(draft, draft.take("lora_target_modules"), is_all=False)
+    targets = draft.take("lora_target_modules")
+    training.put_experts(draft, bool(targets))
+    training.put_targets(draft, targets, is_all=False)
     training.put_tables(draft, draft.take("lora_modules_to_save"), "lora_modules_to_save")
     for key in ("use_rslora", "use_dora"):
         if draft.take(key):
@@ -108,24 +114,18 @@ def _method(draft: Draft) -> None:
 
 
 def _data(draft: Draft, objective: str) -> None:
-    form = {"dpo": "preference", "reward": "preference", "kto": "unpaired"}.get(objective, "auto")
+    form = {"dpo": "preference", "reward": "preference", "kto": "unpaired"}.get(objective)
     mixture = draft.take("datasets") or draft.take("mixture")
     split, test = draft.take("dataset_train_split"), draft.take("dataset_test_split", "test")
     if isinstance(mixture, list):
-        rows = [row for one in mixture if isinstance(one, dict) for row in _sources(draft, one)]
-        training.put_sources(draft, [row | ({"format": form} if form != "auto" else {}) for row in rows])
+        sources = [row for one in mixture if isinstance(one, dict) for row in _sources(draft, one)]
     else:
-        name = draft.take("dataset_name")
-        if not name:
-            draft.refuse("dataset_name is missing")
-        is_file = _is_file(str(name))
-        draft.put("data.path" if is_file else "data.dataset_name", str(name))
-        if not is_file:
-            draft.same(("dataset_config", "data.dataset_config"))
-            draft.put("data.dataset_split", split if split != "train" else None)
-        draft.put("data.format", form if form != "auto" else None)
-        if (column := draft.take("dataset_text_field")) not in (None, "text"):
-            draft.put("data.columns", {"text": str(column)})
+        sources = [_source(draft, split)]
+    if form:
+        sources = [source | {"format": form} for source in sources]
+    if objective == "sft":
+        sources = _with_loss(draft, sources)
+    training.put_sources(draft, sources)
     share = training.number(draft, "test_split_size")
     if share:
         training.put_share(draft, "test_split_size", share)
@@ -133,23 +133,93 @@ def _data(draft: Draft, objective: str) -> None:
         draft.put("data.heldout_fraction", 0, "0.02 would show whether tuning helped")
     elif draft.get("data.dataset_name") and not isinstance(mixture, list):
         draft.put("data.eval_split", str(test), "dataset_test_split")
-    length = training.number(draft, "max_length") or training.number(draft, "max_seq_length") or 1024
-    unlimited = draft.is_empty("max_length")
-    draft.put(
-        "data.max_length",
-        int(length),
-        "max_length: None there, which cuts nothing; here this is the limit" if unlimited else "",
-    )
+    if objective == "grpo":
+        _put_prompt_length(draft)
+    else:
+        _put_length(draft)
     if draft.take("packing") and objective == "sft":
         draft.put("data.packing", True)
         if draft.take("packing_strategy") == "wrapped":
             draft.put("data.too_long", "split", "packing_strategy: wrapped; attention never crosses samples here")
     draft.same(("pad_token", "data.pad_token"), ("eos_token", "data.eos_token"), ("chat_template_path", "data.chat_template"))
+
+
+def _source(draft: Draft, split: Any) -> dict[str, Any]:
+    """Return the source of the key dataset_name."""
+    name = draft.take("dataset_name")
+    if not name:
+        draft.refuse("dataset_name is missing")
+    if _is_file(str(name)):
+        source: dict[str, Any] = {"path": str(name)}
+    else:
+        named = {"dataset_config": draft.take("dataset_config"), "dataset_split": split if split != "train" else None}
+        source = {"dataset_name": str(name)} | {key: value for key, value in named.items() if value is not None}
+    column = draft.take("dataset_text_field")
+    if column:
+        source["format"] = "text"
+    return source | ({"columns": {"text": str(column)}} if column not in (None, "text") else {})
+
+
+def _put_length(draft: Draft) -> None:
+    length = training.number(draft, "max_length") or training.number(draft, "max_seq_length") or 1024
+    unlimited = "max_length: None there, which cuts nothing; here this is the limit" if draft.is_empty("max_length") else ""
+    draft.put("data.max_length", int(length), unlimited)
+
+
+def _put_prompt_length(draft: Draft) -> None:
+    """Set the length of prompt and answer, which TRL's GRPO does not limit together."""
+    prompt, answer = training.whole(draft, "max_prompt_length", 1024), draft.get("objective.max_completion_length")
+    draft.put("data.max_length", prompt + answer, f"{prompt} for the prompt, and objective.max_completion_length")
+    draft.put("data.too_long", "error", "TRL cuts no prompt")
+
+
+def _with_loss(draft: Draft, sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sources of sft with the format of which TRL trains the same tokens, and set data.completion_only_loss.
+
+    By default TRL trains every token of chats and texts, and of rows of prompt and completion the completions. Where nothing
+    says which rows a source has, they are chats, and other rows are an error.
+    """
     only, answers = draft.take("completion_only_loss"), draft.take("assistant_only_loss")
-    if objective == "sft" and only is False and not answers:
-        draft.put("data.completion_only_loss", False)
-    elif objective == "sft" and not answers:
-        draft.put("data.completion_only_loss", True, "of chats, TRL trains every token where assistant_only_loss is not set")
+    if answers or only:
+        return sources
+    if only is False:
+        draft.put("data.completion_only_loss", False, "completion_only_loss: false")
+        return sources
+    kinds = [source.get("format") or _rows_of(draft, source) for source in sources]
+    if "prompt_completion" in kinds:
+        if {"messages", None} & set(kinds):
+            draft.refuse(
+                "datasets: of chats TRL trains every token, of rows of prompt and completion the completions alone, and "
+                "data.completion_only_loss is that of all sources; write assistant_only_loss: true, or divide the file"
+            )
+        return sources
+    draft.put(
+        "data.completion_only_loss",
+        False,
+        "of chats, TRL trains every token where assistant_only_loss is not set; for rows of prompt and completion, whose "
+        "completions it trains, remove this line and format: messages",
+    )
+    return [source | {"format": kind or "messages"} for source, kind in zip(sources, kinds, strict=True)]
+
+
+def _rows_of(draft: Draft, source: dict[str, Any]) -> str | None:
+    """Return the format of a source on this machine by the columns of its first row; None if nothing says it."""
+    path = str(source.get("path", ""))
+    file = sharding.near(draft.path, path) if path.endswith((".jsonl", ".json", ".csv")) else None
+    if file is None:
+        return None
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        beginning = lines.read(_BEGINNING)
+    columns = set(re.findall(r"[\w]+", beginning.partition("\n")[0]) if path.endswith(".csv") else _KEY.findall(beginning))
+    if {"prompt", "completion"} <= columns:
+        return "prompt_completion"
+    return next((form for name, form in _FORMATS.items() if name in columns), None)
+
+
+_BEGINNING = 1 << 20
+_KEY = re.compile(r'"(\w+)"\s*:')
+_FORMATS = {"messages": "messages", "conversations": "sharegpt", "text": "text"}
+"""Formats by a column that only their rows have."""
 
 
 def _is_file(name: str) -> bool:
@@ -167,20 +237,20 @@ def _sources(draft: Draft, one: dict[str, Any]) -> list[dict[str, Any]]:
     files, path = one.get("data_files"), str(one.get("path") or "")
     if isinstance(files, dict):
         files = files.get(split)
-    for key in set(one) - {"path", "name", "split", "data_files"}:
+    for key in set(one) - {"path", "name", "split", "data_files", "data_dir"}:
         draft.note(f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here"))
     if path in ("json", "csv", "parquet", "text", "arrow"):
         names = [files] if isinstance(files, str) else list(files or ())
         return [{"path": str(name)} for name in names] or draft.refuse(f"datasets: path: {path} without data_files")
     if _is_file(path):
         return [{"path": path}]
-    if files:
-        draft.note("datasets: data_files", f"of {path}, all files of the split are read")
+    if files := [files] if isinstance(files, str) else files or ([one["data_dir"]] if one.get("data_dir") else []):
+        return [{"path": axolotl_data.of_hub(path, str(file))} for file in files]
     made = {"dataset_name": path, "dataset_config": one.get("name"), "dataset_split": split if split != "train" else None}
     return [{key: value for key, value in made.items() if value is not None}]
 
 
-_REASONS = {"columns": "columns that no sample has are not read", "data_dir": "all files of the split are read"}
+_REASONS = {"columns": "columns that no sample has are not read"}
 """Keys of an entry of a mixture without a counterpart, and why."""
 
 

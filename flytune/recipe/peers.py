@@ -49,6 +49,10 @@ class Counterpart(NamedTuple):
     """Dotted key; None if the recipe has none."""
     change: str
     """The change of the value; without a key, the reason."""
+    is_refused: bool = False
+    """True if it changes what is trained and no recipe can, so that a file with it is refused."""
+    harmless: Any = None
+    """Value with which it changes nothing, beside those that switch it off."""
 
     @property
     def advice(self) -> str:
@@ -60,20 +64,35 @@ class Counterpart(NamedTuple):
 
 @cache
 def table() -> dict[str, dict[str, Counterpart]]:
-    """Return the names of each tool with their counterparts."""
-    rows = yaml_core.load(_FILE.read_bytes())
-    return {tool: {name: _counterpart(tool, row) for name, row in names.items()} for tool, names in rows.items()}
+    """Return the names of each tool with their counterparts; a name that ends in `*` stands for all that begin so."""
+    return {tool: _counterparts(tool, groups) for tool, groups in yaml_core.load(_FILE.read_bytes()).items()}
 
 
-def _counterpart(tool: str, row: str) -> Counterpart:
-    key, _, change = row.partition("; ")
-    return Counterpart(tool, None if key == "none" else key, change)
+def _counterparts(tool: str, groups: Mapping[str, Mapping[str, str]]) -> dict[str, Counterpart]:
+    counterparts = {}
+    for name, row in groups["keys"].items():
+        key, _, change = row.partition("; ")
+        counterparts[name] = Counterpart(tool, key, change)
+    for group in ("refused", "without"):
+        for reason, names in groups.get(group, {}).items():
+            for entry in names.split():
+                name, _, value = entry.partition("=")
+                harmless = yaml_core.load(value) if value else None
+                counterparts[name] = Counterpart(tool, None, reason, group == "refused", harmless)
+    return counterparts
 
 
 def counterpart(tool: str, name: str) -> Counterpart | None:
     """Return the counterpart of a tool's name; None if the table has none."""
-    names = table()
-    return names.get(tool, {}).get(name) or names[_BASE].get(name)
+    return _of_tool(tool, name) or _of_tool(_BASE, name)
+
+
+def _of_tool(tool: str, name: str) -> Counterpart | None:
+    names = table().get(tool, {})
+    if name in names:
+        return names[name]
+    beginnings = [known for known in names if known.endswith("*") and name.startswith(known[:-1])]
+    return names[max(beginnings, key=len)] if beginnings else None
 
 
 class Advice(Mapping[str, str]):
@@ -85,9 +104,10 @@ class Advice(Mapping[str, str]):
     def __getitem__(self, name: str) -> str:
         """Return the advice on a name; one that the recipe has elsewhere belongs there, unless a tool means something else."""
         found: dict[str, list[str]] = {}
-        for tool, names in table().items():
-            if (one := names.get(name)) and (one.key is None or one.key.rpartition(".")[2] != name):
-                found.setdefault(one.advice, []).append(tool)
+        for tool in table():
+            known = _of_tool(tool, name)
+            if known and (known.key is None or known.key.rpartition(".")[2] != name):
+                found.setdefault(known.advice, []).append(tool)
         if not found:
             places = list(dict.fromkeys(place for place, fields in _sections(self._recipe()) if place and name in fields))
             if not places:

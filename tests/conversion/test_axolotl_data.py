@@ -2,8 +2,9 @@
 
 import pytest
 
-from flytune.data.formats import Chat
+from flytune.data.formats import Chat, Plain
 from flytune.data.formats import convert as sample_of
+from flytune.data.rows.pairs import pair_of
 from flytune.errors import RecipeError
 from tests.support import converted as support
 
@@ -14,28 +15,87 @@ def converted(tmp_path, **changes):
     return support.converted(tmp_path, "a.yml", BASE | changes)
 
 
+ALPACA, CHATS = {"path": "a/b", "type": "alpaca"}, {"path": "c/d", "type": "chat_template"}
+TEXT = {"path": "g/h", "type": "completion"}
+QUESTION = {"instruction": "q", "input": "i", "output": "a"}
+
+
 @pytest.mark.parametrize(
-    ("kind", "row", "question", "said"),
+    ("kind", "row", "question", "template"),
     [
-        (
-            "jeopardy",
-            {"question": "q", "category": "c", "answer": "a"},
-            "q\n\n### Input:\nc",
-            'the words "what is" are not written',
-        ),
-        ("context_qa", {"article": "c", "question": "q", "answer": "a"}, "c\n===\nq", "the sentence before the context"),
-        ("context_qa.load_v2", {"context": "c", "question": "q", "answer": "a"}, "c\nQuestion: q", 'the words "Context:"'),
-        ("summarizetldr", {"article": "q", "summary": "a"}, "q", "the sentence that asks for a summary is not written"),
+        ("alpaca", QUESTION, "q\n\n### Input:\ni", "alpaca"),
+        ("alpaca:chatml", QUESTION, "q\n\ni", "chatml"),
         ("alpaca_w_system.load_open_orca_chatml", {"system_prompt": "", "question": "q", "response": "a"}, "q", "chatml"),
     ],
 )
-def test_a_types_question_has_all_of_its_columns(kind, row, question, said, tmp_path):
-    recipe, text = converted(tmp_path, datasets=[{"path": "a/b", "type": kind}])
-    data = recipe.data
+def test_a_types_question_has_all_of_its_columns(kind, row, question, template, tmp_path):
+    data = converted(tmp_path, datasets=[{"path": "a/b", "type": kind}])[0].data
     sample = sample_of(row, data.format, data.columns, "here", separator=data.input_separator)
     asked, answered = ({"role": role, "content": said} for role, said in (("user", question), ("assistant", "a")))
-    assert sample == Chat([asked, answered])
-    assert said in text
+    assert (sample, data.chat_template) == (Chat([asked, answered]), template)
+
+
+WORDS = {"field_instruction": "q", "field_output": "a", "format": "[INST] {instruction} [/INST]"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rl"),
+    [
+        (WORDS, None),
+        (WORDS | {"format": "{instruction}", "system_prompt": "Be brief."}, None),
+        (WORDS | {"format": "{instruction}", "no_input_format": "Q: {instruction}"}, None),
+        (WORDS | {"format": None}, None),
+        ({"prompt_format": "[INST] {prompt} [/INST]"}, "dpo"),
+        ({"chosen_format": "{chosen}</s>"}, "dpo"),
+        ({"completion_format": "{completion}</s>"}, "kto"),
+        ("alpaca:chat", None),
+        ("alpaca_chat.load_qa", None),
+        ("alpaca_w_system.load_open_orca", None),
+        ("jeopardy", None),
+        ("context_qa.load_v2", None),
+        ("summarizetldr", None),
+    ],
+)
+def test_words_around_questions_are_kept_in_a_jinja_file_or_refused(kind, rl, tmp_path):
+    """No shipped template has them, and the tokenizer's own has others."""
+    given = {"path": "a/b", "type": kind}
+    with pytest.raises(RecipeError, match=r"words of its own .* name it in the data set \(chat_template_jinja: FILE\)"):
+        converted(tmp_path, rl=rl, datasets=[given])
+    assert (
+        converted(tmp_path, rl=rl, datasets=[given | {"chat_template_jinja": "own.jinja"}])[0].data.chat_template == "own.jinja"
+    )
+
+
+def test_a_type_of_texts_without_words_is_text(tmp_path):
+    recipe, _ = converted(tmp_path, datasets=[{"path": "a/b", "type": WORDS | {"format": "{instruction}"}}])
+    row = {"q": "Question: ", "a": "Answer."}
+    assert sample_of(row, recipe.data.format, recipe.data.columns, "here") == Plain("Question: ", "Answer.")
+    own = {"field_prompt": "q", "field_chosen": "a", "field_rejected": "b", "prompt_format": "{q}"}
+    recipe, _ = converted(tmp_path, rl="dpo", datasets=[{"path": "a/b", "type": own}])
+    pair = pair_of(row | {"b": "Wrong."}, recipe.data.columns, "here")
+    assert (pair.chosen, pair.rejected) == (Plain("Question: ", "Answer."), Plain("Question: ", "Wrong."))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"roles_to_train": ["user", "assistant"]}, "answers of the assistant are trained, and no others"),
+        ({"train_on_eos": "all"}, "the end marker of each answer is trained"),
+        ({"message_field_training": "learn"}, "a turn's key train or weight"),
+        ({"drop_system_message": True}, "system messages of the rows are kept"),
+        ({"shards": 4}, "write max_samples"),
+    ],
+)
+def test_keys_of_a_data_set_that_change_what_is_trained_are_refused(changes, said, tmp_path):
+    with pytest.raises(RecipeError, match=said):
+        converted(tmp_path, datasets=[CHATS | changes])
+    harmless = {"roles_to_train": ["assistant"], "train_on_eos": "turn", "message_field_training": "train"}
+    assert converted(tmp_path, datasets=[CHATS | harmless])[0].data.format == "messages"
+
+
+def test_files_of_a_data_set_on_the_hub_are_its_sources(tmp_path):
+    recipe, _ = converted(tmp_path, datasets=[CHATS | {"data_files": ["x/a.jsonl"], "revision": "v1"}])
+    assert (recipe.data.path, recipe.data.dataset_name) == ("hf://datasets/c/d@v1/x/a.jsonl", None)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +103,7 @@ def test_a_types_question_has_all_of_its_columns(kind, row, question, said, tmp_
     [
         ("reflection", "no format is like it"),
         ("pygmalion", "no format is like it"),
+        ("alpaca.own", "no format is like it"),
         ("context_qa.load_404", "no format is like it"),
         ("explainchoice.load", "no format is like it"),
         ("input_output", "write input_ids and labels"),
@@ -73,17 +134,14 @@ def test_a_number_of_held_out_samples_is_said_beside_the_share(tmp_path):
     assert "heldout_fraction: 0.02  # val_set_size: 500 samples; write their share of all samples" in text
 
 
-ALPACA, CHATS = {"path": "a/b", "type": "alpaca"}, {"path": "c/d", "type": "chat_template"}
-
-
 @pytest.mark.parametrize(
     ("datasets", "whole", "template", "said"),
     [
         ([ALPACA], None, "alpaca", "# type: alpaca"),
         ([ALPACA], "chatml", "alpaca", "# chat_template: chatml: type: alpaca has marks of its own there"),
         ([CHATS], "chatml", "chatml", "# chat_template: chatml"),
-        ([ALPACA, CHATS], "chatml", "chatml", "# datasets: type: one chat template renders all data sets"),
-        ([ALPACA, CHATS], None, "alpaca", "# datasets: type: one chat template renders all data sets"),
+        ([ALPACA, TEXT], None, "alpaca", "# type: alpaca"),
+        ([CHATS, TEXT, CHATS | {"path": "e/f", "chat_template": "chatml"}], "chatml", "chatml", "# chat_template: chatml"),
         ([CHATS], "tokenizer_default_fallback_chatml", None, "fallback_chatml: the tokenizer's own chat template"),
         ([CHATS, CHATS | {"path": "e/f"}], "tokenizer_default", None, ""),
     ],
@@ -95,10 +153,24 @@ def test_the_template_is_that_of_the_types(datasets, whole, template, said, tmp_
     assert said or "# datasets: type" not in text
 
 
+@pytest.mark.parametrize(
+    "datasets",
+    [
+        [ALPACA, CHATS],
+        [ALPACA, TEXT, CHATS | {"type": "sharegpt"}],
+        [CHATS, CHATS | {"path": "e/f", "chat_template": "llama3"}],
+        [ALPACA, ALPACA | {"chat_template_jinja": "own.jinja"}],
+    ],
+)
+def test_data_sets_of_several_templates_are_refused(datasets, tmp_path):
+    with pytest.raises(RecipeError, match="each has marks of its own, and one chat template renders all chats of a recipe"):
+        converted(tmp_path, datasets=datasets)
+
+
 @pytest.mark.parametrize("folder", ["json", "rows/"])
 def test_files_of_a_data_set_are_sources(folder, tmp_path):
     """Also those of a folder that is not here."""
-    given = [{"path": folder, "data_files": ["rows/a.jsonl", "rows/b.jsonl"], "type": "chat_template"}, ALPACA]
+    given = [{"path": folder, "data_files": ["rows/a.jsonl", "rows/b.jsonl"], "type": "chat_template"}, TEXT]
     recipe, _ = converted(tmp_path, datasets=given)
     found = [(source.name, source.format) for source in recipe.data.sources]
-    assert found == [("rows/a.jsonl", "messages"), ("rows/b.jsonl", "messages"), ("a/b", "instruction")]
+    assert found == [("rows/a.jsonl", "messages"), ("rows/b.jsonl", "messages"), ("g/h", "text")]

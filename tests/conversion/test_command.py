@@ -74,13 +74,14 @@ def test_a_script_is_read_as_the_shell_reads_it(text, field, value, tmp_path):
         (f"srun accelerate launch --num_processes $((8*N)) sft.py {SFT}", "write the number there, or say --gpus N"),
         (f"trl sft {SFT} --learning_rate $LR", "--learning_rate $LR: a variable that this file does not set"),
         (f"python sft_vlm.py {SFT}", "sft_vlm: images, video and audio are not trained"),
-        (f"python dpo_online.py {SFT}", "dpo_online: the objectives are sft, dpo, kto and reward"),
+        (f"python dpo_online.py {SFT}", "dpo_online: the objectives are sft, dpo, kto, reward, grpo"),
         (f"trl sft {SFT} --loss_type dft", "loss_type: dft: sft has the cross entropy of each token"),
         ("llamafactory-cli train nowhere.yaml", "nowhere.yaml"),
-        ("trl grpo --model_name_or_path a/b --dataset_name a/b", "grpo: its rewards are functions: write a recipe"),
+        (f"trl grpo {SFT} --num_iterations 2", "num_iterations: 2: each answer is trained in one step"),
         ("trl sft --model_name_or_path a/b", "dataset_name is missing"),
         ("trl sft --model_name_or_path 'a/b", "the command line cannot be read: No closing quotation"),
         (f"trl sft {SFT} --optim muon", "optimizer muon: there is none like it"),
+        (f"trl sft {SFT} --optim schedule_free_adamw", "other weights for training than for evaluation"),
     ],
 )
 def test_a_command_that_no_recipe_can_stand_for_is_refused_in_one_sentence(line, said, tmp_path):

@@ -152,7 +152,7 @@ OWN = {"field_prompt": "query", "field_chosen": "yes", "field_rejected": "no", "
          "rejected": {"from": "gpt", "value": "b"}}, {"message_property_mappings": {"role": "from", "content": "value"}}),
         ("chat_template.default", {"messages": [{"by": "user", "text": "q"}], "chosen": {"by": "assistant", "text": "a"},
          "rejected": {"by": "assistant", "text": "b"}}, {"message_property_mappings": {"role": "by", "content": "text"}}),
-        (OWN, {"query": "q", "yes": "a", "no": "b"}, {}),
+        (OWN | {"prompt_format": "Q: {prompt}"}, {"query": "q", "yes": "a", "no": "b"}, {"chat_template_jinja": "own.jinja"}),
     ],
 )  # fmt: skip
 def test_pairs_of_axolotl_are_a_question_and_two_answers(kind, row, more, tmp_path):
@@ -171,13 +171,14 @@ def test_pairs_of_axolotl_are_a_question_and_two_answers(kind, row, more, tmp_pa
         ("llama3.ultra", {"prompt": "q", "completion": "a"}),
         ("llama3.ultra", {"prompt": "q", "completion": [ASKED, RIGHT]}),
         (
-            {"field_prompt": "query", "field_completion": "said", "field_label": "good"},
+            {"field_prompt": "query", "field_completion": "said", "field_label": "good", "prompt_format": "Q: {query}"},
             {"query": "q", "said": "a", "good": True},
         ),
     ],
 )
 def test_labelled_answers_of_axolotl_are_a_question_and_an_answer(kind, row, tmp_path):
-    recipe, _ = axolotl(tmp_path, rl="kto", datasets=[{"path": "a/b", "type": kind}])
+    more = {} if isinstance(kind, str) else {"chat_template_jinja": "own.jinja"}
+    recipe, _ = axolotl(tmp_path, rl="kto", datasets=[{"path": "a/b", "type": kind} | more])
     found = labelled_of({"label": True, **row}, recipe.data.format, recipe.data.columns, "here")
     assert (found.samples, found.labels) == ([Chat([ASKED, RIGHT])], [True])
 
@@ -188,9 +189,7 @@ def test_labelled_answers_of_axolotl_are_a_question_and_an_answer(kind, row, tmp
         ("alpaca", {"instruction": "q", "input": "", "output": "a"}),
         ("gpteacher", {"instruction": "q", "input": "", "response": "a"}),
         ("oasst", {"INSTRUCTION": "q", "RESPONSE": "a"}),
-        ("alpaca_chat.load_qa", {"question": "q", "answer": "a"}),
-        ("alpaca_chat.load_camel_ai", {"message_1": "q", "message_2": "a"}),
-        ("alpaca_w_system.load_open_orca", {"system_prompt": "", "question": "q", "response": "a"}),
+        ("alpaca_w_system.load_open_orca_chatml", {"system_prompt": "", "question": "q", "response": "a"}),
         ("chat_template", {"messages": [ASKED, RIGHT]}),
         ("sharegpt", {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}),
     ],
@@ -259,6 +258,26 @@ def test_values_of_other_types_are_refused_in_one_sentence(value, tmp_path):
                 said.append(str(error))
     assert [line for line in said if "\n" in line] == []
     assert said
+
+
+def test_a_key_with_another_name_alone_is_in_the_recipe_where_it_has_an_effect(tmp_path):
+    assert axolotl(tmp_path, lora_rank_pattern={"q_proj": 4})[0].method.rank_pattern == {"q_proj": 4}
+    assert "# lora_rank_pattern: " in axolotl(tmp_path, lora_rank_pattern={"q_proj": 4}, adapter=None)[1]
+    assert llamafactory(tmp_path, moe_aux_loss_coef=0.01)[0].training.router_aux_loss_coef == 0.01
+    assert "# double_quantization: " in llamafactory(tmp_path, double_quantization=False)[1]
+
+
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+def test_adapters_of_experts_and_their_balance_loss(tmp_path):
+    moe = {"base_model": "Qwen/Qwen3-30B-A3B", "lora_target_parameters": EXPERTS, "lora_dropout": 0}
+    recipe, _ = axolotl(tmp_path, **moe)
+    assert (recipe.method.experts, recipe.training.router_aux_loss_coef) == (True, 0)
+    recipe, _ = axolotl(tmp_path, **moe, model_config={"output_router_logits": True, "router_aux_loss_coef": 0.02})
+    assert recipe.training.router_aux_loss_coef == 0.02
+    with pytest.raises(RecipeError, match="method.experts adapts gate_up_proj and down_proj of the experts, both"):
+        axolotl(tmp_path, **moe | {"lora_target_parameters": EXPERTS[:1]})
 
 
 def test_a_key_that_nobody_knows_is_named(tmp_path):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flytune.errors import RecipeError
 from tests.support import converted as support
 
 BASE = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dataset_name": "a/b", "output_dir": "o"}
@@ -49,3 +50,47 @@ def test_a_launchers_keys_of_a_yaml_count_gpus(tmp_path):
     recipe, text = converted(tmp_path, accelerate_config="zero2", num_processes=2)
     assert (recipe.sharding.name, recipe.training.global_batch_size) == ("zero2", 16)
     assert "not known as a key" not in text
+
+
+LINES = {
+    "chats.jsonl": '{"messages": [{"role": "user", "content": "q"}]}\n',
+    "pairs.jsonl": '{"prompt": "q", "completion": "a"}\n',
+    "texts.csv": "text,source\na,b\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "only", "form"),
+    [
+        ({}, False, "messages"),
+        ({"dataset_name": "chats.jsonl"}, False, "messages"),
+        ({"dataset_name": "texts.csv"}, False, "text"),
+        ({"dataset_text_field": "body"}, False, "text"),
+        ({"dataset_name": "pairs.jsonl"}, True, "auto"),
+        ({"assistant_only_loss": True}, True, "auto"),
+        ({"completion_only_loss": True}, True, "auto"),
+        ({"completion_only_loss": False}, False, "auto"),
+    ],
+)
+def test_the_tokens_that_trl_trains_are_trained(changes, only, form, tmp_path):
+    """By default every token of chats, and the completions of rows of prompt and completion."""
+    for name, lines in LINES.items():
+        support.written(tmp_path, name, lines)
+    data = converted(tmp_path, **changes)[0].data
+    assert (data.completion_only_loss, data.format) == (only, form)
+
+
+def test_a_mixture_of_chats_and_completions_is_refused(tmp_path):
+    support.written(tmp_path, "pairs.jsonl", LINES["pairs.jsonl"])
+    mixture = [{"path": "./pairs.jsonl"}, {"path": "a/b"}]
+    with pytest.raises(RecipeError, match="write assistant_only_loss: true, or divide the file"):
+        converted(tmp_path, dataset_name=None, datasets=mixture)
+    assert converted(tmp_path, dataset_name=None, datasets=mixture, assistant_only_loss=True)[0].data.completion_only_loss
+
+
+@pytest.mark.parametrize("key", ["truncation_mode", "f_divergence_type", "chat_template_kwargs", "reference_free"])
+def test_a_key_that_changes_what_is_trained_is_refused(key, tmp_path):
+    harmless = {"truncation_mode": "keep_start", "f_divergence_type": "reverse_kl"}
+    converted(tmp_path, **{key: harmless.get(key)})
+    with pytest.raises(RecipeError, match=f"cannot be converted: {key}: "):
+        converted(tmp_path, **{key: "keep_end"})

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from flytune import limits
 from flytune.recipe.data import Data
 from flytune.recipe.objectives.base import ObjectiveSection
-from flytune.recipe.rewards import MOST, Reward, RewardFunction
+from flytune.recipe.rewards import MOST, OWN, Reward, RewardFunction
 from flytune.recipe.training import Training
 from flytune.row_names import PROMPTS, RowKindName
 
@@ -74,6 +74,15 @@ class Grpo(ObjectiveSection):
     """Answers that both models draw to each held-out prompt for pass@1 and pass@k, beside the most probable one."""
     reward_seconds: Annotated[float, Field(ge=limits.LEAST_SECONDS, le=600)] = 5.0
     """Longest time that a reward may take for one answer."""
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _rewards_are_named(cls, value: object) -> object:
+        if value == []:
+            raise ValueError(
+                f"name what judges the answers: {', '.join(OWN)}, or path/to/rewards.py:function (docs/objectives.md)"
+            )
+        return value
 
     @property
     def clip_range(self) -> tuple[float, float]:
