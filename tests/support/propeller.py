@@ -210,10 +210,10 @@ def _outcome(admin, prefix, condition):
 
 
 def _from_fields(task, index):
-    """Return the variables that the kubelet sets from fields of the pod; the pods of a job are on nodes n0, n1 and so on."""
+    """Return the variables that the kubelet sets from fields of the pod; a job's pods are on nodes n0, n1 and so on."""
+    known = {"spec.nodeName": f"n{index}", "metadata.namespace": "flytesnacks-development"}
     sources = {pair["name"]: pair["valueFrom"] for pair in _primary_container(task)["env"] if "valueFrom" in pair}
-    assert all(source == {"fieldRef": {"fieldPath": "spec.nodeName"}} for source in sources.values())
-    return dict.fromkeys(sources, f"n{index}")
+    return {name: known[source["fieldRef"]["fieldPath"]] for name, source in sources.items()}
 
 
 def _termination(task):
