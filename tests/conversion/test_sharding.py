@@ -54,6 +54,7 @@ def test_an_assumed_stage_of_zero_is_said(tmp_path):
 
 def test_what_no_plan_allows_is_refused_in_one_sentence(tmp_path):
     tables = {"rl": "dpo", "adapter": "lora", "lora_modules_to_save": ["embed_tokens", "lm_head"], "lora_target_linear": True}
+    tables |= {"datasets": [{"path": "org/pairs", "type": "chatml.intel"}]}
     with pytest.raises(RecipeError) as caught:
         converted(tmp_path, "a.yml", AXOLOTL | tables)
     assert "cannot be converted: objective: dpo with method.modules_to_save" in str(caught.value)
