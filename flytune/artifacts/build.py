@@ -10,6 +10,7 @@ from flytune import json_core
 from flytune.artifacts import identity, lineage
 from flytune.artifacts.comparison import compare
 from flytune.artifacts.publish import publish, published_name
+from flytune.data import contract
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError, StorageError
 from flytune.export.manifest import MANIFEST as EXPORT
@@ -93,7 +94,15 @@ def store(
         before.write(out / LINEAGE)
     records = (recipe, plan, manifest, training, metrics)
     rollouts = _rollouts(recipe, trained / ROLLOUTS)
-    report = page.render(*records, broken=broken, lineage=before, xray=xray.section(dataset), rollouts=rollouts)
+    stored_contract = contract.stored(dataset)
+    report = page.render(
+        *records,
+        broken=broken,
+        lineage=before,
+        warnings=[check.sentence for check in stored_contract.faults] if stored_contract else [],
+        xray=xray.section(dataset),
+        rollouts=rollouts,
+    )
     (out / "report.html").write_text(report, encoding="utf-8")
     (out / "README.md").write_text(model_card.render(*records, broken=broken, lineage=before), encoding="utf-8")
     exported = _listed_weights(trained, stored, sizes)

@@ -14,6 +14,7 @@ from flytune.failures import shortened, without_secrets
 from flytune.failures.text import MOST
 from flytune.recipe import Recipe
 from flytune.records import MeasuredFigure, Metrics
+from flytune.records.metrics import SINGLE_SAMPLE
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +82,11 @@ def success_message(recipe: Recipe, metrics: Metrics, address: str, broken: Sequ
     verdict = "significantly better" if metrics.is_better else "not significantly better"
     said = f"Held-out {first.title} {_change(first)}"
     if (difference := compared.difference) is not None:
-        ends = f"({difference.low:+.4f} to {difference.high:+.4f})"
+        ends = f"({difference.low:+.4f} to {difference.high:+.4f})" if difference.is_known else "(no interval)"
         said += f"; {compared.title} {difference.value:+.4f} {compared.unit} {ends}"
-    return f"{recipe.name}: done. {said}: {verdict}.\nArtifact: {address}{refused}"
+    doubts = [*metrics.doubts, *([SINGLE_SAMPLE] if metrics.samples == 1 else [])]
+    doubtful = f" In doubt: {'; '.join(doubts)}." if doubts else ""
+    return f"{recipe.name}: done. {said}: {verdict}.{doubtful}\nArtifact: {address}{refused}"
 
 
 def _change(figure: MeasuredFigure) -> str:
@@ -94,4 +97,5 @@ def _change(figure: MeasuredFigure) -> str:
         return f"{form.format(figure.base.value)} -> {tuned}"
     unit = figure.unit.removeprefix("share").strip()
     none = "" if figure.neutral is None else f"; {form.format(figure.neutral)} is no preference"
-    return f"{tuned} {unit} ({form.format(figure.tuned.low)} to {form.format(figure.tuned.high)}{none})"
+    ends = f"{form.format(figure.tuned.low)} to {form.format(figure.tuned.high)}" if figure.tuned.is_known else "no interval"
+    return f"{tuned} {unit} ({ends}{none})"

@@ -28,6 +28,11 @@ class Check(Strict):
     def share(self) -> float:
         return self.count / self.of if self.of else 0.0
 
+    @property
+    def sentence(self) -> str:
+        """Return the fault and what to do, without the example."""
+        return f"{self.name}: {self.found}; {self.advice}"
+
     def __str__(self) -> str:
         example = f" ({self.example})" if self.example else ""
         return f"{self.name}: {self.found}{example}; {self.advice}"

@@ -52,6 +52,8 @@ class Tally:
     """Numbers of thoughts of answers by what became of them (ThoughtCounts)."""
     notes: Counter[str] = field(default_factory=Counter)
     """Number of stored rows by what is noted of them (RowKind.notes); repetitions by a weight are not counted."""
+    split_range: list[int] = field(default_factory=list)
+    """The smallest and the largest number by which a stored row was put into a split (Sampler); empty without one."""
     examples: list[Example] = field(default_factory=list)
     """The first rows that were cut or dropped (examples.py)."""
 
@@ -65,6 +67,7 @@ class Tally:
         self.notes.update(other.notes)
         for name, rows in other.left_out.items():
             self.left_out[name if name in self.left_out or len(self.left_out) < MOST_NAMES else OTHERS] += rows
+        self.split_range = ends_of([*self.split_range, *other.split_range])
         self.examples = first_of_each([*self.examples, *other.examples])
 
     def keep(self, tokens: int, trained_tokens: int) -> None:
@@ -72,6 +75,11 @@ class Tally:
         self.samples += 1
         self.tokens += tokens
         self.trained_tokens += trained_tokens
+
+
+def ends_of(numbers: Sequence[int]) -> list[int]:
+    """Return the smallest and the largest of some numbers; empty if there are none."""
+    return [min(numbers), max(numbers)] if numbers else []
 
 
 _COUNTS = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates", "control_tokens",

@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from pathlib import Path
 
-from flytune.data.counts import Tally, total
+from flytune.data.counts import Tally, ends_of, total
 from flytune.data.mixture import Split
 from flytune.data.shards import content_hash
 from flytune.errors import DataError
@@ -30,9 +30,14 @@ def refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tal
             reason = f", or none was drawn at weight {tally.weight}" if tally.weight < 1 else ""
             raise DataError(f"{tally.name}: no row was found; the file is empty{reason}")
     if not kept:
+        lengths = sum((tally.lengths for tally in tallies), Counter[int]())
+        longer = sum(count for length, count in lengths.items() if length > data.max_length)
+        longest = f" (the longest has {counted(max(lengths), 'token')})" if longer else ""
+        advice = "raise data.max_length" if longer else "give the rows answers"
         raise DataError(
-            f"{source}: none of {counted(rows, 'row')} is left: {too_long} are longer than data.max_length "
-            f"{data.max_length}, {untrained} have no trained token within it (the answer is missing, empty or cut off)"
+            f"{source}: none of {counted(rows, 'row')} is left: {longer:,} are longer than data.max_length "
+            f"{data.max_length}{longest}, {untrained:,} have no trained token within it (the answer is missing, empty or cut "
+            f"off); {advice}"
         )
     names: dict[Split, str] = {"train": "training", "heldout": "held-out"}
     for split, name in names.items():
@@ -42,10 +47,23 @@ def refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tal
             where = data.heldout_name if split == "heldout" else source
             raise DataError(f"{where}: no {name} sample is left; {too_long} were too long, {untrained} had no trained token")
         raise DataError(
-            f"{source}: no {name} sample: {counted(kept, 'sample was', 'samples were')} split by content at "
-            "data.heldout_fraction "
-            f"{data.heldout_fraction}; add data, change the fraction, or set data.heldout_path"
+            f"{source}: no {name} sample: {counted(kept, 'sample')} with the same content, or the same prompt, which "
+            "stay together; add data, set data.heldout_path, or write data.heldout_fraction: 0"
         )
+
+
+def split_at(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally]) -> int | None:
+    """Return the number below which rows are to be held out because data.heldout_fraction has left a split without any.
+
+    The row with the smallest number is held out, or that with the largest one is trained on, with all that have the same
+    content: the same rows whatever the fraction. None if both splits have samples, or the data cannot be divided.
+    """
+    ends = ends_of([number for tally in tallies for number in tally.split_range])
+    if data.heldout_key or not data.holds_out or not ends or ends[0] == ends[1]:
+        return None
+    if not counts["heldout"].samples:
+        return ends[0] + 1
+    return None if counts["train"].samples else ends[1]
 
 
 def manifest_of(

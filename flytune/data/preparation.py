@@ -12,7 +12,7 @@ from tqdm import tqdm
 from flytune.data import contract, examples, progress, reference_answers
 from flytune.data.bad_rows import BadRows
 from flytune.data.counts import Tally, from_json, to_json
-from flytune.data.manifest import manifest_of, refuse_empty
+from flytune.data.manifest import manifest_of, refuse_empty, split_at
 from flytune.data.mixture import SourceStream, Split, StoredSample, bytes_of, mixed
 from flytune.data.process import digest
 from flytune.data.progress import PROGRESS, Progress
@@ -62,7 +62,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         size = bytes_of(data)
         bar = opened.enter_context(_bar(size))
         bad = opened.enter_context(BadRows(out, data.max_bad_fraction).opened())
-        workers = opened.enter_context(Workers(request, tokenizer, processes, size))
+        workers = opened.enter_context(Workers(request, tokenizer, processes, size, before.heldout_below))
         length = data.max_length if data.packing else None
         tallies = {key: from_json(before.tallies[key]) if before.tallies else tally for key, tally in _tallies(data).items()}
         written = contract.WrittenSamples(
@@ -80,10 +80,13 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
             for stream, kept in row:
                 _write(kept, stream.tally, numbers[stream], writers, seen)
             if any(writer.is_full for writer in writers.values()):
-                _end_shards(request, out, writers, streams, bad)
-        _end_shards(request, out, writers, streams, bad)
+                _end_shards(request, out, writers, streams, bad, before.heldout_below)
+        _end_shards(request, out, writers, streams, bad, before.heldout_below)
         bad.check()
     counts = {split: writer.counts() for split, writer in writers.items()}
+    if before.heldout_below is None and (number := split_at(data, counts, list(tallies.values()))) is not None:
+        progress.start(out, request, list(tallies), number)
+        return prepare(request, out, processes)
     refuse_empty(data, counts, list(tallies.values()))
     tokenizers.note_difference(tokenizer, _first_texts(tokenizer, parts(out, counts["train"])))
     tokenizer_files.write(tokenizer, request.model, out / "tokenizer")
@@ -152,7 +155,12 @@ def _write(kept: list[StoredSample], tally: Tally, number: int, writers: dict[Sp
 
 
 def _end_shards(
-    request: DataRequest, out: Path, writers: dict[Split, SplitWriter], streams: list[SourceStream], bad: BadRows
+    request: DataRequest,
+    out: Path,
+    writers: dict[Split, SplitWriter],
+    streams: list[SourceStream],
+    bad: BadRows,
+    heldout_below: int | None,
 ) -> None:
     """End the shards of both splits, and save the progress from which a killed run resumes."""
     progress.save(
@@ -162,6 +170,7 @@ def _end_shards(
             tallies={stream.key: to_json(stream.tally) for stream in streams},
             train=writers["train"].counts(),
             heldout=writers["heldout"].counts(),
+            heldout_below=heldout_below,
             bad_rows=bad.size(),
             bad=bad.count,
             first_bad=bad.first,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from flytune.data import left_out, row_forms
 from flytune.data.control_tokens import ControlTokens
-from flytune.data.counts import Tally, count_tokens
+from flytune.data.counts import Tally, count_tokens, ends_of
 from flytune.data.formats import CHATS, RAW, Chat, Plain, Sample, Tokens
 from flytune.data.labels import Encoded, encode, validated
 from flytune.data.readers import Row
@@ -84,8 +84,10 @@ class Samples:
 class Sampler:
     """Maker of the samples of one request."""
 
-    def __init__(self, request: DataRequest, tokenizer: Encoder) -> None:
+    def __init__(self, request: DataRequest, tokenizer: Encoder, heldout_below: int | None = None) -> None:
+        """Rows whose number is less than `heldout_below` are held out, by default a share of data.heldout_fraction."""
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
+        self._heldout_below = self._data.heldout_fraction * 2**64 if heldout_below is None else heldout_below
         self._kind = row_kind(request.row_kind)
         self._sources: dict[str, Source] = dict(request.data.all_sources)
         if request.data.heldout_key:
@@ -143,7 +145,13 @@ class Sampler:
             return numpy.asarray([number for one in row for number in one[place]], dtype="<i4")
 
         stored = [(joined(row, 0), joined(row, 1), label) for row in trained]
-        is_heldout = bool(stored) and self._is_heldout(self._identity(item.content, stored[0][0]), chunk.key)
+        is_heldout = False
+        if self._data.heldout_key:
+            is_heldout = bool(stored) and chunk.key == self._data.heldout_key
+        elif stored:
+            number = self._split_number(self._identity(item.content, stored[0][0]))
+            is_heldout = number < self._heldout_below
+            tally.split_range = ends_of([*tally.split_range, number])
         if chunk.again and (is_heldout or not stored):
             return []  # held-out samples are stored once
         tally.lengths[longest] += 1
@@ -284,12 +292,11 @@ class Sampler:
             return json.dumps([sample.messages, sample.tools], sort_keys=True, default=str).encode()
         return bytes(ids.tobytes())
 
-    def _is_heldout(self, content: bytes, key: str) -> bool:
-        """Decide by a hash of a row's content (_identity), so that equal samples are in the same split."""
-        if self._data.heldout_key:
-            return key == self._data.heldout_key
+    def _split_number(self, content: bytes) -> int:
+        """Return the 64 bits that decide about a row's split: a hash of its content (_identity), so that equal samples are in
+        the same one."""
         hashed = hashlib.sha256(str(self._data.seed).encode() + b":" + content).digest()
-        return int.from_bytes(hashed[:8], "big") < self._data.heldout_fraction * 2**64
+        return int.from_bytes(hashed[:8], "big")
 
 
 def _refuse_large(row: dict[str, Any], where: str) -> None:

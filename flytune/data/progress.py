@@ -5,6 +5,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
 from flytune.files import sha256_of, written_atomically
@@ -39,6 +41,8 @@ class Progress(Record):
     tallies: dict[str, dict[str, Any]]
     train: SplitCounts
     heldout: SplitCounts
+    heldout_below: int | None = Field(default=None, exclude_if=lambda number: number is None)
+    """Number below which rows are held out (Sampler), once data.heldout_fraction has left a split without any."""
     bad_rows: int
     """Bytes of bad_rows.jsonl."""
     bad: int
@@ -54,6 +58,18 @@ def save(progress: Progress, folder: Path) -> None:
     """Write progress.json atomically: a reader finds the old or the new one."""
     with written_atomically(folder / PROGRESS) as temporary:
         progress.write(temporary)
+
+
+def start(folder: Path, request: DataRequest, keys: list[str], heldout_below: int | None = None) -> Progress:
+    """Write and return the progress of a preparation that begins; `keys` are the recipe's keys of all sources."""
+    none = SplitCounts(samples=0, tokens=0, trained_tokens=0, shards=[])
+    begun = Progress(
+        request=digest_of(request), places=dict.fromkeys(keys, Position()), tallies={}, train=none, heldout=none,
+        heldout_below=heldout_below, bad_rows=0, bad=0, first_bad=[],
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    save(begun, folder)
+    return begun
 
 
 def find(folder: Path, request: DataRequest, keys: list[str]) -> Progress:
@@ -73,13 +89,7 @@ def find(folder: Path, request: DataRequest, keys: list[str]) -> Progress:
         logger.warning("%s: %s does not match %s; the preparation starts again", folder, changed, PROGRESS)
         existing = None
     if existing is None:
-        none = SplitCounts(samples=0, tokens=0, trained_tokens=0, shards=[])
-        existing = Progress(
-            request=digest_of(request), places=dict.fromkeys(keys, Position()), tallies={}, train=none, heldout=none,
-            bad_rows=0, bad=0, first_bad=[],
-        )  # fmt: skip
-        folder.mkdir(parents=True, exist_ok=True)
-        save(existing, folder)
+        existing = start(folder, request, keys)
     else:
         logger.info("%s: resuming after %d complete shards", folder, len(existing.train.shards) + len(existing.heldout.shards))
     complete = {shard.file for shard in (*existing.train.shards, *existing.heldout.shards)}

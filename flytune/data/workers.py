@@ -37,12 +37,19 @@ _sampler: Sampler | None = None
 class Workers:
     """Maker of samples, in worker processes if there is enough data."""
 
-    def __init__(self, request: DataRequest, tokenizer: Any, processes: int | None = None, size: int | None = None) -> None:
-        """Start the worker processes if `size` (of all files, in bytes, if known) is large."""
+    def __init__(
+        self,
+        request: DataRequest,
+        tokenizer: Any,
+        processes: int | None = None,
+        size: int | None = None,
+        heldout_below: int | None = None,
+    ) -> None:
+        """Start the worker processes if `size` (of all files, in bytes, if known) is large; `heldout_below` as in Sampler."""
         encoder = Encoder(tokenizer)
-        self._arguments = request, encoder
+        self._arguments = request, encoder, heldout_below
         self._processes = cores() if processes is None else processes
-        self._sampler = Sampler(request, encoder)
+        self._sampler = Sampler(*self._arguments)
         self._pool: ProcessPoolExecutor | None = None
         self._is_ready = threading.Event()
         if self._processes > 1 and (size or 0) >= LARGE_BYTES:
@@ -122,13 +129,13 @@ def cores() -> int:
         return found
 
 
-def _initialize(request: DataRequest, encoder: Encoder) -> None:
+def _initialize(request: DataRequest, encoder: Encoder, heldout_below: int | None) -> None:
     """Initialize a worker process."""
     global _sampler
     output.install()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends at a Ctrl-C, and this process with it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process for each core is enough
-    _sampler = Sampler(request, encoder)
+    _sampler = Sampler(request, encoder, heldout_below)
     gc.freeze()  # imported objects stay, so the garbage collector need not scan them again
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from flytune.console import output, step_lines
-from flytune.data import heldout_rows, heldout_sources, stored_tokenizer
+from flytune.data import contract, heldout_rows, heldout_sources, stored_tokenizer
 from flytune.errors import ExportError
 from flytune.evaluation import breakdown, expert_load
 from flytune.evaluation.drawn_answers import DrawnRewards, Judge
@@ -29,6 +29,7 @@ from flytune.models.scoring import samples_sha256, sequences_of
 from flytune.objectives import objective_of
 from flytune.recipe import Recipe
 from flytune.records import Interval, MeasuredFigure, Metrics, SampleScores, Score
+from flytune.records.metrics import SINGLE_SAMPLE
 
 log = logging.getLogger(__name__)
 SHOWN = 3
@@ -56,7 +57,9 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.import_libraries(*(() if recipe.method.name == "full" else ("peft",)))
     model = gate.check(recipe, trained, dataset, rows, lambda: tuned_model(recipe, trained))
-    made = {"samples": len(rows), "loaded_as": _loaded_as(recipe), "answers": []}
+    stored_contract = contract.stored(dataset)
+    doubts = stored_contract.doubts if stored_contract else []
+    made = {"samples": len(rows), "doubts": doubts, "loaded_as": _loaded_as(recipe), "answers": []}
     if recipe.method.experts:
         made["untrained_experts"] = expert_load.untrained(model)
     if not rows:
@@ -66,6 +69,8 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     figures = _figures(recipe, found)
     for figure in figures[:SHOWN]:
         step_lines.show(step_lines.format_figure(figure))
+    for doubt in [*doubts, *([SINGLE_SAMPLE] if len(rows) == 1 else [])]:
+        step_lines.show(f"held-out figures are doubtful: {doubt}")
     scores = SampleScores(
         samples_sha256=samples_sha256(rows),
         weights=found.weights.tolist(),

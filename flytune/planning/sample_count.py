@@ -52,8 +52,11 @@ def counted(recipe: Recipe) -> SampleCount:
     weighted = sum((one.rows or 0) * one.samples_a_row * weight for one, weight in found)
     if not weighted:
         return SampleCount(None, f"training samples: none, {origin}")
-    samples = max(1, round(weighted * (1.0 if data.heldout_key else 1 - data.heldout_fraction)))
-    heldout = "" if data.heldout_key or not data.holds_out else f", of which a share of {data.heldout_fraction:g} is held out"
+    held_out, heldout = 0.0, ""
+    if data.holds_out and not data.heldout_key:
+        held_out = max(1.0, weighted * data.heldout_fraction)
+        heldout = f", of which a share of {data.heldout_fraction:g} is held out"
+    samples = max(1, round(weighted - held_out))
     return SampleCount(samples, f"{sentences.counted(samples, 'training sample')}: {origin}{heldout}")
 
 

@@ -124,6 +124,10 @@ class TaskScore(Strict):
     num_fewshot: int = 0
 
 
+SINGLE_SAMPLE = "a single held-out sample is no evidence, and has no interval"
+"""Doubt about figures of one sample."""
+
+
 class Metrics(Record):
     """metrics.json: base and tuned model on the same held-out samples, by the figures of the objective.
 
@@ -145,6 +149,8 @@ class Metrics(Record):
     """Held-out samples that losses, perplexities, sources and lengths are not of: their number by what they are."""
     tokens: int
     """Number of scored tokens: the trained ones, of a reward model all."""
+    doubts: list[str] = Field(default=[], exclude_if=lambda doubts: not doubts)
+    """What makes the figures doubtful, as clauses: samples that training has seen as well, or that are cut."""
     loaded_as: str
     """Precision in which both models were loaded: the dtype, or `nf4`, `fp4` or `int8` for an adapter on a quantized base."""
     answers: list[Answer]

@@ -51,10 +51,12 @@ class ModelComparison(Strict):
         side = "below" if self.difference_high < 0 else "above" if self.difference_low > 0 else "on both sides of"
         model = "its base model" if self.against == "base" else "the accepted model"
         ends = f"{self.difference_low:+.4f} to {self.difference_high:+.4f}"
+        interval = f"the interval of the difference {self.difference:+.4f} ({ends}) is {side} zero"
+        if self.samples < 2:
+            interval = f"the difference {self.difference:+.4f} has no interval"
         return (
             f"held-out {self.figure.title} {self.challenger:.4f}, compared with {self.champion:.4f} of {model} "
-            f"({self.figure.direction}); the interval of the difference {self.difference:+.4f} ({ends}) is {side} zero, over "
-            f"{counted(self.samples, 'sample')}"
+            f"({self.figure.direction}); {interval}, over {counted(self.samples, 'sample')}"
         )
 
 

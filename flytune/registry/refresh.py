@@ -3,6 +3,7 @@
 import logging
 import re
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -131,6 +132,7 @@ def record_decision(
     challenger: str,
     comparison: ModelComparison,
     broken: list[str],
+    doubts: Sequence[str] = (),
 ) -> Decision:
     """Record the decision on a challenger: accepted if it is significantly better and broke no guard, else refused.
 
@@ -142,6 +144,7 @@ def record_decision(
         challenger: final address of the challenger's artifact.
         comparison: losses of both models.
         broken: the guards that the challenger broke, by flytune.evaluation.guards.
+        doubts: what makes the figures doubtful (Metrics.doubts).
 
     Raises:
         AcceptedError: another model has been accepted meanwhile, so the challenger was compared with the wrong one, or the
@@ -156,7 +159,7 @@ def record_decision(
         recipe=identity(recipe),
         fingerprint=fingerprint,
         duel=comparison,
-        reason="; ".join([comparison.describe(), *broken]),
+        reason="; ".join([comparison.describe(), *broken, *(f"in doubt: {doubt}" for doubt in doubts)]),
     )
     return history.record(address, decision, expected=champion or None)
 

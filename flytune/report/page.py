@@ -12,6 +12,7 @@ from flytune.models import heads
 from flytune.recipe import Grpo, Recipe
 from flytune.records import Figure, Interval, Manifest, Metrics, Part, Plan, TrainingResult, Wins
 from flytune.records.lineage import Lineage
+from flytune.records.metrics import SINGLE_SAMPLE
 from flytune.records.rollouts import Group
 from flytune.records.training import PARTS
 from flytune.report import charts, drawn_answers, figure_charts, task_table
@@ -29,6 +30,7 @@ def render(
     *,
     broken: Sequence[str],
     lineage: Lineage | None = None,
+    warnings: Sequence[str] = (),
     xray: str = "",
     rollouts: Sequence[Group] = (),
 ) -> str:
@@ -37,6 +39,7 @@ def render(
     Args:
         broken: a sentence for each failed guard (evaluation.guards.broken).
         lineage: the runs that made the base model.
+        warnings: a sentence for each check of the prepared data that did not pass.
         xray: HTML of xray.section.
         rollouts: answers that the model has drawn in training.
     """
@@ -48,6 +51,7 @@ def render(
         manifest=manifest,
         training=training,
         metrics=metrics,
+        warnings=warnings,
         xray=xray,
         moments=drawn_answers.moments(recipe.objective, rollouts) if isinstance(recipe.objective, Grpo) else [],
         charts=charts,
@@ -144,13 +148,18 @@ def verdict(metrics: Metrics) -> str:
     if compared.better == "neither":
         return f"{change}; nothing shows which model is better."
     if metrics.samples < 2:
-        return f"{change}, but a single held-out sample is no evidence."
+        return f"{change}, but {SINGLE_SAMPLE}.{doubts(metrics)}"
     significance = {
         "better": "a significant improvement",
         "worse": "significantly worse",
         "unclear": "which is not a significant difference",
     }
-    return f"{change}, {significance[compared.outcome]}.{more}"
+    return f"{change}, {significance[compared.outcome]}{', but doubtful' if metrics.doubts else ''}.{doubts(metrics)}{more}"
+
+
+def doubts(metrics: Metrics) -> str:
+    """Return a sentence on what makes the figures doubtful, with a space before it; empty if nothing does."""
+    return f" In doubt: {'; '.join(metrics.doubts)}." if metrics.doubts else ""
 
 
 def capitalized(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from flytune import data
 from flytune.data.bad_rows import BAD_ROWS, BadRow, read_list, write_list
-from flytune.data.contract import CONTRACT, Contract, check
+from flytune.data.contract import CONTRACT, Contract, check, stored
 from flytune.data.formats import CHATS
 from flytune.data.readers import read_heldout, strict
 from flytune.data.stored_samples import parts
@@ -194,10 +194,9 @@ def page(
 
 def section(folder: Path) -> str:
     """Return the contract and the first samples of the prepared data in `folder` for the report; "" without a contract."""
-    if not (folder / CONTRACT).is_file():
+    if (contract := stored(folder)) is None:
         return ""
-    manifest = data.read_manifest(folder)
-    contract, bad = Contract.read(folder / CONTRACT), read_list(folder / BAD_ROWS)
+    manifest, bad = data.read_manifest(folder), read_list(folder / BAD_ROWS)
     return str(
         report_page.environment(escape=True).get_template("xray_section.jinja").render(
             contract=contract,
@@ -224,9 +223,7 @@ def _rows(folder: Path, manifest: Manifest) -> Iterator[list[list[bool]]]:
 
 
 def _contract(folder: Path, manifest: Manifest, recipe: Recipe, tokenizer: Any) -> Contract:
-    if (folder / CONTRACT).is_file():
-        return Contract.read(folder / CONTRACT)
-    return check(folder, manifest, recipe.data, tokenizer)
+    return stored(folder) or check(folder, manifest, recipe.data, tokenizer)
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -33,7 +33,7 @@ def promote_challenger(
     metrics = Metrics.read(local_file(orchestrator, artifact, "metrics.json"))
     place = refresh.final_address(artifact.address, challenger, metrics)
     broken = guards.broken(challenger, metrics)
-    decision = refresh.record_decision(recipe, accepted, champion, fingerprint, place, comparison, broken)
+    decision = refresh.record_decision(recipe, accepted, champion, fingerprint, place, comparison, broken, metrics.doubts)
     return f"{decision.outcome}: {decision.reason}"
 
 

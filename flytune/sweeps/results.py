@@ -131,6 +131,7 @@ def outcome(
         scored=Scored(
             figures=metrics.figures,
             scores=metrics.scores,
+            doubts=metrics.doubts,
             scale={field: value_at(recipe, field) for figure in metrics.figures for field in figure.scaled_by},
         ),
         seconds=training.seconds,
@@ -169,7 +170,9 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
 
 def _warnings(names: list[str], scored: list[Scored], found: comparison.PointComparison) -> list[str]:
     """List what is not comparable between the points, a line each."""
-    said = []
+    said = [
+        f"held-out figures are doubtful: {doubt}" for doubt in dict.fromkeys(doubt for one in scored for doubt in one.doubts)
+    ]
     if found.figure is None:
         return ["the points' objectives share no figure on one scale, so no point is the best"] if len(scored) > 1 else []
     if skipped := _first_paired(scored[0]):

@@ -95,6 +95,9 @@ class RunState:
         followers = (saver, stopper, watch, phases, peaks, gpu_monitor, recorder, attempts)
         if os.environ.get("RANK", "0") == "0":
             step_lines.show(run_lines.data_line(recipe.name, manifest))
+            stored_contract = data.contract.stored(dataset)
+            for check in stored_contract.faults if stored_contract else []:
+                step_lines.show(f"{recipe.name}: data: {check.sentence}")
             checkpoints = recipe.checkpoints
             step_lines.show(
                 run_lines.checkpoints_line(recipe.name, checkpoints.save_steps, checkpoints.save_total_limit, saver.address)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from flytune.artifacts import notify
 from flytune.records import Metrics, Score
 from tests.support.plans import recipe_of
+from tests.support.reports import metrics
 
 SECRET = "T0P/S3CRET"
 
@@ -133,3 +135,11 @@ def test_a_server_that_answers_byte_by_byte_is_left_at_the_limit_of_the_whole_ex
         over.set()
         thread.join()
     assert "was not reached: TimeoutError; no message was sent" in caplog.text
+
+
+def test_a_single_sample_and_a_doubt_are_told():
+    unknown = (-0.1, -sys.float_info.max, sys.float_info.max)
+    measured = metrics(unknown, samples=1).model_copy(update={"doubts": ["2 of 3 samples were cut"]})
+    said = notify.success_message(wishes(), measured, "s3://b/x", [])
+    assert "loss -0.1000 nats per token (no interval): not significantly better." in said
+    assert "In doubt: 2 of 3 samples were cut; a single held-out sample is no evidence, and has no interval." in said

@@ -225,6 +225,15 @@ def test_limits_of_the_recipe_stop(field, limit, name, counts, loaded, tmp_path)
     assert f"data.{field}" in told.limit
 
 
+def test_cut_samples_are_a_doubt_once_they_are_most(loaded, tmp_path):
+    rows, heldout = good(loaded, 10), good(loaded, 5, 1000)
+    cut = {"truncated": 12, "rows": 20}
+    assert checked(tmp_path / "some", loaded, rows, heldout, manifest=cut | {"truncated": 9}).doubts == []
+    assert checked(tmp_path / "most", loaded, rows, heldout, manifest=cut).doubts == [
+        "12 of 20 samples were cut at 128 tokens (60 %)"
+    ]
+
+
 def test_overlap_and_near_duplicates(loaded, tmp_path):
     rows, heldout = good(loaded, 300, length=40), good(loaded, 20, 1000, length=40)
     near = [(ids[:-2] + ids[-3:], labels[:-2] + labels[-3:]) for ids, labels in rows[:40]]
@@ -239,6 +248,7 @@ def test_overlap_and_near_duplicates(loaded, tmp_path):
     assert line(found, "near duplicates").count == pytest.approx(20, abs=2)
     assert line(found, "near overlap").count == pytest.approx(20, abs=2)
     assert line(found, "near overlap").verdict == line(found, "near duplicates").verdict == "warning"
+    assert found.doubts == [line(found, "near overlap").found]
     assert line(found, "overlap").count == line(found, "duplicates").count == 0
 
 

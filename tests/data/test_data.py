@@ -2,15 +2,17 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from flytune import data
-from flytune.data import shards
+from flytune.data import heldout_rows, shards
 from flytune.errors import DataError
 from flytune.recipe import Data, DataRequest, Model
 from flytune.records import Manifest
@@ -164,17 +166,45 @@ def test_heldout_path_keeps_the_sides_as_they_are(tokenizer: Path, pairs: Path, 
 def test_empty_sides_are_refused_with_what_to_do(tokenizer: Path, pairs: Path, tmp_path: Path) -> None:
     empty = write_rows(tmp_path / "empty.jsonl", [])
     assert refused(request(tokenizer, path=str(empty)), tmp_path / "a") == f"{empty}: no row was found; the file is empty"
-    message = refused(request(tokenizer, path=str(pairs), heldout_fraction=1e-9), tmp_path / "b")
-    assert message.startswith(
-        f"{pairs}: no held-out sample: 300 samples were split by content at data.heldout_fraction 1e-09; add data"
-    )
-    message = refused(request(tokenizer, path=str(pairs), heldout_fraction=1 - 1e-9), tmp_path / "c")
-    assert message.startswith(f"{pairs}: no training sample: 300 samples")
-    message = refused(request(tokenizer, path=str(pairs), max_length=3), tmp_path / "d")
+    equal = write_rows(tmp_path / "equal.jsonl", [{"prompt": "a", "completion": " b"}] * 9)
+    message = refused(request(tokenizer, path=str(equal)), tmp_path / "b")
     assert message == (
-        f"{pairs}: none of 300 rows is left: 0 are longer than data.max_length 3, 300 have no trained token within it "
-        "(the answer is missing, empty or cut off)"
+        f"{equal}: no held-out sample: 9 samples with the same content, or the same prompt, which stay together; add data, set "
+        "data.heldout_path, or write data.heldout_fraction: 0"
     )
+    message = refused(request(tokenizer, path=str(pairs), max_length=3), tmp_path / "d")
+    longest = re.search(r"the longest has (\d+) tokens", message)
+    assert longest is not None
+    assert int(longest[1]) > 3
+    assert message == (
+        f"{pairs}: none of 300 rows is left: 300 are longer than data.max_length 3 (the longest has {longest[1]} tokens), 300 "
+        "have no trained token within it (the answer is missing, empty or cut off); raise data.max_length"
+    )
+
+
+def test_small_data_has_the_same_held_out_sample_whatever_the_fraction(tokenizer: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"q{n}", "completion": f" a{n}"} for n in range(24)]
+    source = write_rows(tmp_path / "few.jsonl", [*rows, *rows])
+
+    def heldout(fraction: float, folder: Path) -> list[list[int]]:
+        manifest = data.prepare(request(tokenizer, path=str(source), heldout_fraction=fraction), folder)
+        assert manifest.train.samples + manifest.heldout.samples == 48
+        assert manifest.rows == 48
+        assert manifest.train.samples
+        return [row["input_ids"] for row in heldout_rows(folder, 48)]
+
+    few = {fraction: heldout(fraction, tmp_path / f"{fraction}") for fraction in (1e-9, 1e-4, 0.5, 1 - 1e-9)}
+    assert few[1e-9] == few[1e-4]
+    assert len(few[1e-9]) == 2  # both copies of one row
+    assert few[1e-9][0] == few[1e-9][1]
+    assert few[1e-9][0] in few[0.5]
+    assert len(few[1 - 1e-9]) == 46
+    # The row is the one of the smallest hash, which the smallest fraction that holds out any takes by chance as well.
+    numbers = {
+        int.from_bytes(hashlib.sha256(b"42:" + numpy.asarray(ids, "<i4").tobytes()).digest()[:8], "big"): ids
+        for ids in few[1 - 1e-9]
+    }
+    assert few[1e-9][0] == numbers[min(numbers)]
 
 
 def test_the_shipped_templates_serve_a_base_model(pairs: Path, tmp_path: Path) -> None:

@@ -158,11 +158,23 @@ def test_short_runs_have_a_report_too(steps):
         ((-0.6, -0.7, -0.5), 133, "falls from 39.6 to 21.3, a significant improvement."),
         ((0.6, 0.5, 0.7), 133, ", significantly worse."),
         ((-0.1, -0.3, 0.1), 133, ", which is not a significant difference."),
-        ((-0.1, -sys.float_info.max, sys.float_info.max), 1, "a single held-out sample is no evidence."),
+        ((-0.1, -sys.float_info.max, sys.float_info.max), 1, "a single held-out sample is no evidence, and has no interval."),
     ],
 )
 def test_verdict(difference, samples, words):
     assert report_page.verdict(metrics(difference, samples)).endswith(words)
+
+
+def test_the_doubt_stands_beside_the_improvement():
+    doubtful = metrics((-0.6, -0.7, -0.5)).model_copy(
+        update={"doubts": ["13 of 19 held-out samples nearly equal a training sample"]}
+    )
+    words = "a significant improvement, but doubtful. In doubt: 13 of 19 held-out samples nearly equal a training sample."
+    run = run_of(recipe_for(Path("models/base"), "lora"), measured=doubtful)
+    text = Tags(report_page.render(*run, broken=[], warnings=["truncated: <b>200 of 200</b>"])).text
+    assert words in text
+    assert text.index("truncated: <b>200 of 200</b>") < text.index("Difference is tuned minus base")
+    assert words in model_card.render(*run, broken=[])
 
 
 def test_an_interval_that_cannot_be_known():

@@ -20,6 +20,11 @@ from flytune.sentences import counted
 
 logger = logging.getLogger(__name__)
 CONTRACT = "contract.json"
+_OVERLAPS = ("overlap", "near overlap")
+"""Checks whose faults make the figures of the held-out samples too good."""
+_LOSSES = ("truncated", "truncated tokens", "dropped", "dropped tokens")
+"""Checks of what is cut off or dropped: once it is most of the data, the held-out samples are not what was meant."""
+_MOST = 0.5
 
 
 class Contract(Record):
@@ -32,6 +37,18 @@ class Contract(Record):
         """The worst verdict of all checks."""
         verdicts = {check.verdict for check in self.checks}
         return "stop" if "stop" in verdicts else "warning" if "warning" in verdicts else "ok"
+
+    @property
+    def faults(self) -> list[Check]:
+        """Return the checks that did not pass: those that stop a run first."""
+        return sorted((check for check in self.checks if check.verdict != "ok"), key=lambda check: check.verdict != "stop")
+
+    @property
+    def doubts(self) -> list[str]:
+        """Return what makes figures of the held-out samples doubtful, as clauses with their counts."""
+        return [
+            check.found for check in self.faults if check.name in _OVERLAPS or (check.name in _LOSSES and check.share > _MOST)
+        ]
 
     @property
     def has_unknown_tokens(self) -> bool:
@@ -90,6 +107,11 @@ def enforce(folder: Path, manifest: Manifest, data: Data, statistics: Statistics
     for line in stops:
         logger.error("%s", line)
     return contract
+
+
+def stored(folder: Path) -> Contract | None:
+    """Return the contract of the prepared data in `folder`; None where it has none, as data of early releases."""
+    return Contract.read(folder / CONTRACT) if (folder / CONTRACT).is_file() else None
 
 
 def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: int | None = None) -> Contract:
