@@ -15,7 +15,7 @@ from flytekit.remote.remote_fs import FlyteFS
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import patches, yaml_core
-from flytune.planning import signed_uploads
+from flytune.planning import code_files, signed_uploads
 from flytune.planning.signed_uploads import SignedUpload
 from flytune.recipe import Recipe, inputs, named_files
 from flytune.schema import load_yaml
@@ -69,8 +69,9 @@ class _Admin:
 
 
 def _install() -> None:
-    """Make `pyflyte run` read YAML as Flytune does, and upload a sweep's changes, files and folders."""
+    """Make pyflyte read YAML as Flytune does, upload a sweep's changes, files and folders, and send no file but code."""
     flytekit = patches.flytekit
+    flytekit.CODE_FILES.install(code_files.lister(flytekit.CODE_FILES.original()))
     flytekit.INPUTS_FILE.install(SimpleNamespace(safe_load=_inputs_file, YAMLError=yaml_core.YAMLError))
     flytekit.JSON_INPUT.install(_parsing(flytekit.JSON_INPUT.original()))
     flytekit.LISTED_ENTITIES.install(_workflows)

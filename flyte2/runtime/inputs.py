@@ -9,7 +9,7 @@ import click
 from flyte2.runtime.uploads import DataProxy
 from flytune import patches
 from flytune.errors import FlytuneError
-from flytune.planning import signed_uploads
+from flytune.planning import code_files, signed_uploads
 from flytune.recipe import Recipe, inputs, named_files
 
 _CHANGES: tuple[Any, ...] = (dict, list[dict])  # type: ignore[type-arg]  # as in the task's signature
@@ -17,11 +17,15 @@ _CHANGES: tuple[Any, ...] = (dict, list[dict])  # type: ignore[type-arg]  # as i
 
 
 def install() -> None:
-    """Make `flyte run` read its inputs so, and show errors as they are; do nothing in other processes, and again."""
+    """Make flyte read its inputs so, show errors as they are, and send of the clone its code alone.
+
+    In other processes, and again, nothing is done.
+    """
     if "flyte.cli._run" not in sys.modules or patches.flyte.JSON_INPUT.is_installed:
         return
     patches.flyte.JSON_INPUT.install(_parsing(patches.flyte.JSON_INPUT.original()))
     patches.flyte.DIRECTORY_INPUT.install(_converting(patches.flyte.DIRECTORY_INPUT.original()))
+    patches.flyte.CODE_FILES.install(code_files.lister(patches.flyte.CODE_FILES.original()))
     upstream = patches.flyte.ERROR_PANEL.original()
 
     def panel(title: str, content: Any, output_format: Any = "table") -> Any:

@@ -23,3 +23,10 @@ DIRECTORY_INPUT = ProcessPatch(
     upstream=("flyte.cli._params:DirParamType.convert", "flyte.remote._data:upload_dir"),
     remove_when="its upload keeps subfolders",
 )
+CODE_FILES = ProcessPatch(
+    name="flyte._code_bundle._utils:list_all_files",
+    version="2.12.1",
+    reason="`--copy-style all` sends all files that git does not ignore: a person's data and models too",
+    upstream=("flyte._code_bundle._utils:list_all_files", "flyte._code_bundle._utils:ls_files"),
+    remove_when="a project can list its code",
+)

@@ -75,6 +75,13 @@ DATASET_INPUT = ProcessPatch(
     upstream=(f"{_TYPES}:StructuredDatasetParamType.convert",),
     remove_when="it uploads files and folders, as it does for those types",
 )
+CODE_FILES = ProcessPatch(
+    name="flytekit.tools.script_mode:list_all_files",
+    version=_VERSION,
+    reason="`--copy all` sends all files that git does not ignore: a person's data and models too",
+    upstream=("flytekit.tools.script_mode:list_all_files", "flytekit.tools.script_mode:ls_files"),
+    remove_when="a project can list its code",
+)
 EXECUTE = ObjectPatch(
     name="flytekit.core.python_function_task:PythonFunctionTask.execute",
     version=_VERSION,

@@ -9,6 +9,7 @@ __all__ = [
     "base_sizes",
     "budget",
     "calibration",
+    "code_files",
     "comparing",
     "document",
     "drawn",

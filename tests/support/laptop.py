@@ -14,7 +14,14 @@ from tests.support.propeller import REGISTRY
 
 SECRET = "hush-7f3a"
 SECRETS = [".env", ".env.local", "deploy/.env", "deploy/key.pem", ".netrc"]
-REST = [".venv/lib/x.py", ".demo/data.jsonl", ".checkpoints/x/y"]
+REST = [
+    ".venv/lib/x.py",
+    ".demo/data.jsonl",
+    ".checkpoints/x/y",
+    "own/data.jsonl",
+    "own/models/x/model.safetensors",
+    "recipes/rows.jsonl",
+]
 TWO_NODES = {"name": "cpu-1x2", "accelerator": "cpu", "nodes": 2, "processes": 1, "cpu": 1, "memory_gib": 6}
 VOLUME = {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt/team"}
 WHERE = ["-p", "flytesnacks", "-d", "development"]
