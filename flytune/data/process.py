@@ -85,7 +85,7 @@ class Sampler:
     """Maker of the samples of one request."""
 
     def __init__(self, request: DataRequest, tokenizer: Encoder, heldout_below: int | None = None) -> None:
-        """Rows whose number is less than `heldout_below` are held out, by default a share of data.heldout_fraction."""
+        """Make one that holds out rows with numbers below `heldout_below`, by default a share of data.heldout_fraction."""
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
         self._heldout_below = self._data.heldout_fraction * 2**64 if heldout_below is None else heldout_below
         self._kind = row_kind(request.row_kind)

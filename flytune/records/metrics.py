@@ -150,7 +150,7 @@ class Metrics(Record):
     tokens: int
     """Number of scored tokens: the trained ones, of a reward model all."""
     doubts: list[str] = Field(default=[], exclude_if=lambda doubts: not doubts)
-    """What makes the figures doubtful, as clauses: samples that training has seen as well, or that are cut."""
+    """Clauses that make the figures doubtful: samples that training has seen as well, or that are cut."""
     loaded_as: str
     """Precision in which both models were loaded: the dtype, or `nf4`, `fp4` or `int8` for an adapter on a quantized base."""
     answers: list[Answer]

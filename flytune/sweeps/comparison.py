@@ -21,7 +21,7 @@ class Scored(Strict):
     scores: SampleScores | None = None
     """Scores of each of these samples."""
     doubts: list[str] = Field(default=[], exclude_if=lambda doubts: not doubts)
-    """What makes the figures doubtful (Metrics.doubts)."""
+    """Clauses that make the figures doubtful (Metrics.doubts)."""
     scale: dict[str, Any] = Field(default={})
     """Values of the recipe's fields that change the scale of a figure, by dotted field."""
 

@@ -100,6 +100,7 @@ IN_PYFLYTE = (
     "DIRECTORY_INPUT",
     "FILE_INPUT",
     "DATASET_INPUT",
+    "CODE_FILES",
 )
 
 
