@@ -205,7 +205,7 @@ REMOVALS = [
     Removal("keys without a counterpart are named", "flytune/conversion/draft.py", ("conversion",), instead(
         "flytune.conversion.draft:Draft.leave", lambda old: lambda self, key, reason="": self.take(key))),
     Removal("keys that change what is learned are refused", "flytune/conversion/draft.py", ("conversion",), instead(
-        "flytune.conversion.draft:Draft.refuse_keys", lambda old: lambda self, *keys: [self.take(key) for key in keys])),
+        "flytune.conversion.draft:Draft.refuse_changes", returns(None))),
     Removal("a batch is that of all GPUs", "flytune/conversion/training.py", ("conversion",), instead(
         "flytune.conversion.training:put_batch", lambda old: lambda draft, micro, steps, gpus, words: old(
             draft, micro, steps, 1, words))),
