@@ -27,11 +27,12 @@ class LogMeans:
         """
         import torch
 
-        if not self._counts or not self._counts[0]:
+        batches, self._counts = self._counts, []
+        if not batches or not batches[0]:
             return
-        table = torch.stack([torch.stack([*counts.values()]) for counts in self._counts])
+        table = torch.stack([torch.stack([*counts.values()]) for counts in batches])
         of_all_processes = accelerator.reduce(table, reduction="sum").T.tolist()
-        for name, counts in zip(self._counts[0], of_all_processes, strict=True):
+        for name, counts in zip(batches[0], of_all_processes, strict=True):
             values = metrics.pop(name, [])
             if len(values) < len(counts):
                 # TRL has no value of a micro batch without a row of the label.
@@ -39,4 +40,3 @@ class LogMeans:
             if values and sum(counts):
                 total = sum(value * count for value, count in zip(values, counts, strict=True) if count)
                 metrics[name] = [total / sum(counts)]
-        self._counts = []

@@ -1,4 +1,4 @@
-"""What identifies a base model: each byte of a small one, both ends of each tensor of a large one."""
+"""Identity of a base model: each byte of a small one, both ends of each tensor of a large one."""
 
 import json
 import shutil

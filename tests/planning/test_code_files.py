@@ -1,4 +1,4 @@
-"""What both SDKs send of a clone: the product's code, whatever else is there; its size, and what is too large for code."""
+"""Files of a clone that both SDKs send: the product's code, whatever else is there; its size, and its limit."""
 
 import shutil
 import subprocess

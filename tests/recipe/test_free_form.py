@@ -91,7 +91,7 @@ DECISIONS = {
     "training.lr_scheduler_kwargs": is_an_argument_of_a_schedule,
     "sharding.config": names_no_place,
 }
-"""What holds for each field of a recipe that takes a mapping of any keys, or any value."""
+"""Decisions on each field of a recipe that takes a mapping of any keys, or any value."""
 
 
 def test_every_free_form_field_has_a_decision():
