@@ -13,8 +13,7 @@ from flytune.artifacts import opening
 from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
 from flytune.files import new_output
-from flytune.records import Contents
-from flytune.records.contents import CONTENTS, record, stored_file, verify
+from flytune.records.contents import CONTENTS
 
 CONVERTER = "convert_hf_to_gguf.py"
 VARIABLE = "FLYTUNE_GGUF_CONVERTER"
@@ -63,10 +62,9 @@ def _check(folder: Path, consent: Consent) -> None:
     if (folder / CONTENTS).is_file():
         opening.require_language_model(opening.open_artifact(folder, consent).recipe, folder)
         return
-    if (folder / merging.MERGED).is_file():
-        listed = record(merging.Merge, folder / merging.MERGED).files
-        if listed:
-            verify(folder, Contents(files=[*listed, stored_file(folder / merging.MERGED, merging.MERGED)]))
+    if merging.is_merged(folder):
+        merging.check_merged(folder, consent)
+        return
     # The converter itself runs the files that auto_map names.
     opening.check_code(folder, None, consent.trust_remote_code)
 

@@ -20,7 +20,9 @@ from flytune.models import base as models_base
 from flytune.models import config_files, config_json, expert_layers, expert_probe, loading, probe, published, vocabulary
 from flytune.models.library_errors import named
 from flytune.recipe import Recipe
-from flytune.records.contents import StoredFile, list_files
+from flytune.records import Contents
+from flytune.records.contents import StoredFile, list_files, record, stored_file
+from flytune.records.contents import verify as verify_files
 from flytune.records.lineage import LINEAGE
 from flytune.schema import Record, Strict
 from flytune.storage import Storage
@@ -111,6 +113,42 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE, dtype: str
         candidates=candidates,
     )
     return _write(merged, trained, recipe, artifact, made, out)
+
+
+def is_merged(folder: Path) -> bool:
+    """Return whether a folder is that of a merged model."""
+    return (folder / MERGED).is_file()
+
+
+def check_merged(folder: Path, consent: Consent = opening.NONE) -> None:
+    """Compare a merged model's files with merge.json, and refuse code of its own without consent.
+
+    Raises:
+        ExportError: a file is not what was written, or there is code without consent.
+    """
+    listed = record(Merge, folder / MERGED).files
+    if listed:
+        verify_files(folder, Contents(files=[*listed, stored_file(folder / MERGED, MERGED)]))
+    opening.check_code(folder, None, consent.trust_remote_code)
+
+
+def load(folder: Path, consent: Consent = opening.NONE) -> Any:
+    """Return a merged model, after a check of its files.
+
+    Raises:
+        ExportError: as `check_merged`; or it cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    check_merged(folder, consent)
+    with named(f"{folder}: the merged model cannot be loaded", ExportError):
+        return AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="auto",
+            trust_remote_code=consent.trust_remote_code,
+            use_safetensors=True,
+            device_map=loading.device_map(),
+        )
 
 
 def _ways(recipe: Recipe) -> list[Onto]:

@@ -38,6 +38,7 @@ class Consent(NamedTuple):
 
 
 NONE = Consent()
+"""No consent: neither code, nor another base."""
 
 
 def open_artifact(folder: Path, consent: Consent = NONE) -> Artifact:

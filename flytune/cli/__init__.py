@@ -101,6 +101,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     merge.add_argument("--json", action="store_true", help="print the measurements as JSON")
     _on_base(merge)
+    chat = commands.add_parser("chat", help="ask an artifact's model on this machine; answers are shown as it writes them")
+    _answering(chat, max_new_tokens=1024)
+    chat.add_argument("--system", metavar="TEXT", help="the system message (default: that of the training)")
+    infer = commands.add_parser("infer", help="answer a file of prompts with an artifact's model on this machine")
+    _answering(infer, max_new_tokens=128)
+    infer.add_argument(
+        "--prompts",
+        required=True,
+        metavar="FILE",
+        help="JSON Lines, JSON, CSV or Parquet with messages, prompt or question",
+    )
+    infer.add_argument("--out", metavar="FILE", help="a new file for the answers (default: the terminal)")
+    infer.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=ADDRESS",
+        help="another adapter on the same base, for rows that name it in their column adapter; repeatable",
+    )
+    infer.add_argument("--batch-size", type=int, default=8, help="prompts that are answered together (default: 8)")
+    infer.add_argument("--max-bad-fraction", type=float, default=0.0, help="fraction of rows that may be bad (default: 0)")
     gguf = commands.add_parser("gguf", help="write an artifact's model as a GGUF file, with llama.cpp's converter")
     gguf.add_argument(
         "artifact", help="a folder, fsspec address or hf://owner/name with an artifact, or a merged model's folder"
@@ -290,6 +311,24 @@ def _file_error(error: OSError) -> RecipeError | None:
         return None
     name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else f"file {error.filename}"
     return RecipeError(f"{name:.300}: {error.strerror}; name a path that can be read, and written where a command writes to it")
+
+
+def _answering(command: argparse.ArgumentParser, max_new_tokens: int) -> None:
+    command.add_argument(
+        "artifact", help="a folder, fsspec address or hf://owner/name with an artifact, or a merged model's folder"
+    )
+    command.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=max_new_tokens,
+        help=f"maximum tokens of an answer (default: {max_new_tokens:,})",
+    )
+    command.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
+    command.add_argument(
+        "--top-p", type=float, default=1.0, help="share of the likeliest tokens that is drawn from (default: 1)"
+    )
+    command.add_argument("--seed", type=int, default=0, help="seed of the drawing (default: 0)")
+    _on_base(command)
 
 
 def _on_base(command: argparse.ArgumentParser) -> None:

@@ -8,9 +8,17 @@ from flytune import limits
 from flytune.errors import RecipeError
 
 _OUTPUTS = {
-    "combine": "out", "convert": "output", "fetch": "out", "gguf": "out", "merge": "out", "plan": "svg", "reproduce": "out",
-    "selftest": "keep", "xray": "out",
-}  # fmt: skip
+    "combine": "out",
+    "convert": "output",
+    "fetch": "out",
+    "gguf": "out",
+    "infer": "out",
+    "merge": "out",
+    "plan": "svg",
+    "reproduce": "out",
+    "selftest": "keep",
+    "xray": "out",
+}
 """Option or argument with the path that a command writes to."""
 _NUMBERS: dict[str, tuple[float, float]] = {
     "density": (0, 1),

@@ -1,10 +1,11 @@
 """Batch inference: answers of a tuned model, or of several adapters on one base, in batches of similar length."""
 
+import hashlib
 import json
 import logging
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any
 from tqdm import tqdm
 
 from flytune.adapters import loading as adapters_loading
+from flytune.adapters import merging
 from flytune.artifacts import opening
 from flytune.console import step_lines
-from flytune.data import messages_of, tools_of
+from flytune.data import tools_of
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score
 from flytune.export import folder as export_folder
-from flytune.inference.prompts import BASE, PromptPart, answers_name, read_part
+from flytune.inference.prompts import BASE, Columns, PromptPart, Summary, answers_name, join, read_part, split
 from flytune.models import GeneratedAnswer, Generation, end_markers, loading, positions, vocabulary
 from flytune.models.generation import answer
 from flytune.models.library_errors import named
@@ -33,31 +35,30 @@ _OWN = "artifact"
 
 
 @dataclass(frozen=True)
-class _PromptFormat:
+class PromptFormat:
     """The prompt format of an artifact, as in its training."""
 
     tokenizer: Any
-    system_prompt: str | None
+    columns: Columns
     ends: list[int]
     """Tokens that end an answer."""
 
     @classmethod
-    def of(cls, folder: Path, recipe: Recipe, model: Any) -> "_PromptFormat":
+    def of(cls, folder: Path, model: Any) -> "PromptFormat":
+        """Return that of an artifact, or of a merged model, whose files do not tell columns and system prompt."""
         tokenizer = export_folder.tokenizer(folder)
-        return cls(tokenizer, recipe.data.system_prompt, end_markers(tokenizer, model))
+        return cls(tokenizer, columns_in(folder), end_markers(tokenizer, model))
 
     def tokens(self, row: dict[str, Any], where: str) -> list[int]:
         """Return the tokens of a row's prompt."""
-        if row.get("messages") is None:
-            return list(self.tokenizer(row["prompt"])["input_ids"])
-        messages = messages_of(row["messages"], where)
-        if self.system_prompt and all(message["role"] != "system" for message in messages):
-            messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        question = self.columns.question(row, where)
+        if isinstance(question, str):
+            return list(self.tokenizer(question)["input_ids"])
         if self.tokenizer.chat_template is None:
-            raise DataError(f"{where}: messages, but the model's tokenizer has no chat template; give a prompt")
+            raise DataError(f"{where}: a chat, but the model's tokenizer has no chat template; give a prompt")
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tools=tools_of(row.get("tools"), where), add_generation_prompt=True, tokenize=False
+                question, tools=tools_of(row.get("tools"), where), add_generation_prompt=True, tokenize=False
             )
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
@@ -68,8 +69,8 @@ class _PromptFormat:
 class InferenceModel:
     """A model in memory that answers as the artifact, as other adapters on the same base, or as the base."""
 
-    def __init__(self, artifact: Path, others: Mapping[str, Path], trust_remote_code: bool = False) -> None:
-        """Load the artifacts as they were trained, over all GPUs of the machine; with code of their own only by consent.
+    def __init__(self, artifact: Path, others: Mapping[str, Path], consent: opening.Consent = opening.NONE) -> None:
+        """Load the artifacts as they were trained, over all GPUs of the machine; `artifact` may be a merged model's folder.
 
         Raises:
             ExportError: an artifact cannot be read or loaded, was changed, or has code without consent; adapters are given for
@@ -78,7 +79,6 @@ class InferenceModel:
         loading.import_libraries()
         self.is_adapter = loading.is_adapter(artifact)
         folders = {_OWN: artifact, **others}
-        consent = opening.Consent(trust_remote_code, base_at_address=True)
         if self.is_adapter:
             self.model = adapters_loading.load(folders, consent)
         elif others:
@@ -86,16 +86,20 @@ class InferenceModel:
                 f"{artifact}: a complete model; {', '.join(others)}: adapters need the base that they were trained on: give an "
                 "adapter as the artifact"
             )
+        elif merging.is_merged(artifact):
+            self.model = merging.load(artifact, consent).eval()
         else:
             recipe = opening.open_artifact(artifact, consent).recipe
             opening.require_language_model(recipe, artifact)
             self.model = score.tuned_model(recipe, artifact).eval()
-        self.formats = {
-            name: _PromptFormat.of(folder, Recipe.from_yaml(folder / "recipe.yaml"), self.model)
-            for name, folder in folders.items()
-        }
+        self.formats = {name: PromptFormat.of(folder, self.model) for name, folder in folders.items()}
         # The base gets prompts in the artifact's format.
         self.formats[BASE] = self.formats[_OWN]
+
+    @property
+    def own_format(self) -> PromptFormat:
+        """Return the prompt format of the artifact."""
+        return self.formats[_OWN]
 
     def answers(self, rows: Sequence[dict[str, Any]], generation: Generation) -> list[GeneratedAnswer | DataError]:
         """Return the answer to each row of `flytune.inference.prompts.read_part`, in order, or the error of a bad row.
@@ -145,6 +149,12 @@ class InferenceModel:
                 "(max_new_tokens) are more than "
                 f"the model's context of {limit.tokens:,}"
             )
+
+
+def columns_in(folder: Path) -> Columns:
+    """Return the columns of an artifact's training; those of a merged model are not known."""
+    recipe = folder / "recipe.yaml"
+    return Columns.of(Recipe.from_yaml(recipe)) if recipe.is_file() else Columns()
 
 
 def check_names(adapters: Collection[str], is_adapter: bool) -> None:
@@ -197,18 +207,60 @@ def answer_part(
         DataError: a prompt is too long for the model, or its template refuses it, and max_bad_fraction is 0.
         ExportError, OutOfMemory, StorageError: raised by InferenceModel, `answer` and the storage.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    rows, started = read_part(file), time.perf_counter()
-    answers = InferenceModel(artifact, others, trust_remote_code).answers(rows, part.generation)
-    lines = []
-    for row, found in zip(rows, answers, strict=True):
-        lines.append(row | ({"reason": str(found)} if isinstance(found, DataError) else {"found": _columns(found)}))
-    out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    Storage(scratch_folder, key="keep").write(answers_name(part), out.read_bytes())
-    tokens = sum(found.answer_tokens for found in answers if isinstance(found, GeneratedAnswer))
+    consent = opening.Consent(trust_remote_code, base_at_address=True)
+    started = time.perf_counter()
+    tokens = _write_answers(part, file, lambda: InferenceModel(artifact, others, consent), out)
     seconds = time.perf_counter() - started
-    step_lines.show(f"{part.file}: {counted(len(rows), 'prompt')}, {counted(tokens, 'token')} answered in {seconds:.0f} s")
+    step_lines.show(f"{part.file}: {counted(part.rows, 'prompt')}, {counted(tokens, 'token')} answered in {seconds:.0f} s")
+    Storage(scratch_folder, key="keep").write(answers_name(part), out.read_bytes())
     return out
+
+
+def answer_file(
+    file: Path,
+    artifact: Path,
+    others: Mapping[str, Path],
+    generation: Generation,
+    out: Path,
+    consent: opening.Consent = opening.NONE,
+) -> Summary:
+    """Answer a file of prompts on this machine, and write what `flytune.inference.prompts.join` writes to the folder `out`.
+
+    Args:
+        file: the prompts, in any form that `flytune.inference.prompts.split` reads.
+        artifact: the folder of an artifact, or of a merged model.
+        others: folders of other adapters on the same base, by name.
+        generation: settings.
+        out: a folder that does not exist.
+        consent: what the person allows, of code and base.
+
+    Raises:
+        DataError, RecipeError: raised by `split`, `check_names` and InferenceModel.answers.
+        ExportError, OutOfMemory: raised by InferenceModel and `answer`.
+    """
+    check_names(others, loading.is_adapter(artifact))
+    work = out.with_name(f"{out.name}.parts")
+    models = hashlib.sha256(str(artifact).encode()).hexdigest()
+    # The prompts are read before the model: a mistake in them is told in a second.
+    (part,) = split(file, 1, others, generation, models, work, columns_in(artifact))
+    answered = work / "answered.jsonl"
+    _write_answers(part, work / part.file, lambda: InferenceModel(artifact, others, consent), answered)
+    return join(work, [part], [answered], out)
+
+
+def _write_answers(part: PromptPart, file: Path, load: Callable[[], InferenceModel], out: Path) -> int:
+    """Answer one part with the model that `load` returns, write the answers to the file `out`, and return their tokens."""
+    rows = read_part(file)
+    answers = load().answers(rows, part.generation)
+    lines = []
+    for row, answered in zip(rows, answers, strict=True):
+        if isinstance(answered, DataError):
+            lines.append(row | {"reason": str(answered)})
+        else:
+            lines.append(row | {"found": _columns(answered)})
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    return sum(answered.answer_tokens for answered in answers if isinstance(answered, GeneratedAnswer))
 
 
 def _columns(found: GeneratedAnswer) -> dict[str, Any]:

@@ -3,19 +3,24 @@
 import hashlib
 import heapq
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tqdm import tqdm
 
 from flytune import json_core
-from flytune.data import BadRows, messages_of, read_path, text_of, tools_of
+from flytune.data import BadRows, read_path, text_of, tools_of
 from flytune.data.bad_rows import BAD_ROWS
+from flytune.data.formats import SEPARATOR, optional_column, prompt_of, turns_of, with_other_names, with_system
+from flytune.data.messages import Message
+from flytune.data.rows.pairs import other_prompt
 from flytune.data.sources import kind
 from flytune.errors import DataError, RecipeError
 from flytune.models import Generation
+from flytune.recipe import Recipe
 from flytune.records.contents import seal
 from flytune.schema import Record, Strict
 from flytune.storage import Storage
@@ -65,6 +70,50 @@ class Summary(Record):
     models: str
 
 
+@dataclass(frozen=True)
+class Columns:
+    """The names of a row's columns, and the system prompt, as in the training of the model that answers."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The data's names of the columns that have others than ours, as in data.columns."""
+    separator: str = SEPARATOR
+    """Text between the columns instruction and input."""
+    system_prompt: str | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """Return those of a recipe; sources that differ leave the names as they are."""
+        sources = list(recipe.data.all_sources.values())
+        first = sources[0]
+        if any((source.columns, source.input_separator) != (first.columns, first.input_separator) for source in sources):
+            return cls(system_prompt=recipe.data.system_prompt)
+        separator = SEPARATOR if first.input_separator is None else first.input_separator
+        return cls(names=first.columns, separator=separator, system_prompt=recipe.data.system_prompt)
+
+    def question(self, row: dict[str, Any], where: str) -> str | list[Message]:
+        """Return the prompt of a row: text to continue, or a chat that needs an answer.
+
+        Raises:
+            DataError: it has none, is not text or messages, or ends with an answer.
+        """
+        names = with_other_names(row, dict(self.names))
+        has_turns = any(optional_column(row, name, names) is not None for name in ("messages", "conversations"))
+        prompt = None if has_turns else prompt_of(row, names)
+        if isinstance(prompt, str):
+            if not text_of(prompt, "prompt", where):
+                raise DataError(f"{where}: prompt is empty")
+            return prompt
+        if prompt is None:
+            turns = other_prompt(row, names, where, self.separator)
+        else:
+            turns = turns_of(prompt, "messages", names, where)
+        if turns is None:
+            raise DataError(f"{where}: neither prompt nor messages nor question; there are {', '.join(row) or 'none'}")
+        if turns[-1]["role"] == "assistant":
+            raise DataError(f"{where}: messages end with the assistant's turn, so there is nothing to answer; remove that turn")
+        return with_system(turns, row, names, where, self.system_prompt)
+
+
 class _Split(Record):
     """split.json: the facts about the file that `join` needs."""
 
@@ -75,12 +124,19 @@ class _Split(Record):
 
 
 def split(
-    prompts: Path, shards: int, adapters: Collection[str], generation: Generation, models: str, out: Path
+    prompts: Path,
+    shards: int,
+    adapters: Collection[str],
+    generation: Generation,
+    models: str,
+    out: Path,
+    columns: Columns = Columns(),
 ) -> list[PromptPart]:
     """Distribute the rows of a file over `shards` parts in `out`: the first row to the first part, and so on.
 
-    A row has `messages` (a chat that needs an answer, optionally with `tools`) or `prompt` (plain text to continue), and may
-    name in `adapter` one of `adapters`, or `base`.
+    A row has `messages` (a chat that needs an answer, optionally with `tools`), `prompt` (plain text to continue, or messages)
+    or `question` (a chat of one message), under these names or those of `columns`, and may name in `adapter` one of
+    `adapters`, or `base`.
 
     Raises:
         DataError: the file cannot be read or has no rows; a row is bad, or more are than max_bad_fraction allows.
@@ -99,7 +155,7 @@ def split(
             try:
                 if isinstance(row, DataError):
                     raise DataError(str(row).replace(found, where))
-                _check(row, where, adapters)
+                _check(row, where, adapters, columns)
                 line = _line(number, row, where)
             except DataError as error:
                 bad.add(where, error)
@@ -131,21 +187,15 @@ def _line(number: int, row: dict[str, Any], where: str) -> str:
     return line
 
 
-def _check(row: dict[str, Any], where: str, adapters: Collection[str]) -> None:
+def _check(row: dict[str, Any], where: str, adapters: Collection[str], columns: Columns) -> None:
     if taken := sorted(set(ANSWERS) & set(row)):
         raise DataError(f"{where}: column {taken[0]} exists already, and the answers add one of that name; rename it")
     if row.get("adapter") is not None and row["adapter"] not in (*adapters, BASE):
         raise DataError(
             f"{where}: adapter {row['adapter']!r:.60}: no adapter of that name; there are {', '.join([*adapters, BASE])}"
         )
-    if row.get("messages") is not None:
-        if messages_of(row["messages"], where)[-1]["role"] == "assistant":
-            raise DataError(f"{where}: messages end with the assistant's turn, so there is nothing to answer; remove that turn")
+    if not isinstance(columns.question(row, where), str):
         tools_of(row.get("tools"), where)
-    elif row.get("prompt") is None:
-        raise DataError(f"{where}: neither prompt nor messages; there are {', '.join(row) or 'none'}")
-    elif not text_of(row["prompt"], "prompt", where):
-        raise DataError(f"{where}: prompt is empty")
 
 
 def read_part(file: Path) -> list[dict[str, Any]]:

@@ -80,6 +80,30 @@ def end_markers(tokenizer: Any, model: Any) -> list[int]:
     return sorted(ends - {None})
 
 
+def configure(model: Any, tokenizer: Any, generation: Generation, ends: list[int]) -> int:
+    """Give a model the settings of generation, and none of its own; return the token that pads prompts."""
+    from transformers import GenerationConfig
+
+    # Padding is masked, so any token serves.
+    pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
+    sampling: dict[str, Any] = {"do_sample": False}
+    if generation.temperature:
+        sampling = {
+            "do_sample": True,
+            "temperature": generation.temperature,
+            "top_p": generation.top_p,
+            "top_k": 0,
+        }
+    # The model's own generation config may sample; a new one has none of its settings.
+    model.generation_config = GenerationConfig(
+        eos_token_id=ends or None,
+        pad_token_id=pad,
+        max_new_tokens=generation.max_new_tokens,
+        **sampling,
+    )
+    return int(pad)
+
+
 def answer(
     model: Any,
     tokenizer: Any,
@@ -99,18 +123,8 @@ def answer(
         OutOfMemory: a batch does not fit into a GPU.
     """
     import torch
-    from transformers import GenerationConfig
 
-    # Padding is masked, so any token serves.
-    pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
-    drawn = {"do_sample": True, "temperature": generation.temperature, "top_p": generation.top_p, "top_k": 0}
-    # The model's own generation config may sample; a new one has none of its settings.
-    model.generation_config = GenerationConfig(
-        eos_token_id=ends or None,
-        pad_token_id=pad,
-        max_new_tokens=generation.max_new_tokens,
-        **(drawn if generation.temperature else {"do_sample": False}),
-    )
+    pad = configure(model, tokenizer, generation, ends)
     # The prompts are part of the seed, so that other parts and other adapters sample other answers.
     digest = hashlib.sha256(f"{generation.seed} {salt} {list(prompts)}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -1,5 +1,6 @@
 """The model card, README.md of an artifact, with code that loads the model as it was evaluated."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,7 +57,8 @@ def render(
         published=published,
         adapter=adapter,
         place=published.repository if published else ".",
-        has_id=is_hub_id(recipe.model.name_or_path),
+        base=_base(recipe, published),
+        is_local=not is_hub_id(recipe.model.name_or_path),
         license=matter.get("license_name", matter.get("license")),
         lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.largest_rank), None),
         is_plain=not (
@@ -69,6 +71,13 @@ def render(
         front_matter=yaml_core.dump(matter).strip(),
         peak=max((step.memory_bytes for step in training.as_planned(plan).steps), default=0),
     )  # fmt: skip
+
+
+def _base(recipe: Recipe, published: Published | None) -> str:
+    """Return the base model by which the card's code loads it: here, a folder by a path that is right in every folder."""
+    name = recipe.model.name_or_path
+    is_here = published is None and Path(name).expanduser().is_dir()
+    return os.path.abspath(Path(name).expanduser()) if is_here else name
 
 
 def trains_tables(recipe: Recipe) -> bool:

@@ -43,7 +43,8 @@ def split_prompts(
     loaded = {"artifact": artifact, **adapters}
     models = catalog.fingerprint({name: local_file(orchestrator, found, CONTENTS) for name, found in loaded.items()})
     folder = orchestrator.new_folder() / "prompts"
-    parts = prompts.split(local(orchestrator, questions), shards, adapters, generation, models, folder)
+    columns = prompts.Columns.of(Recipe.from_yaml(local_file(orchestrator, artifact, "recipe.yaml")))
+    parts = prompts.split(local(orchestrator, questions), shards, adapters, generation, models, folder, columns)
     scratch_folder = scratch_folder or orchestrator.shared_address("inference") or ".checkpoints/inference"
     return SplitOutput(parts, Folder.here(folder), scratch_folder, base)
 

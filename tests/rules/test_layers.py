@@ -43,8 +43,8 @@ ALLOWED = {
     "stages": "adapters artifacts console data dryrun evaluation failures hardware inference models planning pods recipe "
     "records registry selftest sharding sweeps training",
     "conversion": "models planning recipe",
-    "cli": "adapters artifacts console conversion doctor dryrun hardware models planning recipe records registry report "
-    "selftest",
+    "cli": "adapters artifacts console conversion data doctor dryrun hardware inference models planning recipe records "
+    "registry report selftest",
 }
 FLOORS = re.search(r"<!-- floors -->\n```\n(.*?)```", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.DOTALL)
 # Packages above flytune, from the lowest.

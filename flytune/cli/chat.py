@@ -1,0 +1,67 @@
+"""`flytune chat ARTIFACT`."""
+
+import argparse
+import sys
+
+from flytune.artifacts import fetch, opening
+from flytune.errors import DataError
+from flytune.inference.batch import InferenceModel
+from flytune.inference.conversation import Conversation
+from flytune.models import Generation
+
+_QUESTION = "> "
+_HELP = "Ask; /new begins again, Ctrl-C stops an answer, Ctrl-D ends.\n"
+_ALONE = "The model has no chat template: it continues each text, and remembers none.\n"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answer questions from the terminal until it ends; lines of a pipe are answered one by one."""
+    generation = Generation(
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
+    )
+    artifact = fetch.local_folder(options.artifact)
+    sys.stderr.write(f"loading {options.artifact}\n")
+    model = InferenceModel(artifact, {}, opening.Consent(options.trust_remote_code, options.base))
+    conversation = Conversation(model, generation, options.system)
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401 (input() then has a history, and keys that move in the line)
+
+        sys.stderr.write(_HELP)
+    if not conversation.has_template:
+        sys.stderr.write(_ALONE)
+    while (question := _next(is_terminal)) is not None:
+        if question.strip() == "/new":
+            conversation.clear()
+        elif question.strip():
+            _answer(conversation, question)
+    return 0
+
+
+def _next(is_terminal: bool) -> str | None:
+    """Return the next question; None at the end."""
+    try:
+        return input(_QUESTION if is_terminal else "")
+    except (EOFError, KeyboardInterrupt):
+        if is_terminal:
+            sys.stdout.write("\n")
+        return None
+
+
+def _answer(conversation: Conversation, question: str) -> None:
+    try:
+        conversation.answer(question, _show)
+    except KeyboardInterrupt:
+        sys.stderr.write("(stopped; the question is forgotten)")
+    except DataError as error:
+        sys.stderr.write(f"{error}")
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
