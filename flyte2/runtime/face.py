@@ -16,9 +16,8 @@ from flyte2.runtime.file_systems import fsspec_s_own
 from flyte2.runtime.orchestrator import current
 from flytune.console import output
 from flytune.hardware import shape_named
-from flytune.sharding import ONE_PROCESS
 from flytune.stages.attempts import record_phase
-from flytune.stages.calls import OWN, Call, StageResult
+from flytune.stages.calls import OWN, Call, StageResult, processes_of, row_of
 from flytune.stages.ranks import NoResult, StageFailed
 from flytune.stages.table import TRAIN, Stage
 
@@ -42,14 +41,12 @@ def declare(
     stage: Stage,
     module: dict[str, Any],
     function: Callable[..., Any] | None = None,
-    fetch: Callable[..., Any] | None = None,
     on_several: Callable[..., Any] | None = None,
 ) -> Any:
     """Declare the task of a stage in a module.
 
     Args:
         function: the stage's function, where its row has several.
-        fetch: function that brings the inputs of a stage that trains to a node.
         on_several: the stage's function on several nodes, if it is another.
     """
     function = function or stage.load()
@@ -60,10 +57,10 @@ def declare(
     async def run(**inputs: Any) -> Any:
         orchestrator, key = current(), flyte.get_custom_context().get(_KEY, "")
         given = {name: values.to_stage(value, kinds[name]) for name, value in inputs.items()}
-        shape = shape_named(key.removesuffix(ONE_PROCESS)) if key and stage.place in ("node", "shape") else None
-        processes = pods.processes_of(stage, key) if shape else 0
+        shape = shape_named(row_of(key)) if key and stage.place in ("node", "shape") else None
+        processes = processes_of(stage, key) if shape else 0
         own = on_several if on_several is not None and processes else function
-        call = Call(own, orchestrator, given, shape, processes, fetch)
+        call = Call(own, orchestrator, given, shape, processes, stage.load_fetch())
         with live.reported(call) if stage is TRAIN else contextlib.nullcontext(call) as shown_call:
             made = await _made(stage, shown_call)
         if stage.report and made.pages:
@@ -142,7 +139,7 @@ def call(stage: Stage, key: str = "", **overrides: Any) -> Callable[..., Awaitab
         return typing.cast(Callable[..., Awaitable[Any]], task)
     if current().is_local():
         # Machines are the pods' alone; attempts are here too.
-        task = task.override(retries=shape_named(key.removesuffix(ONE_PROCESS)).retries)
+        task = task.override(retries=shape_named(row_of(key)).retries)
     else:
         task = task.override(**pods.on_shape(stage, key), **overrides)
 

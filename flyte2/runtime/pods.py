@@ -12,19 +12,11 @@ from flytune.hardware import Cluster, Shape, load_cluster, load_shapes, shape_na
 from flytune.pods import Image, spec
 from flytune.pods.security import PRIMARY
 from flytune.recipe import Recipe
-from flytune.sharding import ONE_PROCESS
-from flytune.stages.table import SELFTEST, Resources, Stage
+from flytune.stages.calls import processes_of, row_of
+from flytune.stages.table import Resources, Stage
 
 _ACCELERATORS = {"A100-80GB": "A100_80G", "L40S": "L40s"}
 """Names of accelerators that the SDK spells otherwise."""
-
-
-def processes_of(stage: Stage, key: str) -> int:
-    """Return the number of ranks that a stage starts on a node of a row or route; 0 where its process is the only one."""
-    shape = shape_named(key.removesuffix(ONE_PROCESS))
-    if stage.place != "shape" or shape.world_size == 1 or key.endswith(ONE_PROCESS):
-        return 0
-    return int(shape.nodes > 1) if stage is SELFTEST else shape.processes
 
 
 def on_shape(stage: Stage, key: str) -> dict[str, Any]:
@@ -33,7 +25,7 @@ def on_shape(stage: Stage, key: str) -> dict[str, Any]:
     Raises:
         RecipeError: there is no such row.
     """
-    shape, cluster = shape_named(key.removesuffix(ONE_PROCESS)), load_cluster()
+    shape, cluster = shape_named(row_of(key)), load_cluster()
     cluster.check_shapes({row.name for row in load_shapes()})
     found = _pod(shape if stage.place == "shape" else shape.one_node, cluster)
     processes = processes_of(stage, key)

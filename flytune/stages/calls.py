@@ -8,12 +8,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from flytune.hardware import Shape, devices
+from flytune.hardware import Shape, devices, shape_named
 from flytune.recipe import Recipe
 from flytune.records.training import LIVE
+from flytune.sharding import ONE_PROCESS
 from flytune.stages import ranks
 from flytune.stages.orchestrator import Orchestrator
 from flytune.stages.stored import saved_sentence
+from flytune.stages.table import SELFTEST, Stage
 from flytune.training import libraries
 
 INTERRUPTED = 130
@@ -89,6 +91,19 @@ class _Unshown:
 
     def __call__(self, html: str) -> None:
         """Drop the page."""
+
+
+def row_of(key: str) -> str:
+    """Return the name of the row of shapes.yaml of a route."""
+    return key.removesuffix(ONE_PROCESS)
+
+
+def processes_of(stage: Stage, key: str) -> int:
+    """Return the number of ranks that a stage starts on a node of a row or route; 0 where its process is the only one."""
+    shape = shape_named(row_of(key))
+    if stage.place != "shape" or shape.world_size == 1 or key.endswith(ONE_PROCESS):
+        return 0
+    return int(shape.nodes > 1) if stage is SELFTEST else shape.processes
 
 
 def check_devices(shape: Shape) -> None:

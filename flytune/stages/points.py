@@ -29,8 +29,8 @@ def elements(stage: Stage, runs: Sequence[Run]) -> dict[str, list[Element]]:
     for run in runs:
         group = found.setdefault(run.value(stage.on) if stage.on else ALL, {})
         for at, inputs in enumerate(_inputs(stage, run)):
-            key = _key(stage, inputs) if stage.cache else f"{run.recipe.name} {at}"
-            group.setdefault(key, Element(inputs, [])).runs.append(run.recipe.name)
+            name = key(stage, inputs) if stage.cache else f"{run.recipe.name} {at}"
+            group.setdefault(name, Element(inputs, [])).runs.append(run.recipe.name)
     return {group: list(made.values()) for group, made in found.items() if made}
 
 
@@ -40,7 +40,7 @@ def _inputs(stage: Stage, run: Run) -> Iterator[dict[str, Any]]:
     yield from ([inputs] if not stage.over else (inputs | {stage.over: item} for item in inputs[stage.over]))
 
 
-def _key(stage: Stage, inputs: Mapping[str, Any]) -> str:
+def key(stage: Stage, inputs: Mapping[str, Any]) -> str:
     """Return the inputs that a cached result follows from, as text."""
     assert stage.cache is not None
     own = {name: value for name, value in inputs.items() if name not in stage.cache.ignored}
@@ -77,7 +77,7 @@ def after(
             for index, (element, value) in enumerate(zip(mapped, values, strict=True)):
                 reason = None if value is not None else _reason(orchestrator, running, stage, group, index)
                 for name in element.runs:
-                    own[name] = _with(own[name], _kept(value), reason)
+                    own[name] = _with(own[name], kept(value), reason)
         for name, found in own.items():
             made[name] = _joined(made[name], stage, found)
     return running.after(made)
@@ -103,7 +103,7 @@ def refuse(failed: int, allowed: int) -> None:
         raise FlytuneError(f"not run: {counted(failed, 'point')} had failed, and {allowed} may (min_success_ratio)")
 
 
-def _kept(value: Any) -> Any:
+def kept(value: Any) -> Any:
     """Return a result as it is kept in the state of a sweep: an address, or the content of a record."""
     if isinstance(value, Stored):
         return value.address

@@ -68,14 +68,18 @@ class Stage:
     """Input that is a list in the run; the stage runs once for each item, and its result is a list."""
     on: str = ""
     """Name of the value that names the row of shapes.yaml."""
+    fetch: str = ""
+    """Module and name of the function that brings its inputs to a node, once for all ranks: of a stage that trains."""
     is_costly: bool = False
     """True if a sweep runs it for no point once too few points can succeed."""
 
     def load(self) -> Callable[..., Any]:
         """Return its function."""
-        module, _, name = self.function.partition(".")
-        function: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), name)
-        return function
+        return _imported(self.function)
+
+    def load_fetch(self) -> Callable[..., Any] | None:
+        """Return the function that brings its inputs to a node; None if it has none."""
+        return _imported(self.fetch) if self.fetch else None
 
 
 class Phase(NamedTuple):
@@ -93,6 +97,12 @@ class Phase(NamedTuple):
             found += [[]] if (at := max(needed, default=0)) == len(found) else []
             found[at].append(stage)
         return found
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(".")
+    imported: Callable[..., Any] = getattr(import_module(f"{__package__}.{module}"), function)
+    return imported
 
 
 def _inputs(*same: str, **others: str) -> dict[str, str]:
@@ -147,6 +157,7 @@ TRAIN = Stage(
     makes="trained",
     inputs=_inputs("recipe", "plan", "dataset", "export_only", base="base_files", references="reference_folders"),
     on="route",
+    fetch="train.fetch_inputs",
     is_costly=True,
 )
 EVALUATE = Stage(

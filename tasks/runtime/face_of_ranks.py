@@ -18,14 +18,15 @@ from tasks.runtime.pods import declare
 from tasks.runtime.retries import report_failures
 
 
-def on_ranks(stage: Stage, module: dict[str, Any], fetch: Callable[..., Any]) -> dict[str, Any]:
+def on_ranks(stage: Stage, module: dict[str, Any]) -> dict[str, Any]:
     """Declare the tasks of a stage in all processes of each row of shapes.yaml; return them by route.
 
     A row with several processes is an Elastic (torchrun) task that classifies failures (tasks/runtime/elastic.py); on one node
-    with GPUs it has a second task of one process, without Elastic. `fetch` brings the inputs to a node, once for all processes.
+    with GPUs it has a second task of one process, without Elastic.
     """
     found: dict[str, Any] = {}
-    function = stage.load()
+    function, fetch = stage.load(), stage.load_fetch()
+    assert fetch is not None
     kinds = typing.get_type_hints(function)
 
     def fetch_inputs(**inputs: Any) -> Any:
