@@ -4,6 +4,7 @@ What an orchestrator's own process runs beside them (event loops, threads) would
 for each thread that computes, and the pools wait for each other on the same cores.
 """
 
+import logging
 import os
 import pickle
 import signal
@@ -110,6 +111,9 @@ def serve(handle: int, parent: int) -> None:
     _end_with(parent)
     garbage_collection.skip_at_exit()
     output.install()
+    # torch's report of a failed rank: ours names the rank that failed first, and has the traceback of a bug.
+    for name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):
+        logging.getLogger(name).disabled = True
     with Connection(handle) as connection:
         while True:
             try:
