@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from flytekit.configuration.file import get_config_file
 
 from flytune import cli
 from flytune.cli import run
@@ -110,6 +111,7 @@ def test_without_the_command_of_flyte_2_the_extra_is_named(recipe, started, tmp_
 def test_without_a_cluster_nothing_is_sent(config, given, said, recipe, started, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FLYTECTL_CONFIG", raising=False)
+    get_config_file.cache_clear()
     if config:
         (tmp_path / "config.yaml").write_text(config)
         monkeypatch.setenv("FLYTECTL_CONFIG", str(tmp_path / "config.yaml"))
