@@ -2,7 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-PYTHON ?= python3.11
+# The first of these that is there, with its module venv.
+PYTHON ?= python3.11 python3.12
 BIN := .venv/bin
 RECIPE ?= recipes/demo-qlora.yaml
 WORKERS ?= 2
@@ -38,9 +39,19 @@ UV_INSTALL = UV_FIND_LINKS="$(call PIP_SETTING,find-links)" UV_DEFAULT_INDEX="$(
   SSL_CERT_FILE="$${SSL_CERT_FILE:-$(call PIP_SETTING,cert)}" UV_INDEX_STRATEGY=unsafe-best-match $(BIN)/uv pip install --python $(BIN)/python --compile-bytecode --quiet
 INSTALL = settings=$$($(BIN)/python -m pip config list); install() { $(UV_INSTALL) "$$@" || $(PIP_INSTALL) "$$@"; }; install
 
+# Makes the environment of its argument. PyPI's torch brings CUDA: with it .venv takes 7 GB, without it some 3.
+VENV = for python in $(PYTHON); do if $$python -c "import ensurepip, venv" 2>/dev/null; then exec $$python -m venv $(1); fi; done; \
+  echo "none of $(PYTHON) is here with its module venv: install one (Debian and Ubuntu: apt install python3.12-venv), name another (make install PYTHON=/path/to/python3.12), or let uv bring one: uv venv --seed --python 3.11 .venv, then make install" >&2; exit 1
+NEEDED_GB = $(if $(filter cpu,$(TORCH)),3,7)
+ASK = free=$$(df -Pk . | awk 'NR == 2 { print int($$4 / 1e6) }'); asked=""; \
+  if [ "$$free" -lt $(NEEDED_GB) ]; then asked="$$free GB are free here, the installation takes $(NEEDED_GB). "; fi; \
+  if [ -z "$(TORCH)" ] && ! command -v nvidia-smi > /dev/null; then asked+="No GPU is seen here: make install TORCH=cpu takes some 4 GB less (README.md). "; fi; \
+  if [ -n "$$asked" ]; then echo "$$asked" >&2; if [ -t 0 ]; then read -r -p "Go on as it is? [y/N] " answer; [[ "$$answer" == [yY]* ]]; fi; fi
+
 .venv/.installed: requirements-dev.lock requirements-model.lock pyproject.toml
 	@echo "Installing into .venv, once: torch (1 of 4) ..."
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/python || { $(ASK); }
+	@test -x $(BIN)/python || { $(call VENV,.venv); }
 	@$(PIP_INSTALL) --no-deps "$$(grep '^uv==' requirements-dev.lock)" || true
 # First: the lock's torch==VERSION takes any build of that version that is there.
 ifeq ($(TORCH),cpu)
@@ -161,7 +172,7 @@ schema: .venv/.installed ## Write recipes/recipe.schema.json and docs/plan.schem
 
 # The site's packages have an environment of their own: they are no part of Flytune. An environment that is made anew has no old packages.
 .venv-docs/.installed: requirements-docs.lock
-	@$(PYTHON) -m venv --clear .venv-docs
+	@$(call VENV,--clear .venv-docs)
 	@.venv-docs/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement requirements-docs.lock
 	@touch $@
 

@@ -48,6 +48,7 @@ settings.load_profile("flytune")
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not _IS_WORKER:
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="flytune-tests-")
+    os.environ["FLYTUNE_OUT"] = os.path.join(os.environ["TMPDIR"], "artifacts")
     os.environ["HF_HOME"] = os.path.join(os.environ["TMPDIR"], "huggingface")
 
 

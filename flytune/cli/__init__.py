@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("-d", "--domain", help="with --remote: Flyte domain (default: pyflyte's, development)")
     run.add_argument("--name", help="with --remote: name of the execution")
     run.add_argument("-i", "--image", action="append", help="with --remote: an image of pyflyte's, as NAME=ADDRESS; repeatable")
+    run.add_argument("--out", metavar="DIR", help="where results of a run on this machine stay (default: artifacts)")
     sweep = run.add_mutually_exclusive_group()
     sweep.add_argument("--grid", metavar="JSON", help="run a sweep: {field: values}, or a file of it (docs/sweep.md)")
     sweep.add_argument("--changes", metavar="JSON", help="run a sweep: [{field: value}], or a file of it")

@@ -10,12 +10,12 @@ import uuid
 from pathlib import Path
 
 from flytune import files
-from flytune.artifacts import runs_of_flyte2
+from flytune.artifacts import kept, runs_of_flyte2
 from flytune.artifacts.executions import Execution
 from flytune.console import step_lines
-from flytune.doctor import flyte2
+from flytune.doctor import admin, control_plane, flyte2
 from flytune.errors import RecipeError
-from flytune.recipe import read_recipe
+from flytune.recipe import Recipe, read_recipe
 
 _OPTIONS = {"project": "--project", "domain": "--domain", "name": "--name"}
 """pyflyte's options that are handed on as they are."""
@@ -23,18 +23,58 @@ _OPTIONS = {"project": "--project", "domain": "--domain", "name": "--name"}
 
 def run(options: argparse.Namespace) -> int:
     """Print the command of pyflyte, or of Flyte 2's flyte, that runs a recipe or a sweep of it, and become that command."""
-    read_recipe(options.recipe)  # its mistakes are known at once; pyflyte takes seconds to start
+    recipe = read_recipe(options.recipe)  # its mistakes are known at once; pyflyte takes seconds to start
+    if options.out:
+        _check_out(options, recipe)
+        os.environ[kept.VARIABLE] = os.path.abspath(options.out)
     if options.flyte2 and options.remote:
         # By it the run is found again, whatever becomes of its log.
         options.name = options.name or f"f{uuid.uuid4().hex[:19]}"
     arguments = command_of_flyte_2(options) if options.flyte2 else command(options)
     program = _program_of_flyte_2() if options.flyte2 else _program()
+    if options.remote:
+        _ask_cluster(options)
     step_lines.show(f"$ {shlex.join([Path(program).name, *arguments])}")
     sys.stdout.flush()
     if options.flyte2 and options.remote:
         return _follow([program, *arguments], options)
     # In place of this process: it has the terminal, its signals and its exit code.
     os.execv(program, [program, *arguments])
+
+
+def _check_out(options: argparse.Namespace, recipe: Recipe) -> None:
+    """Refuse a folder for results where they are stored elsewhere.
+
+    Raises:
+        RecipeError: the run is on a cluster, or the recipe names an address for its one result.
+    """
+    if options.remote:
+        raise RecipeError("--out: a run on a cluster stores its artifact there; leave it out, and `flytune fetch` fetches it")
+    if recipe.publish.address and not (options.grid or options.changes):
+        raise RecipeError(f"--out: the recipe names publish.address, {recipe.publish.address}: leave one of the two out")
+
+
+def _ask_cluster(options: argparse.Namespace) -> None:
+    """Ask whether there is a cluster that answers, before anything is sent to it.
+
+    Raises:
+        RecipeError: there is none, or it does not answer.
+    """
+    config = flyte2.config_file()
+    if options.flyte2 and config is None:
+        raise RecipeError(
+            "--flyte2 --remote: no configuration of Flyte 2 names a cluster; `flyte create config --endpoint HOST` writes one"
+        )
+    if options.flyte2 and config is not None:
+        project, domain = flyte2.scope(config)
+        found = flyte2.findings(config, options.project or project, options.domain or domain, only_reach=True)
+    else:
+        found = admin.findings(
+            control_plane.config_file(), options.project or "flytesnacks", options.domain or "development", only_reach=True
+        )
+    problems = [f"{one.what}: {one.said}; {one.do}" for one in found if one.level == "FAIL"]
+    if problems:
+        raise RecipeError("\n".join(["--remote: nothing was sent:", *problems, "`flytune doctor --remote` says more"]))
 
 
 def _follow(command: list[str], options: argparse.Namespace) -> int:

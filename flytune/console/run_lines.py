@@ -44,15 +44,9 @@ def checkpoints_line(name: str, save_steps: int | float | str | None, kept: int,
     return f"{name}: checkpoints: {often}, {last} kept, in {address}"
 
 
-def result_lines(what: str, address: str, keep: str = "", report: str = "report.html") -> list[str]:
-    """Return the last lines of a run: the addresses of its result and of its report.
-
-    Args:
-        keep: advice on keeping a result that is in a temporary folder; empty if it is not.
-        report: name of the report's file.
-    """
-    note = f" (a temporary folder of this machine: {keep})" if keep else ""
-    return [f"{what}: {address}{note}", f"report: {address.rstrip('/')}/{report}"]
+def result_lines(what: str, address: str, report: str = "report.html") -> list[str]:
+    """Return the last lines of a run: the addresses of its result and of its report, a file of the name `report`."""
+    return [f"{what}: {address}", f"report: {address.rstrip('/')}/{report}"]
 
 
 def _count(number: float, one: str, more: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Folders that a recipe names by absolute paths, compared with the volumes that a cluster's pods mount."""
+"""Folders that a recipe names, compared with the volumes that a cluster's pods mount."""
 
 import os
 from collections.abc import Iterator
@@ -33,6 +33,11 @@ def problems(recipe: Recipe, cluster: Cluster, shape: str, uploaded: bool = True
     """
     found = []
     for use in _uses(recipe, shape):
+        if use.is_written and "://" not in use.path and not use.path.startswith(("/", "~")):
+            found.append(
+                f"{use.key}: {use.path}: a relative path is a folder on a pod's own disk, lost with it; {use.otherwise}"
+            )
+            continue
         path = os.path.abspath(Path(use.path.removeprefix("file://")).expanduser())
         if not use.path.startswith(("/", "~", "file://")) or not (uploaded or use.is_written or cluster.has_mounted(path)):
             continue

@@ -3,10 +3,11 @@
 import logging
 from typing import NamedTuple
 
-from flytune.artifacts import catalog, opening
+from flytune.artifacts import catalog, kept, opening
 from flytune.artifacts.build import CONTENTS
 from flytune.console import step_lines
 from flytune.errors import ExportError, StorageError
+from flytune.files import sha256_of
 from flytune.inference import PromptPart, batch, prompts
 from flytune.models import BaseRequest, Generation
 from flytune.models import base as models_base
@@ -90,9 +91,10 @@ def join_answers(
     """Join the answers in the order of the prompts, and delete the parts below `scratch_folder`."""
     out = orchestrator.new_folder() / "answers"
     prompts.join(local(orchestrator, folder), parts, [local(orchestrator, file) for file in answered], out)
+    if orchestrator.is_local():
+        out = kept.keep(out, f"answers-{sha256_of(out / CONTENTS)[:12]}")
     stored = store(orchestrator, out)
-    note = " (a temporary folder of this machine: copy it to keep it)" if orchestrator.is_local() else ""
-    step_lines.show(f"answers: {stored.address}{note}")
+    step_lines.show(f"answers: {stored.address}")
     try:
         prompts.remove_answers(parts, scratch_folder)
     except StorageError as error:  # the answers are stored; the task must not fail

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from flytune.artifacts import build, notify, publish
+from flytune.artifacts import build, kept, notify, publish
 from flytune.console import run_lines, step_lines
 from flytune.evaluation import guards
 from flytune.recipe import Recipe
@@ -15,7 +15,6 @@ from flytune.storage import Storage
 from flytune.training import checkpoints
 
 log = logging.getLogger(__name__)
-KEEP = "publish.address names one that stays"
 
 
 def store_artifact(
@@ -39,6 +38,8 @@ def store_artifact(
     out = orchestrator.new_folder() / recipe.name
     folder = build.store(recipe, plan, local(orchestrator, dataset), small, metrics, out, results, model, broken)
     report((folder / "report.html").read_text(encoding="utf-8"))
+    if orchestrator.is_local() and not publish.publishes(recipe, broken):
+        folder = kept.keep(folder, publish.published_name(folder, recipe))
     # 405B parameters are 811 GB: no weight passes through this pod, unless a hub is to get it.
     stored = store(orchestrator, folder, build.weight_files(folder, model) if model else None, model)
     # An error leaves the checkpoints, so that the next run has nothing left but to publish.
@@ -48,8 +49,7 @@ def store_artifact(
     address = published or stored.address
     if is_here := orchestrator.is_local() and "://" not in published:
         address = str(Path(address).absolute())
-    keep = "" if published or not orchestrator.is_local() else KEEP
-    for line in run_lines.result_lines(f"{recipe.name}: artifact", address, keep):
+    for line in run_lines.result_lines(f"{recipe.name}: artifact", address):
         step_lines.show(line)
     # Where it is here, the last line of pyflyte is the address that a person reads.
     return _listed(address if is_here else stored.address, folder, recipe, metrics)

@@ -2,12 +2,14 @@
 
 from typing import Any, NamedTuple
 
-from flytune.artifacts import notify
+from flytune.artifacts import kept, notify
 from flytune.console import run_lines, step_lines
 from flytune.errors import FlytuneError, RecipeError
 from flytune.failures import reports
+from flytune.files import sha256_of
 from flytune.recipe import Recipe
 from flytune.records import Metrics, TrainingResult
+from flytune.records.contents import CONTENTS
 from flytune.sentences import counted
 from flytune.stages import points as stage_points
 from flytune.stages.harness import HarnessData
@@ -88,9 +90,10 @@ def compare_points(
     report((folder / results.REPORT).read_text(encoding="utf-8"))
     if len(succeeded) < running.least:
         raise FlytuneError(results.too_few(sweep, running.least))
+    if orchestrator.is_local():
+        folder = kept.keep(folder, f"{folder.name}-{sha256_of(folder / CONTENTS)[:12]}")
     stored = store(orchestrator, folder)
-    keep = "copy it to keep it" if orchestrator.is_local() else ""
-    for line in run_lines.result_lines(f"{sweep.recipe}: sweep", stored.address, keep, results.REPORT):
+    for line in run_lines.result_lines(f"{sweep.recipe}: sweep", stored.address, results.REPORT):
         step_lines.show(line)
     return stored
 

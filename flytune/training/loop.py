@@ -1,6 +1,7 @@
 """Training and export of one run."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from flytune.recipe import Recipe
 from flytune.records import Attempt, Plan, TrainingResult, environment
 from flytune.records.plan import EVALUATE, EXPORT
 from flytune.records.training import STEPS, highest
-from flytune.training import attempt_notes, step_log
+from flytune.training import attempt_notes, running_lock, step_log
 from flytune.training.checkpoints.resume import gathered
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import live_loss, scored_rows
@@ -48,9 +49,11 @@ def fit(
     output.install()
     clean_process.note_training()
     run = RunState.of(recipe, plan, shape, dataset, publisher, reference)
+    shares = recipe.checkpoints.save_steps is not None and not export_only
+    lock = running_lock.held(run.saver.address) if shares else nullcontext()
     phases = run.phases.attempt(run.saver.newest_step)
     attempts = run.attempts.keeping(run.saver.newest_step, is_kept=not export_only)
-    with run.stopper.listening(), run.watch, run.gpu_monitor, phases, attempts, chat_templates.in_process():
+    with lock, run.stopper.listening(), run.watch, run.gpu_monitor, phases, attempts, chat_templates.in_process():
         return _fit(run, out, export_only)
 
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import yaml
+from flytekit.configuration.file import get_config_file
 
 from flytune import cli
 from flytune.cli import run
@@ -37,6 +38,12 @@ def started(monkeypatch):
     return commands
 
 
+@pytest.fixture
+def answering(monkeypatch):
+    """A cluster that answers."""
+    monkeypatch.setattr(run, "_ask_cluster", lambda options: None)
+
+
 @pytest.mark.parametrize(
     ("given", "command"),
     [
@@ -51,7 +58,7 @@ def started(monkeypatch):
         (["--changes", "c.yaml"], "run workflows/sweep.py sweep --recipe {} --changes c.yaml"),
     ],
 )
-def test_it_prints_and_becomes_the_command_of_pyflyte(given, command, recipe, started, capsys):
+def test_it_prints_and_becomes_the_command_of_pyflyte(given, command, recipe, started, answering, capsys):
     with pytest.raises(SystemExit):
         cli.main(["run", str(recipe), *given])
     wanted = command.format(recipe)
@@ -71,7 +78,7 @@ def test_it_prints_and_becomes_the_command_of_pyflyte(given, command, recipe, st
         (["--grid", "grid.yaml"], "run --local flyte2/sweep.py sweep --recipe {} --grid grid.yaml"),
     ],
 )
-def test_it_becomes_the_command_of_flyte_2(given, command, recipe, started, capsys):
+def test_it_becomes_the_command_of_flyte_2(given, command, recipe, started, answering, capsys):
     with pytest.raises(SystemExit):
         cli.main(["run", str(recipe), "--flyte2", *given])
     wanted = command.format(recipe)
@@ -85,6 +92,41 @@ def test_without_the_command_of_flyte_2_the_extra_is_named(recipe, started, tmp_
     monkeypatch.setenv("PATH", str(tmp_path))
     assert cli.main(["run", str(recipe), "--flyte2"]) == 1
     assert "pip install -e '.[flyte2]' in the clone installs it" in capsys.readouterr().err
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "said"),
+    [
+        (None, [], "flyte config: none; no cluster is configured; start Flyte's sandbox with `flytectl demo start`"),
+        (None, ["--flyte2"], "--flyte2 --remote: no configuration of Flyte 2 names a cluster; `flyte create config"),
+        ("admin: {endpoint: 'dns:///127.0.0.1:1', insecure: true}\n", [], "admin: 127.0.0.1:1 does not answer"),
+        (
+            "admin: {endpoint: 'dns:///127.0.0.1:1', insecure: true}\ntask: {project: a, domain: b}\n",
+            ["--flyte2"],
+            "control plane: ",
+        ),
+    ],
+)
+def test_without_a_cluster_nothing_is_sent(config, given, said, recipe, started, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("FLYTECTL_CONFIG", raising=False)
+    get_config_file.cache_clear()
+    if config:
+        (tmp_path / "config.yaml").write_text(config)
+        monkeypatch.setenv("FLYTECTL_CONFIG", str(tmp_path / "config.yaml"))
+    assert cli.main(["run", str(recipe), "--remote", *given]) == 1
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert started == []
+    assert "Traceback" not in shown.err
+
+
+@pytest.mark.parametrize(("given", "said"), [(["--remote"], "stores its artifact there"), ([], "leave one of the two out")])
+def test_a_folder_for_results_is_refused_where_they_are_stored_elsewhere(given, said, recipe, started, tmp_path, capsys):
+    recipe.write_text(yaml.safe_dump(content(publish={"address": "s3://b/models"})))
+    assert cli.main(["run", str(recipe), "--out", str(tmp_path / "out"), *given]) == 1
+    assert said in capsys.readouterr().err
     assert started == []
 
 

@@ -54,5 +54,3 @@ def test_checkpoints_in_a_line(save_steps, kept, said):
 
 def test_results_by_their_addresses():
     assert run_lines.result_lines("x: artifact", "s3://b/x/") == ["x: artifact: s3://b/x/", "report: s3://b/x/report.html"]
-    first, _ = run_lines.result_lines("x: artifact", "/tmp/x", "publish.address names one that stays")
-    assert first == "x: artifact: /tmp/x (a temporary folder of this machine: publish.address names one that stays)"

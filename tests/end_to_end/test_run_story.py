@@ -127,7 +127,8 @@ def test_a_sweep_says_which_point_runs_and_inference_where_the_answers_are(input
     assert named == [*points, *(f"train, {point}" for point in points), *(f"evaluate, {point}" for point in points)]
     assert re.search(rf"^tiny-2: artifact: {tmp_path}/store/tiny-2-[0-9a-f]{{12}}$", said, re.MULTILINE)
     *_, result, report, last = said.splitlines()
-    assert result == f"tiny: sweep: {last} (a temporary folder of this machine: copy it to keep it)"
+    assert result == f"tiny: sweep: {last}"
+    assert re.fullmatch(rf"{os.environ['FLYTUNE_OUT']}/tiny-sweep-[0-9a-f]{{12}}", last)
     assert report == f"report: {last}/report.html"
 
     (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "Question 3: add the numbers."}\n')
@@ -141,7 +142,7 @@ def test_a_sweep_says_which_point_runs_and_inference_where_the_answers_are(input
     assert lines == [
         "Running Execution on local.",
         lines[1],
-        f"answers: {lines[-1]} (a temporary folder of this machine: copy it to keep it)",
+        f"answers: {lines[-1]}",
         lines[-1],
     ]
 

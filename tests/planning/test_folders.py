@@ -25,9 +25,18 @@ def kept(folder="/mnt/team/runs"):
     return {"checkpoints": {"folder": folder, "save_steps": 1}}
 
 
-@pytest.mark.parametrize("folder", [None, ".checkpoints", "s3://bucket/runs", "/mnt/team/runs", "/mnt/team"])
+@pytest.mark.parametrize("folder", [None, "s3://bucket/runs", "/mnt/team/runs", "/mnt/team"])
 def test_what_pods_have_is_no_problem(folder):
     assert problems(TEAM, checkpoints={"folder": folder}) == []
+
+
+@pytest.mark.parametrize("folder", ["own/models", ".", "./x", "../runs"])
+def test_a_relative_folder_that_is_written_would_be_on_a_pod_s_own_disk(folder):
+    said = problems(TEAM, checkpoints={"folder": folder}, publish={"address": folder})
+    assert [one.partition(": a relative path is a folder on a pod's own disk, lost with it; name an")[0] for one in said] == [
+        f"checkpoints.folder: {folder}",
+        f"publish.address: {folder}",
+    ]
 
 
 @pytest.mark.parametrize(

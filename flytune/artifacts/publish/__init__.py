@@ -11,7 +11,7 @@ from flytune.recipe import Recipe
 from flytune.records.contents import CONTENTS, read_contents, verify
 from flytune.storage import Storage
 
-__all__ = ["attempt", "check", "checkpoints", "publish", "published_name"]
+__all__ = ["attempt", "check", "checkpoints", "publish", "published_name", "publishes"]
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,11 @@ def check(recipe: Recipe) -> None:
         folder.check(recipe.publish.address)
 
 
+def publishes(recipe: Recipe, broken: Sequence[str]) -> bool:
+    """Return whether an artifact is published: its recipe names an address, and it broke no guard."""
+    return bool(recipe.publish.address) and not broken
+
+
 def attempt(artifact: Path, recipe: Recipe, broken: Sequence[str], stored: str, weights: Storage | None = None) -> str:
     """Publish an artifact that Flyte has stored to its recipe's address, unless it broke a guard, which is logged.
 
@@ -52,13 +57,12 @@ def attempt(artifact: Path, recipe: Recipe, broken: Sequence[str], stored: str, 
     Raises:
         ExportError: it could not be published; names Flyte's copy, so that the artifact is not lost.
     """
-    if not recipe.publish.address:
-        return ""
-    if broken:
-        log.error("%s: stored, but not published: %s", recipe.name, "; ".join(broken))
+    if not publishes(recipe, broken):
+        if recipe.publish.address:
+            log.error("%s: stored, but not published: %s", recipe.name, "; ".join(broken))
         return ""
     try:
-        return publish(artifact, recipe.publish.address, published_name(artifact, recipe), weights)
+        return publish(artifact, str(recipe.publish.address), published_name(artifact, recipe), weights)
     except ExportError as error:
         again = ", which trains no step again" if recipe.checkpoints.save_steps else ""
         raise ExportError(
