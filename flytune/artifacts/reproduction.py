@@ -1,6 +1,5 @@
 """Reproduction of an artifact: its recipe run again with its data and base model, and the two results compared."""
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from flytune import data
 from flytune.artifacts import opening
 from flytune.errors import DataError, ExportError
 from flytune.export.manifest import MANIFEST as EXPORT
-from flytune.files import ROOT, new_output
+from flytune.files import new_output
 from flytune.models import base as models_base
 from flytune.recipe import DataRequest, Hardware, Notify, Recipe, sections
 from flytune.records import Contents, Export, Manifest, Plan, Step, TrainingResult, environment
@@ -21,8 +20,6 @@ from flytune.records.contents import CONTENTS, record, verify
 from flytune.records.training import STEPS
 from flytune.schema import Record, RecordError, Strict
 from flytune.sentences import counted
-
-WORKFLOW = (ROOT or Path()).absolute() / "workflows" / "finetune.py"
 
 
 class ComparedProperty(Strict):
@@ -135,7 +132,7 @@ def run_again(recipe: Recipe, out: Path) -> Path:
         "checkpoints": recipe.checkpoints.model_copy(update={"folder": str(out / "checkpoints")}),
     }
     file = write_recipe(recipe.model_copy(update=local), out)
-    done = subprocess.run(command(file), env=os.environ | {"PYTHONPATH": _path()}, stdout=sys.stderr)
+    done = subprocess.run([sys.executable, "-m", "flytune.cli", "run", str(file)], stdout=sys.stderr)
     made = sorted((out / "store").glob(f"*/{CONTENTS}"))
     if done.returncode or not made:
         raise ExportError(f"{recipe.name}: the second run failed (exit code {done.returncode}); the error is shown above")
@@ -155,27 +152,6 @@ def write_recipe(recipe: Recipe, folder: Path) -> Path:
     with new_output(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return file
-
-
-def command(recipe: Path, *options: str) -> list[str]:
-    """Return the command that runs a recipe.
-
-    Raises:
-        ExportError: there is no clone with the workflows, or pyflyte is not installed here.
-    """
-    program = Path(sys.executable).with_name("pyflyte")
-    if not WORKFLOW.is_file():
-        raise ExportError(
-            f"{WORKFLOW}: no such file: a second run needs a clone of Flytune with workflows/, tasks/ and images/; clone its "
-            "repository, `make install` there, and run this in it"
-        )
-    if not program.is_file():
-        raise ExportError(f"{program}: not installed; install Flytune with its extra `train` (README.md)")
-    return [str(program), "run", *options, str(WORKFLOW), "finetune", "--recipe", str(recipe)]
-
-
-def _path() -> str:
-    return os.pathsep.join([str(WORKFLOW.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def compare(first: Path, second: Path) -> Reproduction:

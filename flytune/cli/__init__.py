@@ -60,13 +60,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan.add_argument("--max-price", type=float, help="hardware.max_price instead of the recipe's")
     plan.add_argument("--dry-run", action="store_true", help="confirm GPU memory by running the model's code on empty tensors")
     run = commands.add_parser(
-        "run", help="run a recipe on this machine or on a cluster; prints the command of Flyte, and starts it"
+        "run", help="run a recipe on this machine, or on a cluster by the command of Flyte, which it prints"
     )
     run.add_argument("recipe", help="a recipe file")
     run.add_argument(
         "--remote", action="store_true", help="run it on the cluster of flytekit's config, with the code as it is here"
     )
-    run.add_argument("--flyte2", action="store_true", help="run it on Flyte 2, by `flyte run` (docs/flyte2.md)")
+    run.add_argument(
+        "--flyte2", action="store_true", help="run it by `flyte run` of Flyte 2, here or with --remote (docs/flyte2.md)"
+    )
     run.add_argument("-p", "--project", help="with --remote: Flyte project (default: pyflyte's, flytesnacks)")
     run.add_argument("-d", "--domain", help="with --remote: Flyte domain (default: pyflyte's, development)")
     run.add_argument("--name", help="with --remote: name of the execution")

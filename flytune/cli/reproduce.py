@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> int:
     out = Path(options.out or f".reproduce/{recipe.name}")
     if options.remote:
         file = reproduction.write_recipe(recipe, out)
-        sys.stdout.write(shlex.join(reproduction.command(file, "--remote", "--copy", "all")) + "\n")
+        sys.stdout.write(f"flytune run {shlex.quote(str(file))} --remote\n")
         sys.stdout.write(f"flytune reproduce {shlex.quote(options.artifact)} --with ADDRESS_OF_ITS_ARTIFACT\n")
         return 0
     if options.other:

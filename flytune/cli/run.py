@@ -1,4 +1,4 @@
-"""`flytune run RECIPE`, on Flyte 1 or 2."""
+"""`flytune run RECIPE`, on this machine or on a cluster of Flyte 1 or 2."""
 
 import argparse
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 from flytune import files
 from flytune.artifacts import kept, runs_of_flyte2
@@ -15,18 +16,20 @@ from flytune.artifacts.executions import Execution
 from flytune.console import step_lines
 from flytune.doctor import admin, control_plane, flyte2
 from flytune.errors import RecipeError
-from flytune.recipe import Recipe, read_recipe
+from flytune.recipe import Recipe, inputs, named_files, read_recipe
 
 _OPTIONS = {"project": "--project", "domain": "--domain", "name": "--name"}
 """pyflyte's options that are handed on as they are."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the command of pyflyte, or of Flyte 2's flyte, that runs a recipe or a sweep of it, and become that command."""
-    recipe = read_recipe(options.recipe)  # its mistakes are known at once; pyflyte takes seconds to start
+    """Run a recipe or a sweep of it here; for a cluster print pyflyte's or flyte's command, and become that command."""
+    recipe = read_recipe(options.recipe)
     if options.out:
         _check_out(options, recipe)
         os.environ[kept.VARIABLE] = os.path.abspath(options.out)
+    if not options.remote and not options.flyte2:
+        return _run_here(options, recipe)
     if options.flyte2 and options.remote:
         # By it the run is found again, whatever becomes of its log.
         options.name = options.name or f"f{uuid.uuid4().hex[:19]}"
@@ -40,6 +43,30 @@ def run(options: argparse.Namespace) -> int:
         return _follow([program, *arguments], options)
     # In place of this process: it has the terminal, its signals and its exit code.
     os.execv(program, [program, *arguments])
+
+
+def _run_here(options: argparse.Namespace, recipe: Recipe) -> int:
+    """Run the recipe or the sweep on this machine, without Flyte, and print the address of its result.
+
+    Raises:
+        RecipeError: an option needs --remote, or the sweep cannot be read.
+    """
+    from flytune.stages import local
+
+    _where(options)
+    if options.grid:
+        address = local.sweep(recipe, _content(options.grid, "--grid", dict), [])
+    elif options.changes:
+        address = local.sweep(recipe, {}, _content(options.changes, "--changes", list))
+    else:
+        address = local.run(recipe)
+    sys.stdout.write(f"{address}\n")
+    return 0
+
+
+def _content(given: str, name: str, kind: type) -> Any:
+    """Return a sweep's grid or changes, with the contents of the files that they name."""
+    return named_files.with_contents(inputs.content(given, name, kind))
 
 
 def _check_out(options: argparse.Namespace, recipe: Recipe) -> None:
@@ -108,10 +135,10 @@ def command(options: argparse.Namespace) -> list[str]:
     """Return the arguments of pyflyte.
 
     Raises:
-        RecipeError: an option needs --remote; or there is no clone with the workflows.
+        RecipeError: there is no clone with the workflows.
     """
-    # The code travels with a run on a cluster: --copy all, as images have none.
-    where = [*(["--remote", "--copy", "all"] if options.remote else []), *_where(options)]
+    # The code travels with the run: --copy all, as images have none.
+    where = ["--remote", "--copy", "all", *_where(options)]
     workflow, given = _inputs(options)
     return ["run", *where, str(_workflows() / f"{workflow}.py"), workflow, "--recipe", options.recipe, *given]
 
@@ -149,8 +176,8 @@ def _where(options: argparse.Namespace) -> list[str]:
 
 def _inputs(options: argparse.Namespace) -> tuple[str, list[str]]:
     """Return the name of the workflow, and its inputs beside the recipe."""
-    inputs = {name: value for name in ("grid", "changes") if (value := getattr(options, name)) is not None}
-    return "sweep" if inputs else "finetune", [part for name, value in inputs.items() for part in (f"--{name}", value)]
+    given = {name: getattr(options, name) for name in ("grid", "changes") if getattr(options, name) is not None}
+    return "sweep" if given else "finetune", [part for name, value in given.items() for part in (f"--{name}", value)]
 
 
 def _workflows(folder: str = "workflows") -> Path:
@@ -158,8 +185,8 @@ def _workflows(folder: str = "workflows") -> Path:
     if (root := files.clone()) is None:
         raise RecipeError(
             f"workflows/finetune.py: neither in {Path.cwd()} nor beside the package ({Path(files.__file__).parents[1]}): a run "
-            "needs a clone of Flytune with workflows/, tasks/ and images/; clone its repository, `make install` there, and run "
-            "this in it"
+            "on a cluster needs a clone of Flytune with workflows/, tasks/ and images/; clone its repository, `make install` "
+            "there, and run this in it"
         )
     return Path(folder) if root == Path.cwd() else root / folder
 

@@ -84,7 +84,7 @@ def test_the_recipe_publishes_and_resumes_nothing_and_the_remote_command_is_prin
     assert (recipe.publish.address, recipe.checkpoints.folder, recipe.hardware.shape) == (None, None, "cpu-1")
     done = reproduce(made[0], "--remote", "--out", tmp_path / "out")
     assert done.returncode == 0
-    assert f"run --remote --copy all {reproduction.WORKFLOW} finetune --recipe {tmp_path}/out/recipe.yaml" in done.stdout
+    assert f"flytune run {tmp_path}/out/recipe.yaml --remote\n" in done.stdout
 
 
 def test_no_artifact_and_a_used_folder_are_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""`flytune run`: the command of pyflyte that it prints and becomes."""
+"""`flytune run`: the command of pyflyte that it prints and becomes for a cluster, and the run on this machine."""
 
 import os
 import shutil
@@ -47,15 +47,14 @@ def answering(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "command"),
     [
-        ([], "run workflows/finetune.py finetune --recipe {}"),
         (["--remote"], "run --remote --copy all workflows/finetune.py finetune --recipe {}"),
         (
             ["--remote", "-p", "team", "-d", "production", "--name", "first", "-i", "a=b/c:1", "--image", "d=e"],
             "run --remote --copy all --project team --domain production --name first --image a=b/c:1 --image d=e "
             "workflows/finetune.py finetune --recipe {}",
         ),
-        (["--grid", "grid.yaml"], "run workflows/sweep.py sweep --recipe {} --grid grid.yaml"),
-        (["--changes", "c.yaml"], "run workflows/sweep.py sweep --recipe {} --changes c.yaml"),
+        (["--remote", "--grid", "g.yaml"], "run --remote --copy all workflows/sweep.py sweep --recipe {} --grid g.yaml"),
+        (["--remote", "--changes", "c.yaml"], "run --remote --copy all workflows/sweep.py sweep --recipe {} --changes c.yaml"),
     ],
 )
 def test_it_prints_and_becomes_the_command_of_pyflyte(given, command, recipe, started, answering, capsys):

@@ -10,6 +10,7 @@ import sys
 import tomllib
 import zipfile
 from datetime import date
+from pathlib import Path
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from packaging.utils import canonicalize_name
 import flytune
 from flytune.doctor import laptop
 from tests.support.paths import ROOT
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = itertools.chain(*PROJECT["optional-dependencies"].values())
@@ -77,15 +79,20 @@ def test_nothing_is_shipped_in_the_checkout_itself():
     assert not (ROOT / "flytune" / "shipped").exists()
 
 
-def of_wheel(site, folder, *arguments):
-    """Run a command of the wheel; the project's other packages cannot be imported."""
-    code = (
+def of_wheel(site, folder, *arguments, hidden=()):
+    """Run a command of the wheel; neither the project's other packages can be imported, nor what is `hidden`."""
+    absent = folder / "absent"
+    absent.mkdir(exist_ok=True)
+    # In each process that Python starts.
+    (absent / "sitecustomize.py").write_text(
         "import sys\nclass Absent:\n def find_spec(self, name, path=None, target=None):\n"
-        "  if name.partition('.')[0] in ('tasks', 'workflows', 'images'): raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Absent())\nfrom flytune import cli\n"
-        f"assert cli.__file__.startswith({str(site)!r}), cli.__file__\nsys.exit(cli.main())"
+        f"  if name.partition('.')[0] in {('tasks', 'workflows', 'images', *hidden)}: raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(site), "HOME": str(folder), "HF_HUB_OFFLINE": "1"}
+    code = f"import sys\nfrom flytune import cli\nassert cli.__file__.startswith({str(site)!r})\nsys.exit(cli.main())"
+    path = os.pathsep.join([str(absent), str(site)])
+    environment = os.environ | {"PYTHONPATH": path, "HOME": str(folder), "HF_HUB_OFFLINE": "1", "TMPDIR": str(folder)}
+    environment.pop("FLYTUNE_OUT", None)
     command = [sys.executable, "-P", "-c", code, *map(str, arguments)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -131,13 +138,26 @@ def test_the_wheel_s_schema_is_the_clone_s(site, tmp_path):
 
 
 def test_what_needs_a_clone_says_so(site, tmp_path):
-    done = of_wheel(site, tmp_path, "run", ROOT / "recipes" / "demo-qlora.yaml")
+    done = of_wheel(site, tmp_path, "run", ROOT / "recipes" / "demo-qlora.yaml", "--remote")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "a run needs a clone of Flytune with workflows/, tasks/ and images/" in done.stderr
-    code = "from pathlib import Path; from flytune.artifacts import reproduction; reproduction.command(Path('x'))"
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert "workflows/finetune.py: no such file: a second run needs a clone of Flytune" in done.stderr
+    assert "a run on a cluster needs a clone of Flytune with workflows/, tasks/ and images/" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_trains(site, tmp_path):
+    """Outside of a clone and without flytekit: a run, and the second, which prepares nothing again."""
+    recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 60), {"training.max_steps": 2})
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    weights = []
+    for _ in range(2):
+        done = of_wheel(site, tmp_path, "run", "recipe.yaml", hidden=("flytekit", "flyte", "flyteidl"))
+        assert done.returncode == 0, done.stderr
+        artifact = Path(done.stdout.splitlines()[-1])
+        assert artifact.parent == tmp_path / "artifacts"
+        weights.append((artifact / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+    assert len(list(tmp_path.rglob("prepared/prepare-*"))) == 1
+    assert list(tmp_path.rglob("flytune-run-*")) == []
 
 
 def of_lock(lock):

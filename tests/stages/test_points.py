@@ -6,17 +6,17 @@ from flytune.evaluation.harness.run import Job
 from flytune.models import BaseRequest
 from flytune.recipe import DataRequest
 from flytune.stages import points
+from flytune.stages.local import ThisMachine
 from flytune.stages.orchestrator import Folder
 from flytune.stages.planned import Run, Running
 from flytune.stages.table import BASE_MODEL, HARNESS, PREPARE, RUN, TRAIN, Phase, Stage
-from tests.support.plain_orchestrator import PlainOrchestrator
 from tests.support.plans import recipe_of
 from tests.support.stages import plan_for
 
 
 @pytest.fixture
 def orchestrator(tmp_path):
-    return PlainOrchestrator(tmp_path / "flow")
+    return ThisMachine(tmp_path)
 
 
 def running(tmp_path, *fingerprints, **fields):
