@@ -20,7 +20,7 @@ HOME = Path(".demo")
 
 def run(recipe: Path, console: Console) -> tuple[Path, float]:
     """Run one recipe as a user would; return the folder of its artifact, and the seconds."""
-    command = ["pyflyte", "run", "workflows/finetune.py", "finetune", "--recipe", str(recipe)]
+    command = ["flytune", "run", str(recipe)]
     console.rule(f"[bold]{' '.join(command)}", align="left")
     published = Path(read_recipe(recipe).publish.address or HOME)
     before = {path.name for path in published.glob("*")}

@@ -92,7 +92,9 @@ def of_wheel(site, folder, *arguments, hidden=()):
     code = f"import sys\nfrom flytune import cli\nassert cli.__file__.startswith({str(site)!r})\nsys.exit(cli.main())"
     path = os.pathsep.join([str(absent), str(site)])
     environment = os.environ | {"PYTHONPATH": path, "HOME": str(folder), "HF_HUB_OFFLINE": "1", "TMPDIR": str(folder)}
-    environment.pop("FLYTUNE_OUT", None)
+    # Those of the tests themselves.
+    for name in ("FLYTUNE_OUT", "HF_HOME", "HF_HUB_CACHE"):
+        environment.pop(name, None)
     command = [sys.executable, "-P", "-c", code, *map(str, arguments)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
