@@ -3,9 +3,11 @@
 import argparse
 import sys
 import webbrowser
+from contextlib import nullcontext
 from pathlib import Path
 
 from flytune.errors import printable
+from flytune.models import base
 from flytune.recipe import read_recipe
 from flytune.report import xray
 from flytune.sentences import counted_of
@@ -14,7 +16,10 @@ from flytune.sentences import counted_of
 def run(options: argparse.Namespace) -> int:
     """Write the page, and print its path, and on stderr what the run would do; with --check, 1 if a check would stop it."""
     recipe = read_recipe(options.recipe)
-    made = xray.recipe_page(recipe, options.rows, Path(options.out or f".xray/{recipe.name}.html"))
+    named = [recipe.data.dataset_name, *(source.dataset_name for source in recipe.data.sources or ())]
+    asks_hub = base.is_on_hub(recipe.model) or any(named)
+    with base.without_waiting_for_the_hub() if asks_hub else nullcontext():
+        made = xray.recipe_page(recipe, options.rows, Path(options.out or f".xray/{recipe.name}.html"))
     sys.stdout.write(f"{made.path}\n")
     lines = [made.summary]
     if made.bad_rows:

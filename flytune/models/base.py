@@ -13,10 +13,12 @@ import socket
 import threading
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flytune import patches
 from flytune.errors import RecipeError
 from flytune.files import CHUNK, FileRefusedError, check_regular, open_regular
 from flytune.models import remote
@@ -71,6 +73,16 @@ def hub_answers() -> bool:
     attempt.start()
     attempt.join(_CONNECT_SECONDS)
     return answers == [True]
+
+
+@contextmanager
+def without_waiting_for_the_hub() -> Iterator[None]:
+    """Read this machine's cache alone in the block where the hub does not answer, instead of asking it again and again."""
+    if hub_answers():
+        yield
+        return
+    with patches.huggingface_hub.OFFLINE.replaced(True):
+        yield
 
 
 def _connects(address: str) -> bool:

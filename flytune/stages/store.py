@@ -38,12 +38,17 @@ def store_artifact(
     out = orchestrator.new_folder() / recipe.name
     folder = build.store(recipe, plan, local(orchestrator, dataset), small, metrics, out, results, model, broken)
     report((folder / "report.html").read_text(encoding="utf-8"))
+    name = publish.published_name(folder, recipe)
     if orchestrator.is_local() and not publish.publishes(recipe, broken):
-        folder = kept.keep(folder, publish.published_name(folder, recipe))
+        folder = kept.keep(folder, name)
     # 405B parameters are 811 GB: no weight passes through this pod, unless a hub is to get it.
     stored = store(orchestrator, folder, build.weight_files(folder, model) if model else None, model)
+
+    def unpublished() -> str:
+        return str(kept.keep(folder, name)) if orchestrator.is_local() else stored.address
+
     # An error leaves the checkpoints, so that the next run has nothing left but to publish.
-    published = publish.attempt(folder, recipe, broken, stored.address, Storage(stored.address, "") if model else None)
+    published = publish.attempt(folder, recipe, broken, unpublished, Storage(stored.address, "") if model else None)
     _clear_checkpoints(with_checkpoint_folder(orchestrator, recipe), folder)
     notify.send(recipe, "succeeded", notify.success_message(recipe, metrics, published or stored.address, broken))
     address = published or stored.address

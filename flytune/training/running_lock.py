@@ -62,7 +62,17 @@ def _locked(path: Path, address: str) -> TextIO | None:
     except OSError:
         file.close()
         return None
+    if not _is_at(file, path):  # its holder ended, and deleted it, after it was opened here
+        file.close()
+        return _locked(path, address)
     file.truncate(0)
     file.write(f"process {os.getpid()} on {phase_notes.host()}, since {datetime.now():%Y-%m-%d %H:%M:%S}")
     file.flush()
     return file
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

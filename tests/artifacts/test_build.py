@@ -353,7 +353,7 @@ def test_a_broken_guard_is_in_report_and_card_and_nothing_is_published(dataset, 
     out = build.store(published, plan_for(published), dataset, trained, made_up(), tmp_path / "out", broken=["arc_easy fell"])
     assert "arc_easy fell" in (out / "report.html").read_text(encoding="utf-8")
     assert "arc_easy fell" in (out / "README.md").read_text(encoding="utf-8")
-    assert publish.attempt(out, published, ["arc_easy fell"], "s3://raw/x") == ""
+    assert publish.attempt(out, published, ["arc_easy fell"], lambda: "s3://raw/x") == ""
     assert "stored, but not published: arc_easy fell" in caplog.text
     assert not (tmp_path / "models").exists()
 
@@ -364,7 +364,7 @@ def test_a_full_disk_fails_the_run_and_leaves_nothing(stored, recipe, tmp_path):
         pytest.raises(ExportError, match=r"not published: .*File too large.*; make room there.* is stored, at s3://raw/x: "),
         files_of_at_most(20_000),
     ):
-        publish.attempt(stored, published, [], "s3://raw/x")
+        publish.attempt(stored, published, [], lambda: "s3://raw/x")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 

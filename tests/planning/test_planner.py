@@ -1,6 +1,5 @@
 import json
 import re
-import socket
 
 import pytest
 from hypothesis import given
@@ -20,6 +19,7 @@ from flytune.sharding import ONE_PROCESS, SHARDINGS, pair_problem, route, shardi
 from tests.support.paths import ROOT
 from tests.support.plans import GEOMETRY, LLAMA_8B, SMALL, plan_of, recipe_of, shape_of, workload_of
 from tests.support.recipes import RECIPES
+from tests.support.refusing_hub import refuse_connections
 
 BATCH = {"learning_rate": 1e-4, "global_batch_size": 8}
 
@@ -295,25 +295,7 @@ def test_a_model_that_cannot_be_read_is_told_apart(tmp_path, hub):
 @pytest.fixture
 def connections(monkeypatch, tmp_path):
     """The addresses that are connected to; each refuses."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import _detect_agent
-
-    tried = []
-
-    def refuse(address, *arguments, **settings):
-        tried.append(address)
-        raise ConnectionRefusedError(111, "Connection refused")
-
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    # Once in each process huggingface_hub asks for a list of programs, for its user agent.
-    monkeypatch.setattr(_detect_agent, "_registry", _detect_agent._EMPTY_REGISTRY)
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    return tried
+    return refuse_connections(monkeypatch, tmp_path / "cache")
 
 
 def test_one_refused_connection_is_enough_and_the_error_says_how_to_go_on(connections):

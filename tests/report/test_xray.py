@@ -16,6 +16,7 @@ from flytune.report import token_strips, xray
 from flytune.report.xray_samples import sample_views
 from tests.support.chats import CHATML, tokenizer_folder, write_rows
 from tests.support.preferences import write_preferences
+from tests.support.refusing_hub import refuse_connections
 from tests.support.reports import EVIL, Tags
 from tests.support.stages import recipe_for
 from tests.support.tiny import tiny_base, tiny_recipe
@@ -376,3 +377,13 @@ def test_the_terminal_says_what_would_stop_the_run(contract, code, tokenizer, tm
     assert Path(".xray/tiny.bad_rows.jsonl").is_file()
     assert effect in Path(".xray/tiny.html").read_text(encoding="utf-8")
     assert cli.main(["xray", str(file), "--check"]) == code
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(path: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(recipe(Path("owner/unknown"), path).to_yaml())
+    tried = refuse_connections(monkeypatch, tmp_path / "cache")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert cli.main(["xray", str(file)]) == 1
+    assert tried == [("hub.invalid", 443)]
+    assert "owner/unknown: not on this machine, and the hub cannot be reached (no network?)" in capsys.readouterr().err

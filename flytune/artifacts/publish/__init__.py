@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flytune.artifacts.publish import folder, hub, hub_errors
@@ -43,19 +43,21 @@ def publishes(recipe: Recipe, broken: Sequence[str]) -> bool:
     return bool(recipe.publish.address) and not broken
 
 
-def attempt(artifact: Path, recipe: Recipe, broken: Sequence[str], stored: str, weights: Storage | None = None) -> str:
+def attempt(
+    artifact: Path, recipe: Recipe, broken: Sequence[str], stored: Callable[[], str], weights: Storage | None = None
+) -> str:
     """Publish an artifact that Flyte has stored to its recipe's address, unless it broke a guard, which is logged.
 
     Args:
         artifact: its folder.
         broken: a sentence for each failed guard.
-        stored: the address of Flyte's copy.
+        stored: called where it could not be published; returns the address at which the artifact stays all the same.
         weights: as in `publish`.
 
     Returns: its address; empty if nothing is published.
 
     Raises:
-        ExportError: it could not be published; names Flyte's copy, so that the artifact is not lost.
+        ExportError: it could not be published; names that address, so that the artifact is not lost.
     """
     if not publishes(recipe, broken):
         if recipe.publish.address:
@@ -66,7 +68,7 @@ def attempt(artifact: Path, recipe: Recipe, broken: Sequence[str], stored: str, 
     except ExportError as error:
         again = ", which trains no step again" if recipe.checkpoints.save_steps else ""
         raise ExportError(
-            f"{recipe.name}: not published: {error}. The artifact itself is stored, at {stored}: copy it from there, or run "
+            f"{recipe.name}: not published: {error}. The artifact itself is stored, at {stored()}: copy it from there, or run "
             f"the recipe again{again}"
         ) from error
 
