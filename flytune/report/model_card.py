@@ -58,7 +58,7 @@ def render(
         adapter=adapter,
         place=published.repository if published else ".",
         base=_base(recipe, published),
-        is_local=not is_hub_id(recipe.model.name_or_path),
+        has_id=is_hub_id(recipe.model.name_or_path),
         license=matter.get("license_name", matter.get("license")),
         lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.largest_rank), None),
         is_plain=not (

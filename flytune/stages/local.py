@@ -146,7 +146,9 @@ def sweep(recipe: Recipe, grid: Mapping[str, Any], changes: list[Mapping[str, An
                     artifacts.append(values.pop(table.STORE.makes))
                     results[point.recipe.name] = {name: _kept(value) for name, value in values.items()}
             after = running.after(results)
-            compared = machine.call(table.COMPARE_POINTS, points=drawn, running=after, artifact=[artifacts])
+            compared = machine.call(
+                table.COMPARE_POINTS, points=drawn, running=after, artifact=[artifacts] if artifacts else []
+            )
         except FlytuneError as error:
             machine.report(recipe, error)
             raise
