@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
         import readline  # noqa: F401 (input() then has a history, and keys that move in the line)
 
         sys.stderr.write(_HELP)
-    if not conversation.has_template:
+    if not conversation.remembers:
         sys.stderr.write(_ALONE)
     while (question := _next(is_terminal)) is not None:
         if question.strip() == "/new":

@@ -17,6 +17,7 @@ from flytune.console import step_lines
 from flytune.doctor import admin, control_plane, flyte2
 from flytune.errors import RecipeError
 from flytune.recipe import Recipe, inputs, named_files, read_recipe
+from flytune.stages import local
 
 _OPTIONS = {"project": "--project", "domain": "--domain", "name": "--name"}
 """pyflyte's options that are handed on as they are."""
@@ -51,8 +52,6 @@ def _run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     Raises:
         RecipeError: an option needs --remote, or the sweep cannot be read.
     """
-    from flytune.stages import local
-
     _where(options)
     if options.grid:
         address = local.sweep(recipe, _content(options.grid, "--grid", dict), [])

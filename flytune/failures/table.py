@@ -189,7 +189,7 @@ KINDS = (
     FailureKind(
         "damaged prepared data",
         False,
-        "run it again, which makes the data again (pyflyte: after `pyflyte local-cache clear`; a cluster: with --overwrite-cache)",
+        "run it again, which makes the data again (pyflyte: after `pyflyte local-cache clear`; a cluster: --overwrite-cache)",
         ("flytune.errors.PreparedDataError",),
     ),
     FailureKind("bad data", False, "correct the data; prepare says where", ("flytune.errors.DataError",)),

@@ -241,7 +241,7 @@ def answer_file(
     check_names(others, loading.is_adapter(artifact))
     work = out.with_name(f"{out.name}.parts")
     models = hashlib.sha256(str(artifact).encode()).hexdigest()
-    # The prompts are read before the model: a mistake in them is told in a second.
+    # The prompts are read before the model: a mistake in them is reported in a second.
     (part,) = split(file, 1, others, generation, models, work, columns_in(artifact))
     answered = work / "answered.jsonl"
     _write_answers(part, work / part.file, lambda: InferenceModel(artifact, others, consent), answered)

@@ -27,7 +27,7 @@ class Conversation:
         self.model = model
         self.generation = generation
         self.format = model.own_format
-        self.has_template = self.format.tokenizer.chat_template is not None
+        self.remembers = self.format.tokenizer.chat_template is not None
         self.messages: list[Message] = []
         self._system: dict[str, Any] = {"system": system_prompt} if system_prompt else {}
         torch.manual_seed(generation.seed)
@@ -52,7 +52,7 @@ class Conversation:
                 show(text)
 
         asked: list[Message] = [*self.messages, {"role": "user", "content": question}]
-        row = {"messages": asked, **self._system} if self.has_template else {"prompt": question}
+        row = {"messages": asked, **self._system} if self.remembers else {"prompt": question}
         tokens = self.format.tokens(row, "this conversation")
         tokenizer, network = self.format.tokenizer, self.model.model
         settings = self.generation.model_copy(update={"max_new_tokens": self._room(len(tokens))})
@@ -62,7 +62,7 @@ class Conversation:
         with torch.no_grad():
             output = network.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), streamer=pieces)
         text = str(tokenizer.decode(output[0, len(tokens) :], skip_special_tokens=True))
-        if self.has_template:
+        if self.remembers:
             self.messages = [*asked, {"role": "assistant", "content": text}]
         return text
 

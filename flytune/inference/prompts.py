@@ -97,21 +97,31 @@ class Columns:
             DataError: it has none, is not text or messages, or ends with an answer.
         """
         names = with_other_names(row, dict(self.names))
-        has_turns = any(optional_column(row, name, names) is not None for name in ("messages", "conversations"))
-        prompt = None if has_turns else prompt_of(row, names)
-        if isinstance(prompt, str):
-            if not text_of(prompt, "prompt", where):
-                raise DataError(f"{where}: prompt is empty")
-            return prompt
-        if prompt is None:
-            turns = other_prompt(row, names, where, self.separator)
-        else:
+        turns = _turns(row, names, where)
+        prompt = None if turns else prompt_of(row, names)
+        if isinstance(prompt, list):
             turns = turns_of(prompt, "messages", names, where)
+        elif prompt is not None:
+            text = text_of(prompt, "prompt", where)
+            if not text:
+                raise DataError(f"{where}: prompt is empty")
+            return text
+        elif not turns:
+            turns = other_prompt(row, names, where, self.separator)
         if turns is None:
             raise DataError(f"{where}: neither prompt nor messages nor question; there are {', '.join(row) or 'none'}")
         if turns[-1]["role"] == "assistant":
             raise DataError(f"{where}: messages end with the assistant's turn, so there is nothing to answer; remove that turn")
         return with_system(turns, row, names, where, self.system_prompt)
+
+
+def _turns(row: dict[str, Any], names: dict[str, str], where: str) -> list[Message] | None:
+    """Return the turns of a row's column of turns; None if it has none."""
+    for name in ("messages", "conversations"):
+        value = optional_column(row, name, names)
+        if value is not None:
+            return turns_of(value, name, names, where)
+    return None
 
 
 class _Split(Record):

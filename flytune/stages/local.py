@@ -91,7 +91,7 @@ class ThisMachine:
         return True
 
 
-class RunFailed(FlytuneError):
+class RunFailure(FlytuneError):
     """Failure of a run's stage, in the words of the table of failures."""
 
     def __init__(self, text: FailureText) -> None:
@@ -220,7 +220,7 @@ class _Machine:
 
     def report(self, recipe: Recipe, error: FlytuneError) -> None:
         """Report a failure on this machine and to the recipe's webhook."""
-        text = error.text if isinstance(error, RunFailed) else FailureText(str(error), "")
+        text = error.text if isinstance(error, RunFailure) else FailureText(str(error), "")
         self._call(table.REPORT, "", {"recipe": recipe, "err": Failed(text)})
 
     def kept(self, stored: Folder) -> str:
@@ -240,7 +240,7 @@ class _Machine:
                 result = called.result()
             except StageFailed as failed:
                 is_alone = stage.place != "shape"
-                raise RunFailed(attempts.text_of(failed.failure, is_alone)) from None
+                raise RunFailure(attempts.text_of(failed.failure, is_alone)) from None
         if isinstance(result, FlytuneError):
             raise result
         return result.value

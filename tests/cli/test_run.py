@@ -1,7 +1,6 @@
 """`flytune run`: the command of pyflyte that it prints and becomes for a cluster, and the run on this machine."""
 
 import os
-import shutil
 import subprocess
 import sys
 
@@ -162,15 +161,6 @@ def of_process(arguments, folder, path):
     environment = os.environ | {"PYTHONPATH": str(path), "HOME": str(folder), "TMPDIR": str(folder)}
     command = [sys.executable, "-m", "flytune.cli", "run", *map(str, arguments)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-
-
-def test_a_package_without_workflows_says_that_a_clone_is_needed(recipe, tmp_path):
-    site = tmp_path / "site-packages"
-    shutil.copytree(ROOT / "flytune", site / "flytune", ignore=shutil.ignore_patterns("__pycache__"))
-    done = of_process([recipe, "--remote"], tmp_path, site)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"RecipeError: workflows/finetune.py: neither in {tmp_path} nor beside the package ({site})")
-    assert "a run on a cluster needs a clone of Flytune" in done.stderr
 
 
 def test_a_run_on_this_machine_ends_with_its_error(recipe, tmp_path):

@@ -226,7 +226,7 @@ def test_keys_change_with_all_that_answers_depend_on(tmp_path):
     ("line", "said"),
     [
         ("{", r"prompts.jsonl:2: not JSON"),
-        ({"text": "x"}, r"prompts.jsonl:2: neither prompt nor messages; there are text"),
+        ({"text": "x"}, r"prompts.jsonl:2: neither prompt nor messages nor question; there are text"),
         ({"prompt": ""}, r"prompts.jsonl:2: prompt is empty"),
         ({"prompt": 3}, r"prompts.jsonl:2: prompt must be a string, found int 3"),
         ({"prompt": "x", "adapter": "lang"}, r"prompts.jsonl:2: adapter 'lang': no adapter of that name; there are long, base"),
@@ -333,14 +333,16 @@ def test_chats_are_asked_as_they_were_trained(store, base, tmp_path):
     model = batch.InferenceModel(store / "short", {})
     form = model.formats["artifact"]
     plain = form.tokens({"messages": question(1)}, "x:1")
-    named = batch._PromptFormat(form.tokenizer, "Be brief.", form.ends).tokens({"messages": question(1)}, "x:1")
+    named = batch.PromptFormat(form.tokenizer, prompts.Columns(system_prompt="Be brief."), form.ends).tokens(
+        {"messages": question(1)}, "x:1"
+    )
     assert form.tokenizer.decode(named).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
     assert named[-len(plain) :] == plain
     form.tokenizer.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(DataError, match=r"x:1: the chat template refuses these messages \(user\): no"):
         form.tokens({"messages": question(1)}, "x:1")
     form.tokenizer.chat_template = None
-    with pytest.raises(DataError, match="x:1: messages, but the model's tokenizer has no chat template; give a prompt"):
+    with pytest.raises(DataError, match="x:1: a chat, but the model's tokenizer has no chat template; give a prompt"):
         form.tokens({"messages": question(1)}, "x:1")
 
 

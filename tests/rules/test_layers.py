@@ -44,7 +44,7 @@ ALLOWED = {
     "records registry selftest sharding sweeps training",
     "conversion": "models planning recipe",
     "cli": "adapters artifacts console conversion data doctor dryrun hardware inference models planning recipe records "
-    "registry report selftest",
+    "registry report selftest stages",
 }
 FLOORS = re.search(r"<!-- floors -->\n```\n(.*?)```", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.DOTALL)
 # Packages above flytune, from the lowest.
@@ -111,7 +111,7 @@ def test_imports_have_no_cycle():
 def test_the_drawing_in_the_design_is_the_table():
     rows = [row.split() for row in FLOORS[1].strip().splitlines()]
     assert [int(number) for number, *_ in rows] == list(range(len(rows), 0, -1))
-    assert len(rows) <= 10
+    assert len(rows) <= 11
     floors = {package: int(number) for number, *packages in rows for package in packages}
     modules = {path.stem for path in (ROOT / "flytune").glob("*.py")} - {"__init__"}
     assert {package for package, floor in floors.items() if floor == 1} == modules
