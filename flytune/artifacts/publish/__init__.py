@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flytune.artifacts.publish import folder, hub, hub_errors
@@ -39,7 +39,9 @@ def check(recipe: Recipe) -> None:
 
 
 def attempt(artifact: Path, recipe: Recipe, broken: Sequence[str], stored: str, weights: Storage | None = None) -> str:
-    """Publish an artifact that Flyte has stored to its recipe's address, unless it broke a guard, which is logged.
+    """Publish an artifact that Flyte has stored to its recipe's address.
+
+    One that broke a guard is not published, which is logged; neither is one that a person has to approve first.
 
     Args:
         artifact: its folder.
@@ -52,7 +54,7 @@ def attempt(artifact: Path, recipe: Recipe, broken: Sequence[str], stored: str, 
     Raises:
         ExportError: it could not be published; names Flyte's copy, so that the artifact is not lost.
     """
-    if not recipe.publish.address:
+    if not recipe.publish.address or (recipe.publish.approval and not broken):
         return ""
     if broken:
         log.error("%s: stored, but not published: %s", recipe.name, "; ".join(broken))
@@ -67,10 +69,13 @@ def attempt(artifact: Path, recipe: Recipe, broken: Sequence[str], stored: str, 
         ) from error
 
 
-def publish(artifact: Path, address: str, name: str, weights: Storage | None = None) -> str:
+def publish(
+    artifact: Path, address: str, name: str, weights: Storage | None = None, beside: Mapping[str, bytes] | None = None
+) -> str:
     """Publish a complete artifact under `name` and return its address. Nothing that exists there is lost.
 
-    `weights` is a storage with all files of the artifact, if the folder `artifact` lacks the weights.
+    `weights` is a storage with all files of the artifact, if the folder `artifact` lacks the weights. `beside` are further
+    small files, which the artifact does not list.
 
     Below a folder or fsspec address it becomes the folder `address`/`name`. In a repository on the hub (hf://owner/name) `name`
     is a revision, and main is the newest publication. The files are the artifact's in both; on the hub the card names the
@@ -83,4 +88,4 @@ def publish(artifact: Path, address: str, name: str, weights: Storage | None = N
     """
     contents = verify(artifact, elsewhere=weights is not None)
     where = hub if address.startswith(hub_errors.SCHEME) else folder
-    return where.publish(artifact, contents, address, name, weights)
+    return where.publish(artifact, contents, address, name, weights, beside or {})
