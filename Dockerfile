@@ -36,7 +36,7 @@ RUN python -m compileall -q /app
 # Flyte gives containers arguments but no command. As process 1, Python gets no signal without a handler, so none while it imports. -s: in pods
 # of rows, which share a process namespace, tini is not process 1.
 ENTRYPOINT ["tini", "-s", "--"]
-RUN python -c "import images.fast_execute, tasks.base_model, tasks.checkpoint, tasks.input_data, tasks.harness, tasks.infer, \
+RUN python -c "import images.fast_execute, tasks.approval, tasks.base_model, tasks.checkpoint, tasks.input_data, tasks.harness, tasks.infer, \
     tasks.merge, tasks.plan, tasks.prepare, tasks.promote, tasks.refresh, tasks.report, tasks.store, tasks.sweep, transformers, datasets, pyarrow, matplotlib, lm_eval"
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title=flytune-light org.opencontainers.image.revision=${REVISION}

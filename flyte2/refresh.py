@@ -6,7 +6,7 @@ flyte run --local flyte2/refresh.py refresh --recipe RECIPE --kickoff 2026-11-21
 from datetime import datetime
 from typing import Any
 
-from flyte2 import wiring
+from flyte2 import approval, wiring
 from flyte2.driver import driver
 from flyte2.runtime.face import call
 from flytune.recipe import Recipe
@@ -21,6 +21,8 @@ async def _challenge(recipe: Recipe, challenger: Recipe, accepted: str, champion
     comparison = await call(COMPARE_MODELS, made["shape"])(recipe=challenger, champion=champion, **inputs)
     decision = {"recipe": recipe, "accepted": accepted, "champion": champion, "fingerprint": fingerprint}
     outcome: str = await call(PROMOTE)(challenger=challenger, artifact=made["artifact"], comparison=comparison, **decision)
+    if recipe.publish.approval is not None:
+        outcome = await approval.outcome(recipe, made["artifact"]) or outcome
     return outcome
 
 

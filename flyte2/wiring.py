@@ -7,7 +7,7 @@ from typing import Any
 
 from flyte.errors import OOMError
 
-from flyte2 import stages
+from flyte2 import approval, stages
 from flyte2.runtime import pods
 from flyte2.runtime.face import call
 from flytune.console import step_lines
@@ -15,7 +15,7 @@ from flytune.hardware import shape_named
 from flytune.planning import next_candidate
 from flytune.recipe import Recipe
 from flytune.stages.planned import Planned
-from flytune.stages.table import PLAN, REPORT, RUN, TRAIN, Phase, Stage
+from flytune.stages.table import PLAN, REPORT, RUN, STORE, TRAIN, Phase, Stage
 
 assert stages, "it declares the tasks"
 
@@ -32,6 +32,8 @@ async def wire(values: dict[str, Any], *names: str) -> dict[str, Any]:
     for phase in RUN:
         if phase.name in names or not names:
             values = await run_phase(phase, values)
+    if STORE.makes in values and values["recipe"].publish.approval is not None:
+        await approval.outcome(values["recipe"], values[STORE.makes])
     return values
 
 

@@ -26,9 +26,12 @@ LONGEST = 3000
 """Characters of a message, unless its own sentences are longer; Slack cuts at 40,000 and folds messages before that."""
 
 
-def send(recipe: Recipe, ended: Literal["succeeded", "failed"], text: str) -> bool:
-    """Post `text` if the recipe's notify section asks for it; return whether it was accepted. Failures are only logged."""
-    if not recipe.notify.webhook or ended not in recipe.notify.on:
+def send(recipe: Recipe, ended: Literal["succeeded", "failed", "approval"], text: str) -> bool:
+    """Post `text` if the recipe's notify section asks for it; return whether it was accepted. Failures are only logged.
+
+    Questions to a person and their answers (`approval`) are posted whichever outcomes are reported.
+    """
+    if not recipe.notify.webhook or ended not in (*recipe.notify.on, "approval"):
         return False
     if not (address := os.environ.get(WEBHOOK)):
         log.warning("notify.webhook: no %s is set (cluster.yaml: secrets.notify), so no message was sent", WEBHOOK)

@@ -222,6 +222,13 @@ class Tracking(Strict):
     """Project of Weights & Biases; experiment of MLflow."""
 
 
+class Approval(Strict):
+    """A person's approval, without which nothing is published or accepted."""
+
+    hours: Annotated[float, Field(gt=0, le=limits.HOURS)]
+    """Hours that the run waits for an answer; none is a no."""
+
+
 class Publish(Strict):
     """Publishing of the artifact outside of Flyte's own store."""
 
@@ -232,6 +239,14 @@ class Publish(Strict):
     """Visibility of a repository on the hub that is created by the run."""
     every_save: bool = False
     """Publish the weights of each checkpoint too, during training; only on the hub."""
+    approval: Approval | None = None
+    """Wait for a person after evaluation, before the artifact is published, or accepted by a refresh (docs/publish.md)."""
+
+    @model_validator(mode="after")
+    def _approved_first(self) -> Self:
+        if self.approval is not None and self.every_save:
+            raise ValueError("every_save publishes weights that nobody has approved; leave out every_save, or approval")
+        return self
 
     @model_validator(mode="after")
     def _hub_address(self) -> Self:

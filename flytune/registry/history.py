@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from flytune.errors import AcceptedError
+from flytune.records.approval import ApprovalAnswer
 from flytune.records.figures import LOSS, Figure
 from flytune.schema import Record, RecordError, Strict
 from flytune.sentences import counted
@@ -79,6 +80,8 @@ class Decision(Record):
     """Fingerprint of the training data."""
     duel: ModelComparison | None = None
     reason: str
+    approval: ApprovalAnswer | None = Field(default=None, exclude_if=lambda approval: approval is None)
+    """Answer of the person who was asked, where the recipe has publish.approval."""
 
 
 def decisions_at(address: str) -> list[Decision]:

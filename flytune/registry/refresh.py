@@ -73,6 +73,9 @@ def decide(recipe: Recipe, kickoff: datetime, address: str, days: int) -> Refres
         reason = f"the data is that of decision {newest.number} ({newest.outcome}){missing}"
         return RefreshDecision(False, recipe, champion, fingerprint, reason)
     changed, start = _with_start(window.recipe, accepted)
+    if recipe.publish.approval is not None:
+        # Its copy is published by the answer that accepts it.
+        changed = changed.model_copy(update={"publish": changed.publish.model_copy(update={"address": None})})
     return RefreshDecision(True, changed, champion, fingerprint, f"new data; {start}{missing}")
 
 
@@ -124,33 +127,25 @@ def _base(recipe: Recipe) -> str:
     return f"{recipe.model.name_or_path}@{recipe.model.revision or ''}".rstrip("@")
 
 
-def record_decision(
+def decision_on(
     recipe: Recipe,
-    address: str,
-    champion: str,
     fingerprint: str,
     challenger: str,
     comparison: ModelComparison,
     broken: list[str],
     doubts: Sequence[str] = (),
 ) -> Decision:
-    """Record the decision on a challenger: accepted if it is significantly better and broke no guard, else refused.
+    """Return the decision on a challenger: accepted if it is significantly better and broke no guard, else refused.
 
     Args:
         recipe: the recipe as a person wrote it, as `decide` got it.
-        address: folder or fsspec address of the history.
-        champion: address of the artifact that the challenger was compared with; empty for its base model.
         fingerprint: fingerprint of the challenger's training data.
         challenger: final address of the challenger's artifact.
         comparison: losses of both models.
         broken: the guards that the challenger broke, by flytune.evaluation.guards.
         doubts: what makes the figures doubtful (Metrics.doubts).
-
-    Raises:
-        AcceptedError: another model has been accepted meanwhile, so the challenger was compared with the wrong one, or the
-            address cannot be written to.
     """
-    decision = Decision(
+    return Decision(
         time=datetime.now(UTC),
         outcome="accepted" if comparison.is_won and not broken else "refused",
         artifact=challenger,
@@ -161,6 +156,27 @@ def record_decision(
         duel=comparison,
         reason="; ".join([comparison.describe(), *broken, *(f"in doubt: {doubt}" for doubt in doubts)]),
     )
+
+
+def record_decision(
+    recipe: Recipe,
+    address: str,
+    champion: str,
+    fingerprint: str,
+    challenger: str,
+    comparison: ModelComparison,
+    broken: list[str],
+    doubts: Sequence[str] = (),
+) -> Decision:
+    """Record the decision on a challenger (`decision_on`) in the history at `address`, which may be any fsspec address.
+
+    `champion` is the address of the artifact that the challenger was compared with; empty for its base model.
+
+    Raises:
+        AcceptedError: another model has been accepted meanwhile, so the challenger was compared with the wrong one, or the
+            address cannot be written to.
+    """
+    decision = decision_on(recipe, fingerprint, challenger, comparison, broken, doubts)
     return history.record(address, decision, expected=champion or None)
 
 

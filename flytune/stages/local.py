@@ -5,6 +5,7 @@ the keys that Flyte caches it by; what it trains stays in the checkpoints; the a
 the folder of results.
 """
 
+import getpass
 import hashlib
 import logging
 import os
@@ -27,6 +28,7 @@ from flytune.files import written_atomically
 from flytune.hardware import shape_named
 from flytune.recipe import Recipe
 from flytune.records.contents import Contents, list_files
+from flytune.registry import approval
 from flytune.schema import RecordError
 from flytune.stages import attempts, points, table
 from flytune.stages.calls import Call, StageResult, processes_of, row_of
@@ -112,6 +114,7 @@ def run(recipe: Recipe) -> str:
             for phase in table.RUN:
                 for stage in phase.stages:
                     values[stage.makes] = machine.call_in_run(stage, values)
+            machine.ask(recipe, values[table.STORE.makes])
         except FlytuneError as error:
             machine.report(recipe, error)
             raise
@@ -185,6 +188,7 @@ class _Machine:
         for phase in table.RUN:
             for stage in phase.stages:
                 made[stage.makes] = self.call_in_run(stage, values | made)
+        approval.show_command(made[table.STORE.makes].address, point.recipe)
         return made
 
     def call_in_run(self, stage: Stage, values: Mapping[str, Any]) -> Any:
@@ -217,6 +221,21 @@ class _Machine:
                 shutil.move(result.path, temporary / _CONTENT)
                 Contents(files=list_files(temporary / _CONTENT)).write(temporary / _LIST)
         return Folder.here(folder / _CONTENT)
+
+    def ask(self, recipe: Recipe, artifact: Folder) -> None:
+        """Ask in the terminal what a recipe with publish.approval asks about its artifact; publish it after a yes.
+
+        Where nobody can be asked, the command that approves it is shown.
+        """
+        question = approval.pending(artifact.address) if recipe.publish.approval else None
+        if question is None:
+            return
+        # The artifact is stored: a Ctrl-C here loses nothing.
+        self.recipe = None
+        answer = approval.answer_here(question, artifact.address)
+        if answer is not None:
+            about = {"recipe": recipe, "artifact": artifact, "sha256": question.artifact_sha256}
+            self.call(table.ANSWER, **about, answer=answer, by=getpass.getuser())
 
     def report(self, recipe: Recipe, error: FlytuneError) -> None:
         """Report a failure on this machine and to the recipe's webhook."""

@@ -3,7 +3,7 @@
 from flytune.evaluation import guards
 from flytune.recipe import Recipe
 from flytune.records import Metrics
-from flytune.registry import ModelComparison, compare, history, refresh
+from flytune.registry import ModelComparison, approval, compare, history, refresh
 from flytune.stages import base_model
 from flytune.stages.orchestrator import Folder, Orchestrator
 from flytune.stages.stored import local, local_file
@@ -29,11 +29,21 @@ def promote_challenger(
     artifact: Folder,
     comparison: ModelComparison,
 ) -> str:
-    """Accept the challenger if it is significantly better, and record the decision with its figures in any case."""
+    """Accept the challenger if it is significantly better, and record the decision with its figures in any case.
+
+    Where a person has to approve it first, the question is stored with it, and the answer is what records the decision.
+    """
     metrics = Metrics.read(local_file(orchestrator, artifact, "metrics.json"))
     place = refresh.final_address(artifact.address, challenger, metrics)
     broken = guards.broken(challenger, metrics)
-    decision = refresh.record_decision(recipe, accepted, champion, fingerprint, place, comparison, broken, metrics.doubts)
+    judged = (fingerprint, place, comparison, broken, metrics.doubts)
+    if recipe.publish.approval is not None:
+        decision = refresh.decision_on(recipe, *judged)
+        if decision.outcome == "accepted":
+            asked = {"publish_to": recipe.publish.address or "", "accepted": accepted, "champion": champion}
+            approval.ask(artifact.address, recipe, decision=decision, **asked)
+            return f"waits for approval: {decision.reason}"
+    decision = refresh.record_decision(recipe, accepted, champion, *judged)
     return f"{decision.outcome}: {decision.reason}"
 
 

@@ -4,6 +4,7 @@ import logging
 from datetime import datetime
 from typing import NamedTuple
 
+from flytune.artifacts import publish
 from flytune.planning import uploads
 from flytune.recipe import Recipe
 from flytune.registry import refresh
@@ -27,6 +28,9 @@ def decide_refresh(orchestrator: Orchestrator, recipe: Recipe, kickoff: datetime
     if not orchestrator.is_local():
         # Else each kickoff would find no data in its window, and skip.
         uploads.refuse_absent(recipe)
+    if recipe.publish.approval is not None:
+        # The plan of the challenger, which is published later, does not.
+        publish.check(recipe)
     decision = refresh.decide(recipe, kickoff, accepted, days)
     return RefreshOutput("train" if decision.trains else "skip", *decision[1:])
 

@@ -7,7 +7,7 @@ import os
 from flytune.artifacts import notify
 from flytune.failures import FailureText
 from flytune.recipe import Recipe
-from flytune.stages import stored
+from flytune.stages import approval, stored
 from flytune.stages.orchestrator import Failed, Orchestrator, Report
 from flytune.training import PhaseNote, earlier_attempts, phase_notes
 from flytune.training.checkpoints import find
@@ -20,6 +20,8 @@ def report_failure(orchestrator: Orchestrator, report: Report, recipe: Recipe, e
     try:
         recipe = stored.with_checkpoint_folder(orchestrator, recipe)
         text = _failure_text(orchestrator, recipe, err, find.described(recipe))
+        if left := approval.left_open(orchestrator, text.sentence):
+            text = text._replace(further=(*text.further, left))
         if not orchestrator.is_local():
             log.error("%s", text)
         elif found := find.newest(recipe) if recipe.checkpoints.save_steps else None:

@@ -8,6 +8,7 @@ from flytune.console import run_lines, step_lines
 from flytune.evaluation import guards
 from flytune.recipe import Recipe
 from flytune.records import Manifest, Metrics, Plan, TrainingResult
+from flytune.registry import approval
 from flytune.stages.harness import combine_scores
 from flytune.stages.orchestrator import File, Folder, Listed, Orchestrator, Report
 from flytune.stages.stored import local, local_without, store, with_checkpoint_folder
@@ -30,6 +31,8 @@ def store_artifact(
 ) -> Listed:
     """Store the artifact with its report, which is also shown; publish it if the recipe asks for that, or fail.
 
+    Where a person has to approve it first, the question is stored with it, and the faces ask it (flytune.registry.approval).
+
     `answers` are the answers to the parts of the harness's tasks; `harness_data` is needed to score them.
     """
     metrics, results = combine_scores(orchestrator, recipe, metrics, answers, harness_data)
@@ -50,14 +53,21 @@ def store_artifact(
     # An error leaves the checkpoints, so that the next run has nothing left but to publish.
     published = publish.attempt(folder, recipe, broken, unpublished, Storage(stored.address, "") if model else None)
     _clear_checkpoints(with_checkpoint_folder(orchestrator, recipe), folder)
-    notify.send(recipe, "succeeded", notify.success_message(recipe, metrics, published or stored.address, broken))
+    if recipe.publish.approval and recipe.publish.address and not broken:
+        approval.ask(_absolute(orchestrator, stored.address), recipe, publish_to=recipe.publish.address)
+    else:
+        notify.send(recipe, "succeeded", notify.success_message(recipe, metrics, published or stored.address, broken))
     address = published or stored.address
     if is_here := orchestrator.is_local() and "://" not in published:
-        address = str(Path(address).absolute())
+        address = _absolute(orchestrator, address)
     for line in run_lines.result_lines(f"{recipe.name}: artifact", address):
         step_lines.show(line)
     # Where it is here, the last line of pyflyte is the address that a person reads.
     return _listed(address if is_here else stored.address, folder, recipe, metrics)
+
+
+def _absolute(orchestrator: Orchestrator, address: str) -> str:
+    return str(Path(address).absolute()) if orchestrator.is_local() else address
 
 
 def _clear_checkpoints(recipe: Recipe, folder: Path) -> None:

@@ -70,6 +70,8 @@ class Stage:
     """Name of the value that names the row of shapes.yaml."""
     fetch: str = ""
     """Module and name of the function that brings its inputs to a node, once for all ranks: of a stage that trains."""
+    asks: bool = False
+    """True if it may leave a question to a person beside an artifact: its result, or its input `artifact`."""
     is_costly: bool = False
     """True if a sweep runs it for no point once too few points can succeed."""
 
@@ -187,6 +189,7 @@ STORE = Stage(
     report="Report",
     makes="artifact",
     inputs=_inputs("recipe", "plan", "dataset", "trained", "metrics", "answers", "harness_data"),
+    asks=True,
 )
 RUN = (
     Phase("prepare", (BASE_MODEL, PREPARE)),
@@ -210,7 +213,15 @@ PASS_GUARDS = Stage("pass_guards", "merge.pass_guards", requests=_SMALL, secrets
 MERGE = Stage("merge", "merge.merge_adapter", "node")
 CONTINUE = Stage("continue", "merge.continue_complete", requests=_SMALL)
 COMPARE_MODELS = Stage("compare", "promote.compare_models", "node")
-PROMOTE = Stage("promote", "promote.promote_challenger", requests=_SMALL)
+PROMOTE = Stage("promote", "promote.promote_challenger", requests=_SMALL, asks=True)
+ASK = Stage("ask", "approval.ask_person", requests=_SMALL, secrets=("notify",), report="Approval")
+ANSWER = Stage(
+    "answer",
+    "approval.take_answer",
+    requests=Resources(2, 8, disk.STORE_GIB),
+    secrets=("hub", "notify"),
+    report="Approval",
+)
 ROLLBACK = Stage("rollback", "promote.rollback_accepted", requests=_SMALL, retries=0)
 DECIDE = Stage("decide", "refresh.decide_refresh", requests=_SMALL, secrets=("hub",))
 SKIP = Stage("skip", "refresh.skip_refresh", requests=_SMALL, retries=0)

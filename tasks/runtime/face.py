@@ -11,11 +11,13 @@ from typing import Any
 
 from flytekit import Cache, Deck, Resources, task
 from flytekit.core.array_node_map_task import array_node_map_task
+from flytekit.models.dynamic_job import DynamicJobSpec
 
 import images
 from flytune.hardware import load_cluster, load_shapes
+from flytune.stages.orchestrator import Folder
 from flytune.stages.table import Phase, Stage
-from tasks.runtime import interrupts, values
+from tasks.runtime import approval, interrupts, values
 from tasks.runtime.orchestrator import FLYTE
 from tasks.runtime.pods import declare, light_pod
 from tasks.runtime.retries import classify_failures, record_phase
@@ -36,7 +38,8 @@ def light(stage: Stage, module: dict[str, Any], function: Callable[..., Any] | N
     limits = {"limits": _resources(stage)} if stage.requests and stage.requests.is_limit else {}
     made = task(
         container_image=PLAN_IMAGE if stage.place == "plan" else images.LIGHT,
-        pod_template=light_pod(),
+        # A stage that asks registers the tasks of the answer, by the images' names.
+        pod_template=light_pod(images.environment) if stage.asks else light_pod(),
         retries=stage.retries,
         requests=_resources(stage),
         **limits,
@@ -109,6 +112,12 @@ def task_function(
                 before(**inputs)
             own = {"orchestrator": FLYTE, "report": report}
             made = function(**{name: one for name, one in own.items() if name in kinds}, **given)
+            if stage.asks:
+                made = approval.asked(made, given["recipe"], made if isinstance(made, Folder) else given["artifact"])
+                if isinstance(made, DynamicJobSpec):
+                    if stage.report:
+                        Deck.publish()  # flytekit leaves out the decks of such a task
+                    return made
         return values.output(made, kinds["return"], result)
 
     types = {one.name: values.flyte_type(kinds[one.name]) for one in parameters}

@@ -19,6 +19,7 @@ from flytune.console import step_lines
 from flytune.errors import FlytuneError
 from flytune.stages import points
 from flytune.stages.attempts import retries
+from tasks.runtime import approval
 from tasks.runtime.retries import RunFailed
 from tasks.runtime.schema import without_schema
 
@@ -63,7 +64,8 @@ class PointsTask(ArrayNodeMapTask):
             except FlytuneError as error:
                 # Wrapped as an error of the task: flytekit calls errors outside the task recoverable.
                 raise FlyteUserRuntimeException(error) from error
-            return super().dispatch_execute(ctx, input_literal_map)
+            with approval.without_questions():
+                return super().dispatch_execute(ctx, input_literal_map)
         except Exception as error:
             # A pod without rank 0 raises IgnoreOutputs; flytekit wraps what a task raises.
             if not isinstance(getattr(error, "value", error), IgnoreOutputs):
@@ -78,7 +80,8 @@ class PointsTask(ArrayNodeMapTask):
                 step_lines.show(title)
             try:
                 self._refuse_if_too_many_failed()
-                made.append(self._run_task.execute(**dict(zip(inputs, values, strict=True))))
+                with approval.without_questions():
+                    made.append(self._run_task.execute(**dict(zip(inputs, values, strict=True))))
             except Exception as error:  # noqa: BLE001 (any error fails this point only)
                 self._store_reason(index, error)
                 made.append(None)

@@ -11,6 +11,7 @@ from tests.support.paths import ROOT
 RELEASE = ROOT / "tests/support/releases/0.1.0"
 COMMANDS = {
     "accepted": ["accepted", "."],
+    "approve": ["approve", "."],
     "adapters": ["adapters", str(RELEASE / "artifact")],
     "calibrate": ["calibrate", str(RELEASE / "artifact")],
     "chat": ["chat", str(RELEASE / "artifact"), "--base", "base"],

@@ -3,7 +3,9 @@
 The images' stand-ins have no project, no HOME and a read-only root, and only one registry has them.
 """
 
+import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -244,3 +246,76 @@ def test_the_report_of_a_failed_run_is_fetched(cluster, fetch, tmp_path):
         "log: the console's page of",
     ):
         assert line in told
+
+
+def approved(cluster, answer, **changes):
+    """Run a finetune that waits for a person; return the run, its outputs or its error, and what it has published.
+
+    `answer` is called with the signal and the address of the artifact, at the moment of the question.
+    """
+    store = f"store/{len(cluster.admin.executions)}"
+    publish = {"address": f"s3://{BUCKET}/{store}", "approval": {"hours": 72}}
+    run = cluster("finetune", recipe=cluster.recipe(method="lora", publish=publish, **changes))
+
+    def answered(signal):
+        assert cluster.admin.keys(store) == []
+        ((address,),) = [re.findall(r"artifact [0-9a-f]{64}, at (\S+)", log) for log in logs(run, "ask_person")]
+        assert signal == f"approve-{hash_of(cluster, address)[:12]}", "the question is about this artifact alone"
+        return answer(signal, address)
+
+    run.answer = answered
+    try:
+        made = address(run.outputs())
+    except PodFailed as error:
+        made = str(error)
+    return run, made, cluster.admin.keys(store)
+
+
+def logs(run, task):
+    return [pod.read_text() for pod in sorted((run.folder / task).rglob("log*"))]
+
+
+def hash_of(cluster, artifact):
+    key = artifact.removeprefix(f"s3://{BUCKET}/")
+    return hashlib.sha256(cluster.admin.stored(f"{key}/artifact.json")).hexdigest()
+
+
+def test_a_person_s_yes_publishes_one_artifact(cluster):
+    _, made, published = approved(cluster, lambda signal, artifact: "yes, Ada: reads well")
+    assert [name.rpartition("/")[2] for name in published if "approval" in name] == ["approval.jsonl"]
+    (record,) = [cluster.admin.stored(name).decode() for name in published if name.endswith("approval.jsonl")]
+    assert "yes, Ada: reads well" in record
+    assert hash_of(cluster, made) in record
+    assert any(name.endswith("adapter_model.safetensors") for name in published)
+
+
+def test_a_no_leaves_the_model_where_it_is_and_the_run_succeeds(cluster):
+    run, made, published = approved(cluster, lambda signal, artifact: "no, Ada: rude")
+    assert published == []
+    (told,) = logs(run, "take_answer")
+    assert f"flytune approve {made} --sha256 {hash_of(cluster, made)}" in told
+
+
+def test_silence_is_a_no_and_the_failed_run_s_last_line_says_where_the_model_is(cluster):
+    stored = []
+
+    def silent(signal, artifact):
+        stored.append(artifact)
+
+    run, made, published = approved(cluster, silent)
+    assert made == "task execution timeout [259200s] expired"
+    assert published == []
+    (report,) = logs(run, "report_failure")
+    last = f"to publish or accept it after all: flytune approve {stored[0]} --sha256 {hash_of(cluster, stored[0])}"
+    assert last in report
+    assert "'no: no answer within 72 hours'" in report
+
+
+def test_another_artifact_at_the_address_is_not_approved(cluster):
+    def swapped(signal, artifact):
+        cluster.admin.store(f"{artifact.removeprefix(f's3://{BUCKET}/')}/artifact.json", b'{"files": []}')
+        return "yes, Ada"
+
+    _, made, published = approved(cluster, swapped)
+    assert "and the answer is about" in made
+    assert published == []

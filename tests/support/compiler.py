@@ -58,6 +58,11 @@ class _Workflow:
             return self.closure.tasks[node.task_node.reference_id.name].interface
         if kind == "array_node":
             return self.interface(node.array_node.node)
+        if kind == "gate_node":
+            found = TypedInterface()
+            signal = node.gate_node.signal
+            found.outputs.variables[signal.output_variable_name].type.CopyFrom(signal.type)
+            return found
         if kind == "branch_node":
             first, *others = [self.interface(case.then_node).outputs.variables for case in _cases(node)]
             both = {name: first[name] for name in first if all(name in other for other in others)}

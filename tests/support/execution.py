@@ -1,8 +1,8 @@
 """Stand-in for propeller's workflow nodes: an execution runs node by node, its tasks in the pods of propeller.py.
 
-Conditions, subworkflows, launch plans, dynamic and array nodes follow flytepropeller v1.16 (pkg/controller/nodes). The job of a
-dynamic task is compiled before it runs. Array nodes map over tasks, with a pod or job for each element, whose number is in its
-environment; failed elements yield None as long as enough succeed.
+Conditions, subworkflows, launch plans, signals, dynamic and array nodes follow flytepropeller v1.16 (pkg/controller/nodes). The
+job of a dynamic task is compiled before it runs. Array nodes map over tasks, with a pod or job for each element, whose number
+is in its environment; failed elements yield None as long as enough succeed.
 """
 
 import math
@@ -50,6 +50,8 @@ class Run:
         """Outputs of the workflow's nodes that have run."""
         self.taken = {}
         """Names of the tasks that were run, by the paths of their nodes."""
+        self.answer = lambda signal: None
+        """Function that returns what a person sets a signal to; None where nobody answers in time."""
         self.options = {}
         """Further arguments of tests.support.propeller.attempts, by the names of tasks."""
 
@@ -102,7 +104,8 @@ class Run:
         job = dynamic_job_pb2.DynamicJobSpec.FromString(stored)
         if refused := errors(job, task.interface.outputs):
             raise PodFailed(f"[User] malformed dynamic workflow, caused by: {refused}")
-        return _Graph(self, job, {}, {one.id.name: one for one in job.tasks}, {}, f"{path}{WITHIN}").outputs()
+        workflows = {one.id.name: one for one in job.subworkflows}
+        return _Graph(self, job, {}, {one.id.name: one for one in job.tasks}, workflows, f"{path}{WITHIN}").outputs()
 
 
 class _Graph:
@@ -148,6 +151,8 @@ class _Graph:
             return self._outputs_of(chosen, self._inputs(chosen), identifier)
         if kind == "workflow_node":
             return self._workflow_outputs(node.workflow_node, inputs, path)
+        if kind == "gate_node":
+            return self._signal(node)
         task = self._tasks[(node.array_node.node if kind == "array_node" else node).task_node.reference_id.name]
         name = task.id.name.rpartition(".")[2]
         if kind == "array_node":
@@ -160,6 +165,16 @@ class _Graph:
         outputs = self._run.run_task(task, inputs, path, name)
         self._run.admin.note(self._run.name, path, task.id.name, outputs)
         return outputs
+
+    def _signal(self, node):
+        """Return what a person has set a signal to, whose type flyteadmin compares; no person's name comes with it."""
+        signal = node.gate_node.signal
+        answer = self._run.answer(signal.signal_id)
+        if answer is None:
+            raise PodFailed(f"task execution timeout [{node.metadata.timeout.ToSeconds()}s] expired")
+        assert (signal.type.simple, type(answer)) == (types_pb2.STRING, str), "the value is not castable to the signal's type"
+        primitive = literals_pb2.Primitive(string_value=answer)
+        return {signal.output_variable_name: literals_pb2.Literal(scalar=literals_pb2.Scalar(primitive=primitive))}
 
     def _workflow_outputs(self, node, inputs, path):
         if node.HasField("launchplan_ref"):

@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flyteidl2.common import identifier_pb2, phase_pb2
-from flyteidl2.core import execution_pb2
+from flyteidl2.core import execution_pb2, literals_pb2
 from flyteidl2.plugins.kubeflow.pytorch_pb2 import DistributedPyTorchTrainingTask
 from flyteidl2.task import task_definition_pb2
+from flyteidl2.workflow import run_definition_pb2
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 ETCD = 1_500_000
@@ -28,7 +29,8 @@ ETCD = 1_500_000
 BUCKET, PREFIX = "flyte", "metadata"
 SUCCEEDED, FAILED, ABORTED = (getattr(phase_pb2, f"ACTION_PHASE_{name}") for name in ("SUCCEEDED", "FAILED", "ABORTED"))
 QUEUED, RUNNING = phase_pb2.ACTION_PHASE_QUEUED, phase_pb2.ACTION_PHASE_RUNNING
-ENDED = (SUCCEEDED, FAILED, ABORTED)
+PAUSED, TIMED_OUT = phase_pb2.ACTION_PHASE_PAUSED, phase_pb2.ACTION_PHASE_TIMED_OUT
+ENDED = (SUCCEEDED, FAILED, ABORTED, TIMED_OUT)
 
 
 @dataclass
@@ -54,6 +56,10 @@ class Action:
     version: int = 0
     """Number of its changes."""
     logs: list = field(default_factory=list)
+    condition: run_definition_pb2.ConditionAction | None = None
+    """What is asked, of an action without a pod that waits for an answer."""
+    value: literals_pb2.Literal | None = None
+    """Answer of a condition."""
 
     @property
     def pods(self):
@@ -86,13 +92,25 @@ class Executor:
             if (key := (action.id.run.name, action.id.name)) in self.actions:
                 return False
             self.actions[key] = action
-        if self.runs_pods:
+        if action.condition is not None:
+            self._set(action, phase=PAUSED)
+        elif self.runs_pods:
             threading.Thread(target=self._run, args=[action], daemon=True).start()
         return True
 
     def of_run(self, run):
         """Return the actions of a run in their order, the root first."""
         return [one for (name, _), one in list(self.actions.items()) if name == run]
+
+    def signal(self, action, text):
+        """Answer a condition, with a text; None is its timeout."""
+        assert action.phase == PAUSED
+        if text is None:
+            self._end(action, TIMED_OUT)
+            return
+        primitive = literals_pb2.Primitive(string_value=text)
+        action.value = literals_pb2.Literal(scalar=literals_pb2.Scalar(primitive=primitive))
+        self._end(action, SUCCEEDED)
 
     def abort(self, run, reason, name=""):
         """End all actions of a run, or one."""

@@ -244,6 +244,13 @@ class Plane:
         self.executor.abort(request.run_id.name, request.reason)
         return run_service_pb2.AbortRunResponse()
 
+    def signal_event(self, request, ctx):
+        action = self._action(request.action_id)
+        if action.condition is None or request.payload.WhichOneof("value") != "string_value":
+            raise ConnectError(Code.INVALID_ARGUMENT, "the payload is not what the condition takes")
+        self.executor.signal(action, request.payload.string_value)
+        return run_service_pb2.SignalEventResponse()
+
     def _action(self, of):
         action = self.executor.actions.get((of.run.name, of.name))
         if action is None or (of.run.project, of.run.domain) != (action.id.run.project, action.id.run.domain):
@@ -259,6 +266,7 @@ class Plane:
             asked.input_uri,
             asked.run_output_base,
             asked.task.cache_key.value,
+            condition=asked.condition if asked.HasField("condition") else None,
         )
         if not self.executor.enqueue(action):
             raise ConnectError(Code.ALREADY_EXISTS, f"{action.id.name} exists")
@@ -280,7 +288,11 @@ class Plane:
                 sent[action.id.name] = action.version
                 yield actions_service_pb2.WatchForUpdatesResponse(
                     action_update=state_service_pb2.ActionUpdate(
-                        action_id=action.id, phase=action.phase, output_uri=action.outputs, error=action.error
+                        action_id=action.id,
+                        phase=action.phase,
+                        output_uri=action.outputs,
+                        error=action.error,
+                        value=action.value,
                     )
                 )
             if first:
@@ -305,6 +317,11 @@ def _status(action):
 
 
 def _metadata(action):
+    if action.condition is not None:
+        # The open backend leaves out the condition's name.
+        condition = run_definition_pb2.ConditionActionMetadata(type=action.condition.type)
+        kind = run_definition_pb2.ACTION_TYPE_CONDITION
+        return run_definition_pb2.ActionMetadata(parent=action.parent, condition=condition, action_type=kind)
     task = action.spec.task_template.id
     return run_definition_pb2.ActionMetadata(
         parent=action.parent,
@@ -318,7 +335,8 @@ def _brief(action):
 
 
 def _details(action):
-    found = run_definition_pb2.ActionDetails(id=action.id, metadata=_metadata(action), status=_status(action), task=action.spec)
+    spec = {"task": action.spec} if action.condition is None else {"condition": action.condition}
+    found = run_definition_pb2.ActionDetails(id=action.id, metadata=_metadata(action), status=_status(action), **spec)
     if action.phase == FAILED:
         found.error_info.message, found.error_info.code = action.error.message, action.error.code
     return found

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from flytune.artifacts.publish import folder, hub, hub_errors
@@ -39,14 +39,16 @@ def check(recipe: Recipe) -> None:
 
 
 def publishes(recipe: Recipe, broken: Sequence[str]) -> bool:
-    """Return whether an artifact is published: its recipe names an address, and it broke no guard."""
-    return bool(recipe.publish.address) and not broken
+    """Return whether an artifact is published at once: it has an address, broke no guard, and waits for no approval."""
+    return bool(recipe.publish.address) and not broken and recipe.publish.approval is None
 
 
 def attempt(
     artifact: Path, recipe: Recipe, broken: Sequence[str], stored: Callable[[], str], weights: Storage | None = None
 ) -> str:
-    """Publish an artifact that Flyte has stored to its recipe's address, unless it broke a guard, which is logged.
+    """Publish an artifact that Flyte has stored to its recipe's address.
+
+    One that broke a guard is not published, which is logged; neither is one that a person has to approve first.
 
     Args:
         artifact: its folder.
@@ -60,7 +62,7 @@ def attempt(
         ExportError: it could not be published; names that address, so that the artifact is not lost.
     """
     if not publishes(recipe, broken):
-        if recipe.publish.address:
+        if recipe.publish.address and broken:
             log.error("%s: stored, but not published: %s", recipe.name, "; ".join(broken))
         return ""
     try:
@@ -73,10 +75,13 @@ def attempt(
         ) from error
 
 
-def publish(artifact: Path, address: str, name: str, weights: Storage | None = None) -> str:
+def publish(
+    artifact: Path, address: str, name: str, weights: Storage | None = None, beside: Mapping[str, bytes] | None = None
+) -> str:
     """Publish a complete artifact under `name` and return its address. Nothing that exists there is lost.
 
-    `weights` is a storage with all files of the artifact, if the folder `artifact` lacks the weights.
+    `weights` is a storage with all files of the artifact, if the folder `artifact` lacks the weights. `beside` are further
+    small files, which the artifact does not list.
 
     Below a folder or fsspec address it becomes the folder `address`/`name`. In a repository on the hub (hf://owner/name) `name`
     is a revision, and main is the newest publication. The files are the artifact's in both; on the hub the card names the
@@ -89,4 +94,4 @@ def publish(artifact: Path, address: str, name: str, weights: Storage | None = N
     """
     contents = verify(artifact, elsewhere=weights is not None)
     where = hub if address.startswith(hub_errors.SCHEME) else folder
-    return where.publish(artifact, contents, address, name, weights)
+    return where.publish(artifact, contents, address, name, weights, beside or {})

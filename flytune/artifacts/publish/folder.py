@@ -3,6 +3,7 @@
 import logging
 import os
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from tqdm import tqdm
@@ -41,10 +42,18 @@ def check(address: str) -> None:
         raise ExportError(f"{storage.where}: cannot be written to: {above} {reason}; give another address")
 
 
-def publish(artifact: Path, contents: Contents, address: str, name: str, weights: Storage | None = None) -> str:
+def publish(
+    artifact: Path,
+    contents: Contents,
+    address: str,
+    name: str,
+    weights: Storage | None = None,
+    beside: Mapping[str, bytes] | None = None,
+) -> str:
     """Copy an artifact to `address`/`name` and return that address; artifact.json comes last. Nothing is overwritten.
 
-    Files that the folder `artifact` lacks are copied from the storage `weights`. The artifact of an equal run is left as it is.
+    Files that the folder `artifact` lacks are copied from the storage `weights`. The artifact of an equal run is left as it is,
+    and so is a file of its own that has the name of one `beside` the artifact.
     Where publishing fails, a folder of this machine is as before; an address keeps what was uploaded, without artifact.json.
 
     Raises:
@@ -58,6 +67,8 @@ def publish(artifact: Path, contents: Contents, address: str, name: str, weights
         if not _is_there(artifact, contents, storage, name):
             raise
         log.info("%s: published by an equal run at the same time", target)
+    for file, content in (beside or {}).items():
+        storage.create(f"{name}/{file}", content)
     return target
 
 

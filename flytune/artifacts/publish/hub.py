@@ -35,10 +35,18 @@ ATTEMPTS = 3
 _NEUTRAL = (".gitattributes", ".gitignore", CARD, "LICENSE", "NOTICE")
 
 
-def publish(artifact: Path, contents: Contents, address: str, name: str, weights: Storage | None = None) -> str:
+def publish(
+    artifact: Path,
+    contents: Contents,
+    address: str,
+    name: str,
+    weights: Storage | None = None,
+    beside: Mapping[str, bytes] | None = None,
+) -> str:
     """Publish an artifact to a repository as revision `name`, and return its address, hf://owner/name@REVISION.
 
-    Files that the folder `artifact` lacks are read from the storage `weights`, one at a time.
+    Files that the folder `artifact` lacks are read from the storage `weights`, one at a time. Files `beside` it are in the same
+    commit.
 
     A missing repository is created, private if the recipe says so; the visibility of an existing one is never changed. Files of
     an earlier run that this run does not have are removed from main; files that people added stay.
@@ -54,7 +62,7 @@ def publish(artifact: Path, contents: Contents, address: str, name: str, weights
         else:
             elsewhere = [file for file in contents.files if not (artifact / file.file).is_file()]
             uploaded = repository.upload(weights, elsewhere, Path(made)) if weights else []
-            files = _files(artifact, contents, recipe, repository, name, Path(made))
+            files = _files(artifact, contents, recipe, repository, name, Path(made), beside or {})
             repository.tag(name, repository.commit(files, MAIN, f"{name}\n\nPublished by Flytune", uploaded))
     return f"{address}@{name}"
 
@@ -161,7 +169,13 @@ class Repository:
 
 
 def _files(
-    artifact: Path, contents: Contents, recipe: Recipe, repository: Repository, revision: str, made: Path
+    artifact: Path,
+    contents: Contents,
+    recipe: Recipe,
+    repository: Repository,
+    revision: str,
+    made: Path,
+    beside: Mapping[str, bytes],
 ) -> dict[str, Path]:
     """Return the artifact's files by their names in the repository, with a card that loads them from there."""
     metrics = record(Metrics, artifact / "metrics.json")
@@ -183,6 +197,9 @@ def _files(
         )
     (made / CARD).write_text(text, encoding="utf-8")
     here = {file.file: artifact / file.file for file in contents.files if (artifact / file.file).is_file()}
+    for file, content in beside.items():
+        here[file] = made / file
+        here[file].write_bytes(content)
     known = [file for file in contents.files if file.file != CARD]
     return with_contents({**here, CARD: made / CARD}, made, known, contents.identity)
 
