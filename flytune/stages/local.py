@@ -234,7 +234,7 @@ class _Machine:
         self.recipe = None
         answer = approval.answer_here(question, artifact.address)
         if answer is not None:
-            about = {"recipe": recipe, "artifact": artifact, "sha256": question.artifact_sha256}
+            about: dict[str, Any] = {"recipe": recipe, "artifact": artifact, "sha256": question.artifact_sha256}
             self.call(table.ANSWER, **about, answer=answer, by=getpass.getuser())
 
     def report(self, recipe: Recipe, error: FlytuneError) -> None:
