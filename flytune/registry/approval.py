@@ -141,11 +141,17 @@ def command(address: str, sha256: str) -> str:
 
 
 def text(question: ApprovalQuestion, address: str, how: str) -> str:
-    """Return the question in words, with its one link; `how` says how to answer."""
+    """Return the question in words, with its one link and the time for an answer; `how` says how to answer."""
+    unit = "hour" if question.hours == 1 else "hours"
+    within = f"answer within {question.hours:g} {unit}, else it is a no: {how}"
+    return _in_words(question, address, within)
+
+
+def _in_words(question: ApprovalQuestion, address: str, last: str) -> str:
     lines = [f"{question.recipe}: {_what(question)}?", f"artifact {question.artifact_sha256}, at {address}"]
     if question.decision is not None:
         lines.append(question.decision.reason)
-    lines += [f"look at: {link(address)}", f"answer within {question.hours:g} hours, else it is a no: {how}"]
+    lines += [f"look at: {link(address)}", last]
     return addresses.redact("\n".join(lines))
 
 
@@ -208,14 +214,19 @@ def show_command(address: str, recipe: Recipe) -> None:
     """Show what is asked about an artifact, where nobody waits for the answer, with the command that gives it."""
     question = pending(address) if recipe.publish.approval else None
     if question is not None:
-        step_lines.show(text(question, address, command(address, question.artifact_sha256)))
+        _show_command(question, address)
+
+
+def _show_command(question: ApprovalQuestion, address: str) -> None:
+    how = f"to publish or accept it: {command(address, question.artifact_sha256)}"
+    step_lines.show(_in_words(question, address, how))
 
 
 def answer_here(question: ApprovalQuestion, address: str) -> str | None:
-    """Ask in the terminal; return the answer, or None where nobody can be asked."""
+    """Ask in the terminal; return the answer, or None where nobody can be asked, after the command that gives one."""
     how = "yes or no, with your reasons"
     if not _is_terminal():
-        step_lines.show(text(question, address, command(address, question.artifact_sha256)))
+        _show_command(question, address)
         return None
     step_lines.show(text(question, address, how))
     while True:
