@@ -57,7 +57,7 @@ class Action:
     """Number of its changes."""
     logs: list = field(default_factory=list)
     condition: run_definition_pb2.ConditionAction | None = None
-    """What is asked, of an action without a pod that waits for an answer."""
+    """Question of an action without a pod, which waits for an answer."""
     value: literals_pb2.Literal | None = None
     """Answer of a condition."""
 
