@@ -61,3 +61,6 @@ PATH = 4096
 """Characters of a path or address (Linux's PATH_MAX)."""
 NAME = 255
 """Bytes of a name in a path (Linux's NAME_MAX)."""
+
+STEPS_WITHOUT_GRADIENT = 50
+"""Steps of objective grpo after which a run ends in which, from the first one on, answers to a prompt had equal rewards."""

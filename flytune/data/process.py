@@ -84,7 +84,7 @@ class Samples:
 class Sampler:
     """Maker of the samples of one request."""
 
-    def __init__(self, request: DataRequest, tokenizer: Encoder, heldout_below: int | None = None) -> None:
+    def __init__(self, request: DataRequest, tokenizer: Encoder | None, heldout_below: int | None = None) -> None:
         """Make one that holds out rows with numbers below `heldout_below`, by default a share of data.heldout_fraction."""
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
         self._heldout_below = self._data.heldout_fraction * 2**64 if heldout_below is None else heldout_below
@@ -125,6 +125,22 @@ class Sampler:
             made.digests = [digest(ids, labels != IGNORED, label) for ids, labels, label in kept]
         return made
 
+    def form_of(self, row: Row, form: str, key: str) -> str:
+        """Return the format of a row of the source `key`, `form` if it is known, after reading the row without a tokenizer.
+
+        Raises:
+            DataError: the row is bad.
+        """
+        content, where = row
+        if isinstance(content, DataError):
+            raise content
+        _refuse_large(content, where)
+        source = self._sources[key]
+        content = self._read(content, source, where, None)
+        form = form or self._kind.form(content, source, where)
+        self._kind.content(content, form, source, where, self._data.system_prompt)
+        return form
+
     def _kept(
         self, sequences: list[Encoded], label: bool | None, item: _Item, chunk: Chunk, made: Samples
     ) -> list[tuple[Any, Any, bool | None]]:
@@ -162,7 +178,7 @@ class Sampler:
             tally.dropped_untrained += bool(rows) and not trained
             count_tokens(tally, sequences, [one for row in trained for one in row], item.where, data)
             for row in trained:
-                tally.notes.update(self._kind.notes(row, self._request))
+                tally.notes.update(self._kind.notes(row, item.content.samples, self._request))
         if stored:
             made.pieces.append(len(stored))
             made.heldout.append(is_heldout)
@@ -227,6 +243,7 @@ class Sampler:
 
     def _text(self, sample: Sample, form: str, where: str, tally: Tally | None) -> Rendered | Encoded:
         if isinstance(sample, Tokens):
+            assert self._tokenizer is not None
             return validated(sample, len(self._tokenizer), where, self._data.completion_only_loss)
         return self._rendered(sample, form, where, tally)
 

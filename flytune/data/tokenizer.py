@@ -16,6 +16,9 @@ from flytune.models.library_errors import reason
 from flytune.recipe import Data, Model
 from flytune.sentences import counted
 
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+"""Files of which a tokenizer has at least one."""
+
 
 def load_tokenizer(model: Model, data: Data) -> Any:
     """Return a fast tokenizer with EOS, a pad token, and the recipe's chat template if it has one.
@@ -48,7 +51,8 @@ def load_tokenizer(model: Model, data: Data) -> Any:
     if data.add_bos_token and tokenizer.bos_token is None:
         raise DataError(f"data.add_bos_token: {name} has no BOS token; remove this line")
     if tokenizer.pad_token_id is None:
-        raise DataError(f"data.pad_token: {name} has no pad token; set one of its own tokens{_candidates(tokenizer)}")
+        # Padding is never trained, and labels are stored: an end token in the text still is.
+        tokenizer.pad_token = next(iter(_padding_tokens(tokenizer)), tokenizer.eos_token)
     if data.chat_template is not None:
         tokenizer.chat_template = read_chat_template(data.chat_template)
         chat_templates.check(tokenizer.chat_template, f"data.chat_template: {data.chat_template}")
@@ -129,6 +133,10 @@ def _from_pretrained(model: Model) -> Any:
     except tokenizers.TokensDiffer as error:
         raise DataError(f"{where}: {error}; use another model") from None
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, and what the hub raises
+        if folder.is_dir() and not any((folder / file).is_file() for file in _FILES):
+            raise DataError(
+                f"{where}: the folder has no tokenizer: none of {', '.join(_FILES)}; copy them from where its weights come from"
+            ) from None
         if folder.is_dir():
             names = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
             raise DataError(
@@ -156,11 +164,15 @@ def _try(tokenizer: Any, name: str) -> None:
         ) from None
 
 
-def _candidates(tokenizer: Any) -> str:
+def _padding_tokens(tokenizer: Any) -> list[str]:
+    """Return the tokens of a tokenizer that are named as padding, such as Llama 3's <|finetune_right_pad_id|>."""
     likely = re.compile(r"^\W.*pad.*\W$", re.IGNORECASE)
     found = {token for token in tokenizer.get_vocab() if likely.match(token)}
-    found |= {str(token) for token in tokenizer.added_tokens_decoder.values() if "pad" in str(token).lower()}
-    names = sorted(found) + ([tokenizer.unk_token] if tokenizer.unk_token else [])
+    return sorted(found | {str(token) for token in tokenizer.added_tokens_decoder.values() if "pad" in str(token).lower()})
+
+
+def _candidates(tokenizer: Any) -> str:
+    names = _padding_tokens(tokenizer) + ([tokenizer.unk_token] if tokenizer.unk_token else [])
     if not names:
         return f", for example {tokenizer.eos_token} (labels are stored, so an EOS in the text is still trained)"
     return f", for example {' or '.join(dict.fromkeys(names[:4]))}"

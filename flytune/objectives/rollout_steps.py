@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from typing import Any
 
-from flytune import __version__
+from flytune import __version__, limits
 from flytune.data.order import PLACE
 from flytune.data.rows.prompts import prompt_length, stored_prompt
 from flytune.errors import FlytuneError, RewardError
@@ -20,6 +21,7 @@ from flytune.records.plan import DRAW
 from flytune.rewards import Judged, RewardProcess
 from flytune.rollouts import Completion, Drawing, Group, Rollout, RolloutLedger, draw, numbers
 
+log = logging.getLogger(__name__)
 _EPSILON = 1e-4
 """Term that TRL adds to a standard deviation."""
 
@@ -32,6 +34,8 @@ class Rollouts:
         self._recipe, self._section = recipe, recipe.objective
         self._rewards = RewardProcess(self._section)
         self._ledger: RolloutLedger | None = None
+        self._flat_steps: int | None = 0
+        """Steps so far, in all of which no answer was better than another to its prompt; None once one was."""
 
     def batches(self, trainer: Any, batches: list[list[Row]]) -> list[dict[str, Any]]:
         """Return TRL's micro batches of the rows of a step, which follow from the step's prompts alone.
@@ -46,6 +50,7 @@ class Rollouts:
             groups = self._known(trainer, step, made_by, prompts) or self._drawn(trainer, step, batches, made_by)
         flat = [one for group in groups for one in group.completions]
         advantages, figures = advantages_of(self._section, [one.rewards for one in flat])
+        self._watch(trainer, step, flat, figures["frac_reward_zero_std"] == 1)
         figures |= {
             "completions/mean_length": sum(len(one.tokens) for one in flat) / len(flat),
             "completions/clipped_ratio": sum(one.truncated for one in flat) / len(flat),
@@ -61,6 +66,35 @@ class Rollouts:
         if self._section.beta:
             prepared = [batch | {"ref_per_token_logps": trainer.reference_log_probs(batch)} for batch in prepared]
         return prepared
+
+    def _watch(self, trainer: Any, step: int, answers: Sequence[Rollout], is_flat: bool) -> None:
+        """Warn in the first step if no answer is better than another to its prompt, and end a run in which none ever was.
+
+        A run that has learned all of its prompts has no better answers either, so only steps from the first one on count.
+
+        Raises:
+            RewardError: it was so in STEPS_WITHOUT_GRADIENT steps.
+        """
+        if self._flat_steps is None or not is_flat or step != self._flat_steps + 1:
+            self._flat_steps = None
+            return
+        self._flat_steps = step
+        are_empty = not any(answer.text.strip() for answer in answers)
+        seen = "all drawn answers are empty" if are_empty else "all answers to each prompt have equal rewards"
+        advice = (
+            "an instruct model answers raw text with nothing: write prompts as messages, or data.columns: {instruction: prompt}"
+            if are_empty
+            else "look at rollouts.jsonl: rewards that tell answers apart, easier prompts or longer answers help"
+        )
+        if step >= limits.STEPS_WITHOUT_GRADIENT:
+            raise RewardError(f"step {step}: {seen}, as in each step before, so that nothing was learned; {advice}")
+        if step == 1 and trainer.is_world_process_zero():
+            log.warning(
+                "step 1: %s, so that the step has no gradient (a run ends after %d such steps); %s",
+                seen,
+                limits.STEPS_WITHOUT_GRADIENT,
+                advice,
+            )
 
     def _is_masked(self, one: Rollout) -> bool:
         return self._section.mask_truncated_completions and one.truncated

@@ -25,6 +25,8 @@ class SampleCount(NamedTuple):
     """None if it is not known."""
     origin: str
     """A sentence on the files that were counted, and on what was not read."""
+    warnings: tuple[str, ...] = ()
+    """What is doubtful about their first rows (first_rows.py)."""
 
 
 class _Rows(NamedTuple):
@@ -61,8 +63,9 @@ def counted(recipe: Recipe) -> SampleCount:
 
 
 def told(plan: Plan, count: SampleCount) -> Plan:
-    """Return the plan with a reason that names the origin of its number of samples."""
-    return plan.model_copy(update={"reasons": [*plan.reasons, count.origin]})
+    """Return the plan with reasons that name the origin of its number of samples, and what is doubtful about them."""
+    warnings = [f"warning: {warning}" for warning in count.warnings]
+    return plan.model_copy(update={"reasons": [*plan.reasons, count.origin, *warnings]})
 
 
 def _rows(source: Source, key: str, recipe: Recipe) -> _Rows:
