@@ -63,4 +63,4 @@ NAME = 255
 """Bytes of a name in a path (Linux's NAME_MAX)."""
 
 STEPS_WITHOUT_GRADIENT = 50
-"""Steps of objective grpo after which a run ends in which, from the first one on, answers to a prompt had equal rewards."""
+"""Steps after which a run of objective grpo ends if none of them had a gradient."""

@@ -85,7 +85,10 @@ class Sampler:
     """Maker of the samples of one request."""
 
     def __init__(self, request: DataRequest, tokenizer: Encoder | None, heldout_below: int | None = None) -> None:
-        """Make one that holds out rows with numbers below `heldout_below`, by default a share of data.heldout_fraction."""
+        """Make one that holds out rows with numbers below `heldout_below`, by default a share of data.heldout_fraction.
+
+        Without a tokenizer it only reads rows: `samples` raises the same errors of columns and their content, and is empty.
+        """
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
         self._heldout_below = self._data.heldout_fraction * 2**64 if heldout_below is None else heldout_below
         self._kind = row_kind(request.row_kind)
@@ -110,6 +113,10 @@ class Sampler:
         made = Samples(Tally(source.name, form=chunk.form, kind=chunk.kind), none, none)
         kept: list[tuple[Any, Any, bool | None]] = []
         each = self._kind.sequences
+        if self._tokenizer is None:
+            for _ in self._items(chunk, made):
+                pass
+            return made
         for batch in _batches(self._items(chunk, made)):
             encoded = iter(self._encoded([text for item in batch for text in item.texts]))
             for item in batch:
@@ -124,22 +131,6 @@ class Sampler:
         if self._data.deduplicate:
             made.digests = [digest(ids, labels != IGNORED, label) for ids, labels, label in kept]
         return made
-
-    def form_of(self, row: Row, form: str, key: str) -> str:
-        """Return the format of a row of the source `key`, `form` if it is known, after reading the row without a tokenizer.
-
-        Raises:
-            DataError: the row is bad.
-        """
-        content, where = row
-        if isinstance(content, DataError):
-            raise content
-        _refuse_large(content, where)
-        source = self._sources[key]
-        content = self._read(content, source, where, None)
-        form = form or self._kind.form(content, source, where)
-        self._kind.content(content, form, source, where, self._data.system_prompt)
-        return form
 
     def _kept(
         self, sequences: list[Encoded], label: bool | None, item: _Item, chunk: Chunk, made: Samples
@@ -230,7 +221,7 @@ class Sampler:
         if not made.form or variant != made.kind:
             self._check_settings(f"{form} of {variant}" if variant else form, samples[0])
         before = tally.control_tokens if tally else 0
-        texts = [self._text(sample, form, where, tally) for sample in samples]
+        texts = [self._text(sample, form, where, tally) for sample in samples] if self._tokenizer is not None else []
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import astuple
 from typing import Any
 
-from flytune import __version__, limits
+from flytune import __version__
 from flytune.data.order import PLACE
 from flytune.data.rows.prompts import prompt_length, stored_prompt
 from flytune.errors import FlytuneError, RewardError
+from flytune.limits import STEPS_WITHOUT_GRADIENT
 from flytune.models import Row, end_markers
 from flytune.models.scoring import padded
 from flytune.recipe import Grpo, Recipe
@@ -34,8 +35,8 @@ class Rollouts:
         self._recipe, self._section = recipe, recipe.objective
         self._rewards = RewardProcess(self._section)
         self._ledger: RolloutLedger | None = None
-        self._flat_steps: int | None = 0
-        """Steps so far, in all of which no answer was better than another to its prompt; None once one was."""
+        self._steps_without_gradient: int | None = 0
+        """Steps so far, if none of them had a gradient; None once one had, or if the steps before are not known."""
 
     def batches(self, trainer: Any, batches: list[list[Row]]) -> list[dict[str, Any]]:
         """Return TRL's micro batches of the rows of a step, which follow from the step's prompts alone.
@@ -50,7 +51,7 @@ class Rollouts:
             groups = self._known(trainer, step, made_by, prompts) or self._drawn(trainer, step, batches, made_by)
         flat = [one for group in groups for one in group.completions]
         advantages, figures = advantages_of(self._section, [one.rewards for one in flat])
-        self._watch(trainer, step, flat, figures["frac_reward_zero_std"] == 1)
+        self._end_without_gradient(trainer, step, flat, figures["frac_reward_zero_std"] == 1)
         figures |= {
             "completions/mean_length": sum(len(one.tokens) for one in flat) / len(flat),
             "completions/clipped_ratio": sum(one.truncated for one in flat) / len(flat),
@@ -67,33 +68,38 @@ class Rollouts:
             prepared = [batch | {"ref_per_token_logps": trainer.reference_log_probs(batch)} for batch in prepared]
         return prepared
 
-    def _watch(self, trainer: Any, step: int, answers: Sequence[Rollout], is_flat: bool) -> None:
-        """Warn in the first step if no answer is better than another to its prompt, and end a run in which none ever was.
+    def _end_without_gradient(self, trainer: Any, step: int, answers: Sequence[Rollout], are_equal: bool) -> None:
+        """Warn in the first step if it has no gradient, and end a run of which no step had one.
 
-        A run that has learned all of its prompts has no better answers either, so only steps from the first one on count.
+        A run that has learned all of its prompts has none either, so only steps from the first one on count. `are_equal` is
+        True if all answers to each prompt have equal rewards.
 
         Raises:
             RewardError: it was so in STEPS_WITHOUT_GRADIENT steps.
         """
-        if self._flat_steps is None or not is_flat or step != self._flat_steps + 1:
-            self._flat_steps = None
+        are_masked = all(self._is_masked(answer) for answer in answers)
+        is_first_so = self._steps_without_gradient == step - 1
+        if not (are_equal or are_masked) or not is_first_so:
+            self._steps_without_gradient = None
             return
-        self._flat_steps = step
-        are_empty = not any(answer.text.strip() for answer in answers)
-        seen = "all drawn answers are empty" if are_empty else "all answers to each prompt have equal rewards"
-        advice = (
-            "an instruct model answers raw text with nothing: write prompts as messages, or data.columns: {instruction: prompt}"
-            if are_empty
-            else "look at rollouts.jsonl: rewards that tell answers apart, easier prompts or longer answers help"
-        )
-        if step >= limits.STEPS_WITHOUT_GRADIENT:
-            raise RewardError(f"step {step}: {seen}, as in each step before, so that nothing was learned; {advice}")
+        self._steps_without_gradient = step
+        if are_masked:
+            reason = "all drawn answers are cut, and mask_truncated_completions leaves them out"
+            advice = "raise objective.max_completion_length and data.max_length"
+        elif not any(answer.text.strip() for answer in answers):
+            reason = "all drawn answers are empty"
+            advice = (
+                "an instruct model answers bare text with nothing: write prompts as messages, or data.columns: "
+                "{instruction: prompt}"
+            )
+        else:
+            reason = "all answers to each prompt have equal rewards"
+            advice = "look at them, in rollouts beside the checkpoints: rewards that tell answers apart or easier prompts help"
+        if step >= STEPS_WITHOUT_GRADIENT:
+            raise RewardError(f"step {step}: {reason}; no step had a gradient, so nothing was learned; {advice}")
         if step == 1 and trainer.is_world_process_zero():
             log.warning(
-                "step 1: %s, so that the step has no gradient (a run ends after %d such steps); %s",
-                seen,
-                limits.STEPS_WITHOUT_GRADIENT,
-                advice,
+                "step 1: %s: it has no gradient (a run ends after %d such steps); %s", reason, STEPS_WITHOUT_GRADIENT, advice
             )
 
     def _is_masked(self, one: Rollout) -> bool:
