@@ -16,7 +16,7 @@ from flytune.sentences import counted
 ROWS = 256
 """Rows of each source that are read."""
 _BECOMES = {"truncate": "cut", "drop": "dropped"}
-"""What becomes of longer rows, by data.too_long; those that are split are trained completely."""
+"""Words for the treatment of longer rows, by data.too_long; those that are split are trained completely."""
 
 
 def warnings(recipe: Recipe) -> list[str]:

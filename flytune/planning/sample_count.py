@@ -26,7 +26,7 @@ class SampleCount(NamedTuple):
     origin: str
     """A sentence on the files that were counted, and on what was not read."""
     warnings: tuple[str, ...] = ()
-    """What is doubtful about their first rows (first_rows.py)."""
+    """Doubts about their first rows (first_rows.py)."""
 
 
 class _Rows(NamedTuple):

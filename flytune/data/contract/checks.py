@@ -166,7 +166,7 @@ def bare_prompts(statistics: Statistics, manifest: Manifest) -> Iterator[Check]:
         "chat template", bare, rows,
         f"{counted_of(bare, rows, 'prompt', 'is', 'are')} bare text, without the chat template that the base has",
         "only warns", fine=f"each of {counted(rows, 'prompt')} has it",
-        advice="an instruct model answers bare text with nothing, or goes on with it: write prompts as messages, or "
+        advice="an instruct model answers bare text with nothing, or continues it: write prompts as messages, or "
         "data.columns: {instruction: prompt}, by which each is the question of a chat; bare text is right for a base that was "
         "not tuned to chat",
     )  # fmt: skip
