@@ -3,18 +3,8 @@
 from flytune.recipe.optimizers import OPTIMIZERS
 from flytune.recipe.recipe import Recipe
 
-_USUAL = {
-    # Supervised: full models are published with 1e-6 to 1e-4, small ones with up to 1e-3; adapters with about ten times as much
-    # (Biderman et al. 2024, "LoRA Learns Less and Forgets Less").
-    ("full", "labels"): 1e-4,
-    ("adapter", "labels"): 1e-3,
-    # Preferences and rewards: 1e-7 to 5e-6 (Rafailov et al. 2023; Ethayarajh et al. 2024; Shao et al. 2024), adapters to 1e-4.
-    ("full", "preferences"): 5e-6,
-    ("adapter", "preferences"): 1e-4,
-}
-"""Largest usual learning rate of AdamW, by method and what the loss is of."""
 _DOUBTFUL = 20
-"""Times that rate above which a recipe is doubted."""
+"""Times the largest usual rate above which a recipe is doubted."""
 _STEPS = {"adamw": 1.0, "adafactor": 1.0, "lion": 0.3}
 """Share of that rate at which another algorithm takes as large steps; SGD's steps are as large as its gradients."""
 _IMPOSSIBLE = 1.0
@@ -26,9 +16,7 @@ def doubt(recipe: Recipe) -> str:
     rate, algorithm = recipe.training.learning_rate, _algorithm(recipe)
     if algorithm not in _STEPS:
         return ""
-    method = "full" if recipe.method.name == "full" else "adapter"
-    aim = "labels" if recipe.objective.name in ("sft", "reward") else "preferences"
-    usual = _USUAL[method, aim] * _STEPS[algorithm]
+    usual = _usual(recipe) * _STEPS[algorithm]
     if rate <= _DOUBTFUL * usual:
         return ""
     return (
@@ -44,8 +32,13 @@ def problems(recipe: Recipe) -> list[str]:
         return []
     return [
         f"training.learning_rate: {rate:g}: a step of {algorithm} moves each weight by about as much, and weights are "
-        f"mostly below 0.1: nothing of the base is left; write a number such as {_USUAL['full', 'labels']:g}"
+        f"mostly below 0.1: nothing of the base is left; write a number such as {_usual(recipe):g}"
     ]
+
+
+def _usual(recipe: Recipe) -> float:
+    of_full_models, of_adapters = recipe.objective.usual_learning_rates
+    return of_full_models if recipe.method.name == "full" else of_adapters
 
 
 def _algorithm(recipe: Recipe) -> str:
