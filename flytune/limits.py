@@ -61,6 +61,3 @@ PATH = 4096
 """Characters of a path or address (Linux's PATH_MAX)."""
 NAME = 255
 """Bytes of a name in a path (Linux's NAME_MAX)."""
-
-STEPS_WITHOUT_GRADIENT = 50
-"""Steps after which a run of objective grpo ends if none of them had a gradient."""

@@ -13,7 +13,6 @@ from flytune import __version__
 from flytune.data.order import PLACE
 from flytune.data.rows.prompts import prompt_length, stored_prompt
 from flytune.errors import FlytuneError, RewardError
-from flytune.limits import STEPS_WITHOUT_GRADIENT
 from flytune.models import Row, end_markers
 from flytune.models.scoring import padded
 from flytune.recipe import Grpo, Recipe
@@ -35,8 +34,6 @@ class Rollouts:
         self._recipe, self._section = recipe, recipe.objective
         self._rewards = RewardProcess(self._section)
         self._ledger: RolloutLedger | None = None
-        self._steps_without_gradient: int | None = 0
-        """Steps so far, if none of them had a gradient; None once one had, or if the steps before are not known."""
 
     def batches(self, trainer: Any, batches: list[list[Row]]) -> list[dict[str, Any]]:
         """Return TRL's micro batches of the rows of a step, which follow from the step's prompts alone.
@@ -51,7 +48,8 @@ class Rollouts:
             groups = self._known(trainer, step, made_by, prompts) or self._drawn(trainer, step, batches, made_by)
         flat = [one for group in groups for one in group.completions]
         advantages, figures = advantages_of(self._section, [one.rewards for one in flat])
-        self._end_without_gradient(trainer, step, flat, figures["frac_reward_zero_std"] == 1)
+        if step == 1 and trainer.is_world_process_zero():
+            self._warn_without_gradient(flat, figures["frac_reward_zero_std"] == 1)
         figures |= {
             "completions/mean_length": sum(len(one.tokens) for one in flat) / len(flat),
             "completions/clipped_ratio": sum(one.truncated for one in flat) / len(flat),
@@ -68,24 +66,16 @@ class Rollouts:
             prepared = [batch | {"ref_per_token_logps": trainer.reference_log_probs(batch)} for batch in prepared]
         return prepared
 
-    def _end_without_gradient(self, trainer: Any, step: int, answers: Sequence[Rollout], are_equal: bool) -> None:
-        """Warn in the first step if it has no gradient, and end a run of which no step had one.
+    def _warn_without_gradient(self, answers: Sequence[Rollout], are_equal: bool) -> None:
+        """Warn if the first step has no gradient; learning_guard.py ends a run in which it stays so.
 
-        A run that has learned all of its prompts has none either, so only steps from the first one on count. `are_equal` is
-        True if all answers to each prompt have equal rewards.
-
-        Raises:
-            RewardError: it was so in STEPS_WITHOUT_GRADIENT steps.
+        `are_equal` is True if all answers to each prompt have equal rewards.
         """
-        are_masked = all(self._is_masked(answer) for answer in answers)
-        is_first_so = self._steps_without_gradient == step - 1
-        if not (are_equal or are_masked) or not is_first_so:
-            self._steps_without_gradient = None
-            return
-        self._steps_without_gradient = step
-        if are_masked:
+        if all(self._is_masked(answer) for answer in answers):
             reason = "all drawn answers are cut, and mask_truncated_completions leaves them out"
             advice = "raise objective.max_completion_length and data.max_length"
+        elif not are_equal:
+            return
         elif not any(answer.text.strip() for answer in answers):
             reason = "all drawn answers are empty"
             advice = (
@@ -95,12 +85,7 @@ class Rollouts:
         else:
             reason = "all answers to each prompt have equal rewards"
             advice = "look at them, in rollouts beside the checkpoints: rewards that tell answers apart or easier prompts help"
-        if step >= STEPS_WITHOUT_GRADIENT:
-            raise RewardError(f"step {step}: {reason}; no step had a gradient, so nothing was learned; {advice}")
-        if step == 1 and trainer.is_world_process_zero():
-            log.warning(
-                "step 1: %s: it has no gradient (a run ends after %d such steps); %s", reason, STEPS_WITHOUT_GRADIENT, advice
-            )
+        log.warning("step 1: %s, so it has no gradient, and a run in which that stays so is ended; %s", reason, advice)
 
     def _is_masked(self, one: Rollout) -> bool:
         return self._section.mask_truncated_completions and one.truncated

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from flytune import data
-from flytune.errors import RecipeError, RewardError, TrainingError
+from flytune.errors import RecipeError, TrainingError
 from flytune.evaluation import score
 from flytune.objectives import objective_of
 from flytune.objectives.rollout_steps import Rollouts, advantages_of
@@ -114,32 +114,20 @@ def group(step=1, prompt=(1, 2), rewards=(1.0,)):
     return Group(step=step, prompt=list(prompt), completions=[one, one])
 
 
-def watched(caplog, steps, text="a", first=1, **changes):
-    """Return the error and the warnings of steps of which each is True if all answers to each prompt have equal rewards."""
-    made = Rollouts(recipe_of(section() | changes))
+@pytest.mark.parametrize(
+    ("are_equal", "text", "changes", "said"),
+    [
+        (True, "a", {}, "step 1: all answers to each prompt have equal rewards, so it has no gradient"),
+        (True, " ", {}, "step 1: all drawn answers are empty, so it has no gradient"),
+        (False, "a", {"mask_truncated_completions": True}, "step 1: all drawn answers are cut, and mask_truncated_completions"),
+        (False, "a", {}, ""),
+    ],
+)
+def test_a_first_step_without_a_gradient_is_told(are_equal, text, changes, said, caplog):
     answer = Rollout(tokens=[3], text=text, log_probs=[-1.0], rewards=[0.0], truncated=True)
-    trainer = SimpleNamespace(is_world_process_zero=lambda: True)
-    caplog.clear()
-    try:
-        for step, are_equal in enumerate(steps, first):
-            made._end_without_gradient(trainer, step, [answer, answer], are_equal)
-    except RewardError as error:
-        return str(error), caplog.messages
-    return "", caplog.messages
-
-
-def test_a_run_in_which_no_step_had_a_gradient_ends(caplog):
-    error, (told,) = watched(caplog, [True] * 50, text=" ")
-    assert error.startswith("step 50: all drawn answers are empty; no step had a gradient, so nothing was learned; ")
-    assert told.startswith("step 1: all drawn answers are empty: it has no gradient (a run ends after 50 such steps); ")
-    error, (told,) = watched(caplog, [True] * 50)
-    assert error.startswith("step 50: all answers to each prompt have equal rewards; ")
-    error, _ = watched(caplog, [False] * 50, mask_truncated_completions=True)
-    assert error.startswith("step 50: all drawn answers are cut, and mask_truncated_completions leaves them out; ")
-    # One step with a gradient is enough, and of a resumed run the steps before are not known.
-    assert watched(caplog, [True] * 49) == ("", caplog.messages)
-    assert watched(caplog, [False, *[True] * 60]) == ("", [])
-    assert watched(caplog, [True] * 60, first=3) == ("", [])
+    Rollouts(recipe_of(section() | changes))._warn_without_gradient([answer, answer], are_equal)
+    assert len(caplog.messages) == bool(said)
+    assert all(message.startswith(said) for message in caplog.messages)
 
 
 def test_a_ledger_has_a_step_whole_and_only_for_the_same_prompts_and_keys(tmp_path, caplog):
