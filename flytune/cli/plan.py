@@ -17,6 +17,7 @@ from flytune.planning import (
     document,
     drawn,
     evaluation_shape,
+    first_rows,
     folders,
     largest,
     planner,
@@ -26,7 +27,7 @@ from flytune.planning import (
     uploads,
 )
 from flytune.planning.base_sizes import read_geometry
-from flytune.recipe import Recipe, read_recipe
+from flytune.recipe import Recipe, learning_rates, read_recipe
 from flytune.records import Plan
 from flytune.report import charts
 from flytune.sentences import counted
@@ -66,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
             sys.stdout.write(table.ranking_json(recipe, ranking, made) + "\n")
         else:
             table.show_ranking(recipe, ranking, made, options.by or "price", console)
-            console.print(printable(count.origin), highlight=False, markup=False)
+            for line in (count.origin, *count.warnings, *filter(None, [learning_rates.doubt(recipe)])):
+                console.print(printable(line), highlight=False, markup=False)
         return 0
     recipe, made_plan = _made(recipe, count, options, console)
     if options.svg:
@@ -88,10 +90,11 @@ def _read(path: str, options: argparse.Namespace) -> tuple[Recipe, sample_count.
         recipe = _limited(recipe, options)
     if problems := uploads.missing(recipe):
         raise RecipeError.of(f"recipe {recipe.name}: local files", problems)
+    warnings = tuple(first_rows.warnings(recipe))
     if options.samples:
         said = f"{counted(options.samples, 'training sample')}: as --samples says"
-        return recipe, sample_count.SampleCount(options.samples, said)
-    return recipe, sample_count.counted(recipe)
+        return recipe, sample_count.SampleCount(options.samples, said, warnings)
+    return recipe, sample_count.counted(recipe)._replace(warnings=warnings)
 
 
 def _made(

@@ -113,7 +113,9 @@ def check_columns(columns: dict[str, str], key: str = "data") -> None:
         DataError: a name is unknown; the message lists the known ones.
     """
     if unknown := sorted(set(columns) - set(_NAMES)):
-        raise DataError(f"{key}.columns: unknown name {', '.join(unknown)}; the known names are {', '.join(_NAMES)}")
+        ours = next((name for name, others in _OTHER_NAMES.items() if unknown[0] in others), None)
+        meant = f"; {unknown[0]} is called {ours} here: {{{ours}: {columns[unknown[0]]}}}" if ours else ""
+        raise DataError(f"{key}.columns: unknown name {', '.join(unknown)}{meant}; the known names are {', '.join(_NAMES)}")
 
 
 def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) -> str:
@@ -142,6 +144,11 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
         raise DataError(
             f"{where}: the columns {' and '.join(PAIR)} are preferences, which objective: sft does not train; write objective: "
             f"dpo, or train the chosen answers alone (data.columns: {{{answer}: {chosen}}})"
+        )
+    if missing := [f"{name}: {theirs}" for name, theirs in columns.items() if "." not in theirs and theirs not in row]:
+        raise DataError(
+            f"{where}: data.columns names columns that the row does not have: {', '.join(missing)}; its columns are "
+            f"{_column_names(row)}"
         )
     needs = "; ".join(f"{name} needs {' and '.join(needed)}" for name, needed in REQUIRED.items())
     raise DataError(

@@ -84,8 +84,11 @@ class Samples:
 class Sampler:
     """Maker of the samples of one request."""
 
-    def __init__(self, request: DataRequest, tokenizer: Encoder, heldout_below: int | None = None) -> None:
-        """Make one that holds out rows with numbers below `heldout_below`, by default a share of data.heldout_fraction."""
+    def __init__(self, request: DataRequest, tokenizer: Encoder | None, heldout_below: int | None = None) -> None:
+        """Make one that holds out rows with numbers below `heldout_below`, by default a share of data.heldout_fraction.
+
+        Without a tokenizer it only reads rows: `samples` raises the same errors of columns and their content, and is empty.
+        """
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
         self._heldout_below = self._data.heldout_fraction * 2**64 if heldout_below is None else heldout_below
         self._kind = row_kind(request.row_kind)
@@ -110,6 +113,10 @@ class Sampler:
         made = Samples(Tally(source.name, form=chunk.form, kind=chunk.kind), none, none)
         kept: list[tuple[Any, Any, bool | None]] = []
         each = self._kind.sequences
+        if self._tokenizer is None:
+            for _ in self._items(chunk, made):
+                pass
+            return made
         for batch in _batches(self._items(chunk, made)):
             encoded = iter(self._encoded([text for item in batch for text in item.texts]))
             for item in batch:
@@ -162,7 +169,7 @@ class Sampler:
             tally.dropped_untrained += bool(rows) and not trained
             count_tokens(tally, sequences, [one for row in trained for one in row], item.where, data)
             for row in trained:
-                tally.notes.update(self._kind.notes(row, self._request))
+                tally.notes.update(self._kind.notes(row, item.content.samples, self._request))
         if stored:
             made.pieces.append(len(stored))
             made.heldout.append(is_heldout)
@@ -214,7 +221,7 @@ class Sampler:
         if not made.form or variant != made.kind:
             self._check_settings(f"{form} of {variant}" if variant else form, samples[0])
         before = tally.control_tokens if tally else 0
-        texts = [self._text(sample, form, where, tally) for sample in samples]
+        texts = [self._text(sample, form, where, tally) for sample in samples] if self._tokenizer is not None else []
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
@@ -227,6 +234,7 @@ class Sampler:
 
     def _text(self, sample: Sample, form: str, where: str, tally: Tally | None) -> Rendered | Encoded:
         if isinstance(sample, Tokens):
+            assert self._tokenizer is not None
             return validated(sample, len(self._tokenizer), where, self._data.completion_only_loss)
         return self._rendered(sample, form, where, tally)
 

@@ -11,10 +11,16 @@ from flytune.data.hub import advice
 from flytune.data.shards import AGAIN
 from flytune.data.sources import read_chat_template, shipped_templates
 from flytune.errors import DataError, PreparedDataError, RecipeError
-from flytune.models import base, chat_templates, tokenizer_steps, tokenizers, vocabulary
+from flytune.models import base, chat_templates, config_files, tokenizer_steps, tokenizers, vocabulary
 from flytune.models.library_errors import reason
 from flytune.recipe import Data, Model
 from flytune.sentences import counted
+
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+"""Files of which a tokenizer has at least one."""
+_PADDING = re.compile(r"(?<![a-z])(pad|padding)(?![a-z])", re.IGNORECASE)
+_MEDIA = re.compile(r"image|vision|video|audio|speech|fim", re.IGNORECASE)
+"""Words of tokens that fill the place of something else than text."""
 
 
 def load_tokenizer(model: Model, data: Data) -> Any:
@@ -48,7 +54,10 @@ def load_tokenizer(model: Model, data: Data) -> Any:
     if data.add_bos_token and tokenizer.bos_token is None:
         raise DataError(f"data.add_bos_token: {name} has no BOS token; remove this line")
     if tokenizer.pad_token_id is None:
-        raise DataError(f"data.pad_token: {name} has no pad token; set one of its own tokens{_candidates(tokenizer)}")
+        # Padding is masked by its place, and labels are stored: an end token in the text is still read and trained.
+        rows = config_files.table_rows(model)
+        usable = [token for token, number in _padding_tokens(tokenizer) if rows is None or number < rows]
+        tokenizer.pad_token = usable[0] if usable else tokenizer.eos_token
     if data.chat_template is not None:
         tokenizer.chat_template = read_chat_template(data.chat_template)
         chat_templates.check(tokenizer.chat_template, f"data.chat_template: {data.chat_template}")
@@ -129,6 +138,10 @@ def _from_pretrained(model: Model) -> Any:
     except tokenizers.TokensDiffer as error:
         raise DataError(f"{where}: {error}; use another model") from None
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, and what the hub raises
+        if folder.is_dir() and not any((folder / file).is_file() for file in _FILES):
+            raise DataError(
+                f"{where}: the folder has no tokenizer: none of {', '.join(_FILES)}; copy them from where its weights come from"
+            ) from None
         if folder.is_dir():
             names = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
             raise DataError(
@@ -156,11 +169,17 @@ def _try(tokenizer: Any, name: str) -> None:
         ) from None
 
 
+def _padding_tokens(tokenizer: Any) -> list[tuple[str, int]]:
+    """Return the special tokens that are named as padding, such as Llama 3's <|finetune_right_pad_id|>, with their ids.
+
+    Others are text: to pad with one would make it special. <|image_pad|> and its like have the place of something else.
+    """
+    added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return sorted((token, number) for token, number in added.items() if _PADDING.search(token) and not _MEDIA.search(token))
+
+
 def _candidates(tokenizer: Any) -> str:
-    likely = re.compile(r"^\W.*pad.*\W$", re.IGNORECASE)
-    found = {token for token in tokenizer.get_vocab() if likely.match(token)}
-    found |= {str(token) for token in tokenizer.added_tokens_decoder.values() if "pad" in str(token).lower()}
-    names = sorted(found) + ([tokenizer.unk_token] if tokenizer.unk_token else [])
+    names = [token for token, _ in _padding_tokens(tokenizer)] + ([tokenizer.unk_token] if tokenizer.unk_token else [])
     if not names:
         return f", for example {tokenizer.eos_token} (labels are stored, so an EOS in the text is still trained)"
     return f", for example {' or '.join(dict.fromkeys(names[:4]))}"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from sys import version_info
+from types import MappingProxyType
 
 from flytune import yaml_core
 from flytune.doctor.finding import Finding, fail, ok, warn
@@ -37,7 +38,8 @@ def findings() -> Iterator[Finding]:
     yield python((version_info.major, version_info.minor))
     has_torch = importlib.util.find_spec("torch") is not None
     if ROOT:
-        yield packages(pins(ROOT / ("requirements.lock" if has_torch else "requirements-light.lock")), _installed())
+        locked = pins(ROOT / ("requirements.lock" if has_torch else "requirements-light.lock"))
+        yield packages(locked, _installed(), pins(ROOT / "requirements-dev.lock"))
     else:
         yield ok("packages", "not compared: the lock files are in a clone, and this is an installed package")
     yield torch() if has_torch else ok("torch", "not installed: this machine plans and submits, and does not train")
@@ -70,11 +72,21 @@ def pins(lock: Path) -> dict[str, str]:
     return dict(re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==([^\s;+]+)", lock.read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def packages(locked: Mapping[str, str], installed: Mapping[str, str]) -> Finding:
-    """Compare the installed versions with the lock file; local parts (+cpu) are ignored."""
+def packages(
+    locked: Mapping[str, str], installed: Mapping[str, str], also_locked: Mapping[str, str] = MappingProxyType({})
+) -> Finding:
+    """Compare the installed versions with the lock file; local parts (+cpu) are ignored.
+
+    `also_locked` are the pins of the lock that `make install` takes, which has the tools of development as well: some of them
+    ask for another version of a package.
+    """
     versions = {_normalized(name): version.partition("+")[0] for name, version in installed.items()}
     found = {name: versions.get(_normalized(name)) for name in locked}
-    wrong = [f"{name} {found[name]} (lock: {pin})" for name, pin in locked.items() if found[name] not in (None, pin)]
+    wrong = [
+        f"{name} {found[name]} (lock: {pin})"
+        for name, pin in locked.items()
+        if found[name] not in (None, pin, also_locked.get(name))
+    ]
     missing = [name for name in locked if found[name] is None]
     if not wrong and not missing:
         return ok("packages", f"{counted(len(locked), 'package')} in the locked versions")

@@ -42,6 +42,8 @@ def reason(error: Exception) -> str:
     """
     if _MISMATCH in str(error):
         return "its files have tensors of other shapes than its configuration says; the table above names them"
-    text = " ".join(_OBJECT.sub(r"\1", redact(str(error))).split())[:_LONGEST]
+    text = " ".join(_OBJECT.sub(r"\1", redact(str(error))).split())
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST].rpartition(' ')[0] or text[:_LONGEST]} ..."
     speaks = isinstance(error, OSError | ValueError | RuntimeError | Warning) and text
     return text if speaks else f"{type(error).__name__}: {text}"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from flytune.records.plan import DRAW
 from flytune.rewards import Judged, RewardProcess
 from flytune.rollouts import Completion, Drawing, Group, Rollout, RolloutLedger, draw, numbers
 
+log = logging.getLogger(__name__)
 _EPSILON = 1e-4
 """Term that TRL adds to a standard deviation."""
 
@@ -46,6 +48,8 @@ class Rollouts:
             groups = self._known(trainer, step, made_by, prompts) or self._drawn(trainer, step, batches, made_by)
         flat = [one for group in groups for one in group.completions]
         advantages, figures = advantages_of(self._section, [one.rewards for one in flat])
+        if step == 1 and trainer.is_world_process_zero():
+            self._warn_without_gradient(flat, figures["frac_reward_zero_std"] == 1)
         figures |= {
             "completions/mean_length": sum(len(one.tokens) for one in flat) / len(flat),
             "completions/clipped_ratio": sum(one.truncated for one in flat) / len(flat),
@@ -61,6 +65,27 @@ class Rollouts:
         if self._section.beta:
             prepared = [batch | {"ref_per_token_logps": trainer.reference_log_probs(batch)} for batch in prepared]
         return prepared
+
+    def _warn_without_gradient(self, answers: Sequence[Rollout], are_equal: bool) -> None:
+        """Warn if the first step has no gradient; learning_guard.py ends a run in which it stays so.
+
+        `are_equal` is True if all answers to each prompt have equal rewards.
+        """
+        if all(self._is_masked(answer) for answer in answers):
+            reason = "all drawn answers are cut, and mask_truncated_completions leaves them out"
+            advice = "raise objective.max_completion_length and data.max_length"
+        elif not are_equal:
+            return
+        elif not any(answer.text.strip() for answer in answers):
+            reason = "all drawn answers are empty"
+            advice = (
+                "an instruct model answers bare text with nothing: write prompts as messages, or data.columns: "
+                "{instruction: prompt}"
+            )
+        else:
+            reason = "all answers to each prompt have equal rewards"
+            advice = "look at them, in rollouts beside the checkpoints: rewards that tell answers apart or easier prompts help"
+        log.warning("step 1: %s, so it has no gradient, and a run in which that stays so is ended; %s", reason, advice)
 
     def _is_masked(self, one: Rollout) -> bool:
         return self._section.mask_truncated_completions and one.truncated

@@ -12,7 +12,7 @@ from flytune.models import heads, liger, model_types
 from flytune.objectives import objective_of
 from flytune.planning import requirements, workloads
 from flytune.planning.calibration import load_factors
-from flytune.recipe import OPTIMIZERS, Recipe
+from flytune.recipe import OPTIMIZERS, Recipe, learning_rates
 from flytune.records import Geometry, Need
 from flytune.records.plan import STEP, TIGHT
 from flytune.sentences import counted
@@ -178,7 +178,7 @@ def _loses_balance(recipe: Recipe) -> bool:
 
 def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
     """List the problems of a recipe that no shape solves, a sentence each."""
-    problems = contradictions(recipe)
+    problems = [*contradictions(recipe), *learning_rates.problems(recipe)]
     if geometry.quantized and recipe.method.name == "full":
         problems.append(
             f"method: full, but the weights of {recipe.model.name_or_path} are quantized ({geometry.quantized}): they have no "

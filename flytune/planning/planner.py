@@ -26,7 +26,7 @@ from flytune.planning.base_sizes import read_geometry
 from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
 from flytune.pods import disk
-from flytune.recipe import Hardware, Recipe, run_length
+from flytune.recipe import Hardware, Recipe, learning_rates, run_length
 from flytune.records import Calibration, Geometry, Plan
 from flytune.records.plan import TIGHT
 from flytune.sentences import counted
@@ -221,6 +221,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "of those that f
             + (f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations" if candidates.is_modest(recipe, shape) else ""),
             f"{work.micro_batch} x {work.accumulation} accumulated x "
             f"{counted(degrees.data_parallel, 'process', 'processes')} = {batch}, the global batch",
+            *filter(None, [learning_rates.doubt(recipe)]),
             *sharding_of(recipe).reasons(),
             *objective_of(recipe).reasons(recipe),
             *(run_length.notes(recipe, steps, each) if steps else []),

@@ -25,6 +25,8 @@ class SampleCount(NamedTuple):
     """None if it is not known."""
     origin: str
     """A sentence on the files that were counted, and on what was not read."""
+    warnings: tuple[str, ...] = ()
+    """Doubts about their first rows (first_rows.py)."""
 
 
 class _Rows(NamedTuple):
@@ -61,8 +63,9 @@ def counted(recipe: Recipe) -> SampleCount:
 
 
 def told(plan: Plan, count: SampleCount) -> Plan:
-    """Return the plan with a reason that names the origin of its number of samples."""
-    return plan.model_copy(update={"reasons": [*plan.reasons, count.origin]})
+    """Return the plan with reasons that name the origin of its number of samples, and what is doubtful about them."""
+    warnings = [f"warning: {warning}" for warning in count.warnings]
+    return plan.model_copy(update={"reasons": [*plan.reasons, count.origin, *warnings]})
 
 
 def _rows(source: Source, key: str, recipe: Recipe) -> _Rows:
@@ -100,8 +103,7 @@ def _count(source: Source, key: str) -> tuple[dict[str, Any], int | None, bool]:
     files = sources.locate(str(source.path), f"{key}.path", source.exclude)
     sizes = {} if files.saved else {file: Path(file).stat().st_size for file in files.files}
     if files.saved:
-        stored = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
-        saved = _good(readers.read(source, key)) if stored <= PARSED_BYTES else iter(())
+        saved = _good(readers.read(source, key)) if folder_bytes(str(source.path)) <= PARSED_BYTES else iter(())
         first = next(saved, {})
         return first, 1 + sum(1 for _ in saved) if first else None, False
     first = {}
@@ -164,5 +166,14 @@ def _good(rows: Iterator[readers.Row]) -> Iterator[dict[str, Any]]:
     return (row for row, _ in rows if isinstance(row, dict))
 
 
+def folder_bytes(path: str) -> int:
+    """Return the bytes of all files in a local folder."""
+    return sum(file.stat().st_size for file in _local(path).rglob("*") if file.is_file())
+
+
 def _place(source: Source) -> Path:
-    return Path(str(source.path).removeprefix("file://")).expanduser()
+    return _local(str(source.path))
+
+
+def _local(path: str) -> Path:
+    return Path(path.removeprefix("file://")).expanduser()

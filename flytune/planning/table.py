@@ -41,6 +41,11 @@ def show(plan: Plan, console: Console) -> None:
     )
     if plan.tokens_per_second:
         _show_time(plan, console)
+    elif plan.accelerator == "cpu":
+        console.print(
+            "time: not forecast on a CPU, whose speed is not in accelerators.yaml; the lines of a run's first steps say it",
+            highlight=False,
+        )
     for reason in plan.reasons:
         console.print(f"- {printable(reason)}", highlight=False, markup=False)
 

@@ -228,10 +228,8 @@ def test_the_shipped_templates_serve_a_base_model(pairs: Path, tmp_path: Path) -
 
 def test_tokenizers_that_lack_something(pairs: Path, tmp_path: Path) -> None:
     unpadded = tokenizer_folder(tmp_path / "unpadded", pad_token=None, unk_token="<unk>")
-    message = refused(request(unpadded, path=str(pairs)), tmp_path / "a")
-    assert message == (
-        f"data.pad_token: the tokenizer of {unpadded} has no pad token; set one of its own tokens, for example <|pad|> or <unk>"
-    )
+    data.prepare(request(unpadded, path=str(pairs)), tmp_path / "a")
+    assert json.loads((tmp_path / "a" / "tokenizer" / "tokenizer_config.json").read_text())["pad_token"] == "<|pad|>"
     message = refused(request(unpadded, path=str(pairs), pad_token="[PAD]"), tmp_path / "b")
     assert message.startswith(
         f"data.pad_token: '[PAD]' is not one of the tokens of the tokenizer of {unpadded}; it must be a single token"
@@ -261,7 +259,7 @@ def test_models_that_cannot_be_read(pairs: Path, tmp_path: Path) -> None:
     (tmp_path / "hollow").mkdir()
     (tmp_path / "hollow" / "notes.txt").touch()
     message = refused(request(tmp_path / "hollow", path=str(pairs)), tmp_path / "b")
-    assert f"{tmp_path}/hollow: no tokenizer can be read from this folder, which has notes.txt: " in message
+    assert f"{tmp_path}/hollow: the folder has no tokenizer: none of tokenizer.json, tokenizer.model, " in message
     on_hub = DataRequest(model=Model(name_or_path="owner/model"), data=Data(path=str(pairs)), fingerprint="0")
     assert refused(on_hub, tmp_path / "c") == (
         "model.name_or_path: owner/model: not on this machine, and the hub cannot be reached (HF_HUB_OFFLINE is set)"

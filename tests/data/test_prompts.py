@@ -145,6 +145,15 @@ def test_rows_without_a_reference_answer_are_asked_and_counted(stored, base, tmp
     assert (check.count, check.of, check.verdict) == (11, 12, "ok")
 
 
+def test_prompts_of_bare_text_are_told_where_the_base_has_a_chat_template(stored, tmp_path):
+    letters = {"name": "grpo", "rewards": [{"name": "letters", "code": LETTERS.replace(", answer", "")}]}
+    stored([{"prompt": f"{number}?\n"} for number in range(3)], letters)
+    check = checks_of(tmp_path / "dataset")["chat template"]
+    assert (check.count, check.of, check.verdict) == (3, 3, "warning")
+    stored([{"prompt": f"{number}?\n"} for number in range(3)], letters, **{"data.columns": {"instruction": "prompt"}})
+    assert checks_of(tmp_path / "dataset")["chat template"].verdict == "ok"
+
+
 def test_a_reward_says_which_column_it_wants(stored):
     with pytest.raises(RewardError, match=r"reward exact_answer: .*the row has no column answer.*row 0 \(prompt '0"):
         stored([{"prompt": f"{number}?\n", "solution": "1"} for number in range(3)], {"name": "grpo"} | {

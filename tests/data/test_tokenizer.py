@@ -1,5 +1,6 @@
 """Tokenizers that cannot train are refused before anything is prepared, with the reason and what to do."""
 
+import json
 import re
 
 import pytest
@@ -37,13 +38,35 @@ def test_a_token_without_a_row_in_the_embedding_is_refused_before_training(field
     assert not (tmp_path / "dataset" / "manifest.json").exists()
 
 
-@pytest.mark.parametrize(("field", "advice"), [("eos_token", "set data.eos_token"), ("pad_token", "data.pad_token: ")])
-def test_an_empty_token_is_none(field, advice, tmp_path):
+def test_an_empty_token_is_none(tmp_path):
     recipe = recipe_for(tmp_path)
-    change(tmp_path / "tiny" / "tokenizer_config.json", **{field: ""})
-    with pytest.raises(DataError, match=rf"has no {'EOS' if field == 'eos_token' else 'pad'} token") as refused:
+    change(tmp_path / "tiny" / "tokenizer_config.json", eos_token="")
+    with pytest.raises(DataError, match=r"has no EOS token.*set data\.eos_token"):
         load_tokenizer(recipe.model, recipe.data)
-    assert advice in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("token", "is_special", "rows", "pad"),
+    [
+        ("<|finetune_right_pad_id|>", True, 4, "<|finetune_right_pad_id|>"),
+        # Text, the place of an image, and a token without a row in the embedding pad nothing.
+        (".padding(", False, 4, "<|im_end|>"), ("<|image_pad|>", True, 4, "<|im_end|>"), ("<pad>", True, 3, "<|im_end|>"),
+    ],
+)  # fmt: skip
+def test_a_base_without_a_pad_token_pads_with_its_own_or_its_end_token(token, is_special, rows, pad, tmp_path):
+    recipe = recipe_for(tmp_path)
+    folder = tmp_path / "tiny"
+    change(folder / "tokenizer_config.json", pad_token="")
+    change(folder / "config.json", vocab_size=rows)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_text((folder / name).read_text().replace("<|pad|>", token))
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"] = [one | {"special": one["special"] and (one["content"] != token or is_special)}
+                               for one in content["added_tokens"]]  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    loaded = load_tokenizer(recipe.model, recipe.data)
+    assert loaded.pad_token == pad
+    assert pad in loaded.all_special_tokens
 
 
 @pytest.mark.parametrize("text", [{"backend": ["\ud800"]}, {"chat_template": "{{ messages }}\udfff"}])

@@ -67,6 +67,7 @@ def test_packages_against_the_lock(tmp_path):
     assert laptop.packages(pins, have).level == "OK"
     found = laptop.packages(pins, have | {"baz": "3"} | {"qux": "2"})
     assert (found.level, found.said) == ("WARN", "baz 3 (lock: 2), qux 2 (lock: 1)")
+    assert laptop.packages(pins, have | {"baz": "3"}, {"baz": "3"}).level == "OK", "make install takes the other lock"
     assert "missing: torch, Foo_bar, baz, qux" in laptop.packages(pins, {}).said
     assert laptop.pins(tmp_path / "none") == {}
 

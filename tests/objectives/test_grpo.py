@@ -10,7 +10,7 @@ from flytune import data
 from flytune.errors import RecipeError, TrainingError
 from flytune.evaluation import score
 from flytune.objectives import objective_of
-from flytune.objectives.rollout_steps import advantages_of
+from flytune.objectives.rollout_steps import Rollouts, advantages_of
 from flytune.recipe import DataRequest, Grpo, Recipe, read_recipe
 from flytune.rollouts import Group, Rollout, RolloutLedger, numbers
 from flytune.training.checkpoints import paths
@@ -112,6 +112,22 @@ def test_advantages_are_those_of_the_group(scale, wanted):
 def group(step=1, prompt=(1, 2), rewards=(1.0,)):
     one = Rollout(tokens=[3], text="a", log_probs=[-1.0], rewards=list(rewards), truncated=False)
     return Group(step=step, prompt=list(prompt), completions=[one, one])
+
+
+@pytest.mark.parametrize(
+    ("are_equal", "text", "changes", "said"),
+    [
+        (True, "a", {}, "step 1: all answers to each prompt have equal rewards, so it has no gradient"),
+        (True, " ", {}, "step 1: all drawn answers are empty, so it has no gradient"),
+        (False, "a", {"mask_truncated_completions": True}, "step 1: all drawn answers are cut, and mask_truncated_completions"),
+        (False, "a", {}, ""),
+    ],
+)
+def test_a_first_step_without_a_gradient_is_told(are_equal, text, changes, said, caplog):
+    answer = Rollout(tokens=[3], text=text, log_probs=[-1.0], rewards=[0.0], truncated=True)
+    Rollouts(recipe_of(section() | changes))._warn_without_gradient([answer, answer], are_equal)
+    assert len(caplog.messages) == bool(said)
+    assert all(message.startswith(said) for message in caplog.messages)
 
 
 def test_a_ledger_has_a_step_whole_and_only_for_the_same_prompts_and_keys(tmp_path, caplog):

@@ -7,9 +7,11 @@ from flytune.data.check import Check, judged
 from flytune.data.contract.statistics import Statistics
 from flytune.data.formats import CHATS
 from flytune.data.rows import RowKind, row_kind
+from flytune.data.rows.prompts import BARE_TEXT
 from flytune.data.shards import AGAIN
 from flytune.recipe import Data
 from flytune.records import Manifest
+from flytune.row_names import PROMPTS
 from flytune.sentences import counted, counted_of
 
 SYSTEMATIC = 0.01
@@ -153,6 +155,21 @@ def template(statistics: Statistics, data: Data) -> Iterator[Check]:
             fine=f"before an answer without thoughts the template writes {before!r}, which the generation prompt has not: it "
             f"{became}",
         )  # fmt: skip
+
+
+def bare_prompts(statistics: Statistics, manifest: Manifest) -> Iterator[Check]:
+    """Check that prompts which a model answers have the chat template that it was tuned with."""
+    if not statistics.template or manifest.row_kind != PROMPTS:
+        return
+    rows, bare = manifest.train.samples + manifest.heldout.samples, manifest.notes.get(BARE_TEXT, 0)
+    yield judged(
+        "chat template", bare, rows,
+        f"{counted_of(bare, rows, 'prompt', 'is', 'are')} bare text, without the chat template that the base has",
+        "only warns", fine=f"each of {counted(rows, 'prompt')} has it",
+        advice="an instruct model answers bare text with nothing, or continues it: write prompts as messages, or "
+        "data.columns: {instruction: prompt}, by which each is the question of a chat; bare text is right for a base that was "
+        "not tuned to chat",
+    )  # fmt: skip
 
 
 def day(statistics: Statistics, data: Data) -> Iterator[Check]:

@@ -100,8 +100,8 @@ class RowKind:
         """Return the sequences that were made of a row's samples, with answers that are compared begun at the same token."""
         return sequences
 
-    def notes(self, sequences: Sequence[Encoded], request: DataRequest) -> Iterator[str]:
-        """Yield the names of the counts of the contract in which a stored row is counted."""
+    def notes(self, sequences: Sequence[Encoded], samples: Sequence[Sample], request: DataRequest) -> Iterator[str]:
+        """Yield the names of the counts of the contract in which a stored row, made of `samples`, is counted."""
         yield from ()
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:

@@ -44,6 +44,8 @@ PROMPT = "prompt"
 _REFERENCE_BESIDE_COLUMN = "reference answer"
 """Key of the reference answer beside a column `reference` of the row."""
 _COMPLETION = "completion"
+BARE_TEXT = "bare text"
+"""Name of the count of rows whose prompt is text, which gets no chat template."""
 _UNREFERENCED, _LITTLE_ROOM = "without a reference answer", "little room"
 """Names of counts of rows (RowKind.notes)."""
 
@@ -154,7 +156,9 @@ class Prompts(RowKind):
         # After a prompt without a reference answer there must be room for a token.
         return super().is_long(sequences, max_length - _is_unreferenced(sequences))
 
-    def notes(self, sequences: Sequence[Encoded], request: DataRequest) -> Iterator[str]:
+    def notes(self, sequences: Sequence[Encoded], samples: Sequence[Sample], request: DataRequest) -> Iterator[str]:
+        if isinstance(samples[0], Plain):
+            yield BARE_TEXT
         if _is_unreferenced(sequences):
             yield _UNREFERENCED
         room = request.data.max_length - prompt_length({"labels": sequences[0][1]})

@@ -22,6 +22,10 @@ class ObjectiveSection(Strict):
     """Head of the model that it trains (flytune.models.heads)."""
     refused_formats: ClassVar[dict[str, str]] = {}
     """Formats of data that it cannot train, with the reason and what to do."""
+    # Full models are published with 1e-6 to 1e-4, small ones with up to 1e-3; adapters with about ten times as much (Biderman
+    # et al. 2024, "LoRA Learns Less and Forgets Less").
+    usual_learning_rates: ClassVar[tuple[float, float]] = (1e-4, 1e-3)
+    """Largest usual learning rates of AdamW, of full models and of adapters."""
 
     always_in_key: ClassVar[tuple[str, ...]] = ()
     """Fields that are part of a recipe's key with their defaults too (flytune.recipe.key)."""
@@ -45,6 +49,11 @@ class ObjectiveSection(Strict):
         """List the fields of other sections that contradict the objective, with what to do, a line each."""
         formats = {source.format for source in data.all_sources.values()}
         return [f"data.format: {form} {reason}" for form, reason in self.refused_formats.items() if form in formats]
+
+
+OF_COMPARED_ANSWERS = (5e-6, 1e-4)
+"""Largest usual learning rates of losses relative to a reference (Rafailov et al. 2023; Ethayarajh et al. 2024; Shao et al.
+2024)."""
 
 
 class ComparingSection(ObjectiveSection):

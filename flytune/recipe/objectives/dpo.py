@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from flytune import limits
-from flytune.recipe.objectives.base import ReferenceSection
+from flytune.recipe.objectives.base import OF_COMPARED_ANSWERS, ReferenceSection
 from flytune.row_names import PAIRS, RowKindName
 from flytune.sentences import counted
 
@@ -17,6 +17,7 @@ class Dpo(ReferenceSection):
     """Direct preference optimization: it trains preferences between two answers to a prompt."""
 
     row_kind: ClassVar[RowKindName] = PAIRS
+    usual_learning_rates: ClassVar[tuple[float, float]] = OF_COMPARED_ANSWERS
 
     name: Literal["dpo"]
     """`dpo` trains preferences between two answers to a prompt (docs/objectives.md)."""

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from flytune import limits
 from flytune.recipe.data import Data
-from flytune.recipe.objectives.base import ObjectiveSection
+from flytune.recipe.objectives.base import OF_COMPARED_ANSWERS, ObjectiveSection
 from flytune.recipe.rewards import MOST, OWN, Reward, RewardFunction
 from flytune.recipe.training import Training
 from flytune.row_names import PROMPTS, RowKindName
@@ -29,6 +29,7 @@ class Grpo(ObjectiveSection):
     """Group relative policy optimization: the model answers prompts itself, and rewards say which answers are better."""
 
     row_kind: ClassVar[RowKindName] = PROMPTS
+    usual_learning_rates: ClassVar[tuple[float, float]] = OF_COMPARED_ANSWERS
 
     name: Literal["grpo"]
     """`grpo` trains answers that the model draws itself, by their rewards (docs/objectives.md)."""

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 
 from flytune.recipe.data import Data
-from flytune.recipe.objectives.base import ReferenceSection, Weight
+from flytune.recipe.objectives.base import OF_COMPARED_ANSWERS, ReferenceSection, Weight
 from flytune.recipe.training import Training
 from flytune.row_names import LABELLED_ANSWERS, RowKindName
 
@@ -16,6 +16,7 @@ class Kto(ReferenceSection):
     """Kahneman-Tversky optimization: it trains answers that are labelled desirable or undesirable."""
 
     row_kind: ClassVar[RowKindName] = LABELLED_ANSWERS
+    usual_learning_rates: ClassVar[tuple[float, float]] = OF_COMPARED_ANSWERS
     formats: ClassVar[tuple[str, ...]] = ("unpaired", "preference")
     compares: ClassVar[str] = "labelled answers"
     # The one section of all objectives, up to 0.6, had another default.
