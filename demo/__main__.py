@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demo import inputs
-from flytune.recipe import read_recipe
+from flytune.artifacts import kept
 from flytune.records import Metrics
 
 RECIPES = [Path("recipes/demo-qlora.yaml"), Path("recipes/demo-full-zero2.yaml")]
@@ -22,16 +22,16 @@ def run(recipe: Path, console: Console) -> tuple[Path, float]:
     """Run one recipe as a user would; return the folder of its artifact, and the seconds."""
     command = ["flytune", "run", str(recipe)]
     console.rule(f"[bold]{' '.join(command)}", align="left")
-    published = Path(read_recipe(recipe).publish.address or HOME)
-    before = {path.name for path in published.glob("*")}
+    results = HOME / "artifacts"
+    before = {path.name for path in results.glob("*")}
     started = time.monotonic()
     # The demo needs no files from the hub.
-    done = subprocess.run(command, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    done = subprocess.run(command, env=os.environ | {"HF_HUB_OFFLINE": "1", kept.VARIABLE: str(results)})
     seconds = time.monotonic() - started
     if done.returncode:
         console.print(f"[red]{recipe} failed (exit code {done.returncode}); the error is shown above.")
         sys.exit(1)
-    (artifact,) = [path for path in published.glob("*") if path.name not in before]
+    (artifact,) = [path for path in results.glob("*") if path.name not in before]
     return artifact, seconds
 
 

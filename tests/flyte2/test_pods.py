@@ -89,6 +89,8 @@ def test_a_light_pod_is_flyte_1_s(name):
     template, other = spec_of(TASKS[name]).task_template, proto(LIGHT[name])
     (one,), (two,) = (pod_of(task)["containers"] for task in (template, other))
     requests, first = one.pop("resources"), two.pop("resources")
+    # Flyte 1 compiles what a person is asked in the pod that stores, by the images' names.
+    two["env"] = [variable for variable in two["env"] if not variable["name"].endswith(("IMAGE", "IMAGES"))]
     assert one == two
     assert requests["requests"] == first["requests"]
     assert requests.get("limits", {}) == first.get("limits", {})

@@ -343,7 +343,7 @@ def test_prompts_without_reference_answers_are_trained_scored_and_shown(tmp_path
     changes = {"objective": unjudged, "evaluation.sample_answers": 2, "training.max_steps": 2}
     recipe = Recipe.model_validate(tiny_recipe(base, path, changes))
     manifest = data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
-    assert manifest.notes == {"without a reference answer": 64}
+    assert manifest.notes == {"without a reference answer": 64, "bare text": 64}
     result = ranks.run(1, objective_runs.fit, recipe, tmp_path, tmp_path / "out")
     assert all(step.reward is not None and step.tokens for step in result.steps)
     metrics = ranks.run(1, score.score, recipe, tmp_path / "out", tmp_path / "dataset")
