@@ -3,6 +3,7 @@
 import json
 from typing import NamedTuple
 
+from flytune import json_core
 from flytune.artifacts import notify
 from flytune.console import step_lines
 from flytune.errors import ExportError
@@ -62,7 +63,7 @@ def left_open(orchestrator: Orchestrator, sentence: str) -> str:
     note = _note(orchestrator)
     if note is None or not note.exists():
         return ""
-    address = json.loads(note.read())["artifact"]
+    address = json_core.load_object(note.read())["artifact"]
     found = _question(address)
     if not found.answers:
         question = found.question
