@@ -17,7 +17,7 @@ from flyte.remote import Run
 from flyte2.driver import driver
 from flyte2.refresh import refresh
 from flyte2.runtime.orchestrator import current
-from flytune.planning import uploads
+from flytune.cluster import uploads
 from flytune.recipe import Notify, Recipe, read_recipe
 from flytune.registry import refresh as registry_refresh
 

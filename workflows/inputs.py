@@ -15,8 +15,8 @@ from flytekit.remote.remote_fs import FlyteFS
 from flytekit.types.directory import FlyteDirectory
 
 from flytune import patches, yaml_core
-from flytune.planning import code_files, signed_uploads
-from flytune.planning.signed_uploads import SignedUpload
+from flytune.cluster import code_files, signed_uploads
+from flytune.cluster.signed_uploads import SignedUpload
 from flytune.recipe import Recipe, inputs, named_files
 from flytune.schema import load_yaml
 from tasks.runtime.errors import is_pyflyte

@@ -10,7 +10,7 @@ from pathlib import Path
 from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule, Email, LaunchPlan, Slack, WorkflowExecutionPhase
 from flytekit.core.notification import Notification
 
-from flytune.planning import uploads
+from flytune.cluster import uploads
 from flytune.recipe import Notify, read_recipe
 from flytune.registry import refresh as registry_refresh
 from workflows.refresh import refresh

@@ -8,8 +8,8 @@ import click
 
 from flyte2.runtime.uploads import DataProxy
 from flytune import patches
+from flytune.cluster import code_files, signed_uploads
 from flytune.errors import FlytuneError
-from flytune.planning import code_files, signed_uploads
 from flytune.recipe import Recipe, inputs, named_files
 
 _CHANGES: tuple[Any, ...] = (dict, list[dict])  # type: ignore[type-arg]  # as in the task's signature

@@ -13,7 +13,7 @@ from flyteidl2.core.literals_pb2 import Literal
 from flyteidl2.core.types_pb2 import LiteralType, SimpleType, TypeStructure
 
 from flyte2.runtime.uploads import DataProxy
-from flytune.planning import signed_uploads
+from flytune.cluster import signed_uploads
 from flytune.recipe import Recipe
 from flytune.schema import Strict
 

@@ -8,9 +8,9 @@ from flyte._initialize import get_client, get_init_config
 from flyte.syncify import syncify
 from flyteidl2.dataproxy.dataproxy_service_pb2 import CreateUploadLocationRequest
 
+from flytune.cluster import signed_uploads
+from flytune.cluster.signed_uploads import SignedUpload
 from flytune.errors import StorageError
-from flytune.planning import signed_uploads
-from flytune.planning.signed_uploads import SignedUpload
 
 
 class DataProxy:

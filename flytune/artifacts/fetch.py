@@ -2,9 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -15,17 +13,8 @@ from flytune.errors import ExportError
 from flytune.files import full_error, new_output, read_regular, sha256_of
 from flytune.names import inside
 from flytune.records import Contents
-from flytune.records.contents import CONTENTS, SWEEP, FileDiffers, kind_of, read_contents, refuse_other
+from flytune.records.contents import CONTENTS, SWEEP, FileDiffers, Reader, kind_of, read_contents, refuse_other, unreadable
 from flytune.storage import Storage
-
-
-class Reader(NamedTuple):
-    """Access to the files of one stored artifact, by their names."""
-
-    read: Callable[[str], bytes]
-    """Function that returns the content of a small file; FileNotFoundError if it does not exist."""
-    get: Callable[[str, str], Any]
-    """Function that downloads a file to a local path."""
 
 
 def local_folder(address: str | Path) -> Path:
@@ -88,7 +77,7 @@ def find_point(address: str, name: str, reader: Reader | None = None) -> str:
     except ExportError:
         raise
     except Exception as error:
-        raise _unreadable(address, error) from error
+        raise unreadable(address, error) from error
     where = f"{address}/{SWEEP}"
     try:
         # Earlier versions list no files of a sweep; the artifact has its own list.
@@ -131,7 +120,7 @@ def _hub_reader(address: str) -> Reader:
     except ExportError:
         raise
     except Exception as error:
-        raise _unreadable(address, error) from error
+        raise unreadable(address, error) from error
 
     def download(file: str) -> str:
         return str(hf_hub_download(name, file, revision=commit))
@@ -147,24 +136,7 @@ def _contents(reader: Reader, address: str | Path) -> bytes:
     except ExportError:
         raise
     except Exception as error:
-        raise _unreadable(address, error) from error
-
-
-def has_list(reader: Reader, address: str) -> bool:
-    """Return whether a folder has the list by which its files are verified.
-
-    Raises:
-        ExportError: it cannot be read.
-    """
-    try:
-        reader.read(CONTENTS)
-    except FileNotFoundError:
-        return False
-    except ExportError:
-        raise
-    except Exception as error:
-        raise _unreadable(address, error) from error
-    return True
+        raise unreadable(address, error) from error
 
 
 def _fetch(reader: Reader, content: bytes, out: Path, address: str) -> None:
@@ -187,11 +159,6 @@ def _download(reader: Reader, contents: Contents, folder: Path, address: str) ->
         except Exception as error:
             if full_error(error):
                 raise
-            raise _unreadable(f"{address}/{stored.file}", error) from error
+            raise unreadable(f"{address}/{stored.file}", error) from error
         if sha256_of(path) != stored.sha256:
             raise ExportError(f"{address}/{stored.file}: not what {CONTENTS} says; publish the artifact again")
-
-
-def _unreadable(address: str | Path, error: Exception) -> ExportError:
-    """Return an error of huggingface_hub or requests, or a FileNotFoundError, as an ExportError."""
-    return ExportError(f"{address}: cannot be read: {reason(error)}")

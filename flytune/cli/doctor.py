@@ -8,12 +8,13 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from flytune.cluster import control_plane, flyte2_sdk, folders
 from flytune.console import tables
-from flytune.doctor import Finding, admin, control_plane, finding, flyte2, kube, laptop
+from flytune.doctor import Finding, admin, finding, flyte2, kube, laptop
 from flytune.dryrun import confirm
 from flytune.errors import FlytuneError, RecipeError
 from flytune.hardware import SecretKey, Secrets, load_cluster, load_shapes, shape_named
-from flytune.planning import evaluation_shape, folders, planner
+from flytune.planning import evaluation_shape, planner
 from flytune.recipe import read_recipe
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
@@ -46,7 +47,7 @@ def _secrets() -> list[SecretKey]:
 
 
 def _findings(options: argparse.Namespace) -> Iterator[Finding]:
-    second = flyte2.config_file()
+    second = flyte2_sdk.config_file()
     if not options.remote:
         yield from laptop.findings()
         if second is not None:

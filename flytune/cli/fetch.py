@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from flytune.artifacts import executions, failed_runs, fetch, runs_of_flyte2
-from flytune.doctor import flyte2
+from flytune.artifacts import fetch
+from flytune.cluster import executions, failed_runs, flyte2_sdk, runs_of_flyte2
 from flytune.errors import ExportError, RecipeError, printable
 from flytune.files import new_output
 from flytune.records import Metrics, Plan
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     if not Path(address).exists() and (execution := runs_of_flyte2.parse(address)) is None:
         execution = executions.parse(address, options.project, options.domain)
     if execution is not None and execution.node is None:
-        second = flyte2.config_file()
+        second = flyte2_sdk.config_file()
     if options.failed:
         if options.point or execution is None:
             raise RecipeError("--failed: for an execution, without --point; name a point's artifact by its address")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flytune.cluster import folders, uploads
 from flytune.console import tables
 from flytune.dryrun import confirm
 from flytune.errors import RecipeError, printable
@@ -18,13 +19,11 @@ from flytune.planning import (
     drawn,
     evaluation_shape,
     first_rows,
-    folders,
     largest,
     planner,
     sample_count,
     solving,
     table,
-    uploads,
 )
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Recipe, learning_rates, read_recipe

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from flytune import files
-from flytune.artifacts import kept, runs_of_flyte2
-from flytune.artifacts.executions import Execution
+from flytune.artifacts import kept
+from flytune.cluster import control_plane, flyte2_sdk, runs_of_flyte2
+from flytune.cluster.executions import Execution
 from flytune.console import step_lines
-from flytune.doctor import admin, control_plane, flyte2
+from flytune.doctor import admin, flyte2
 from flytune.errors import RecipeError
 from flytune.recipe import Recipe, inputs, named_files, read_recipe
 from flytune.stages import local
@@ -86,13 +87,13 @@ def _ask_cluster(options: argparse.Namespace) -> None:
     Raises:
         RecipeError: there is none, or it does not answer.
     """
-    config = flyte2.config_file()
+    config = flyte2_sdk.config_file()
     if options.flyte2 and config is None:
         raise RecipeError(
             "--flyte2 --remote: no configuration of Flyte 2 names a cluster; `flyte create config --endpoint HOST` writes one"
         )
     if options.flyte2 and config is not None:
-        project, domain = flyte2.scope(config)
+        project, domain = flyte2_sdk.scope(config)
         found = flyte2.findings(config, options.project or project, options.domain or domain, only_reach=True)
     else:
         found = admin.findings(
@@ -108,12 +109,12 @@ def _follow(command: list[str], options: argparse.Namespace) -> int:
 
     `flyte run --follow` shows the log for as long as the backend streams it, half a minute on the open one, and fails then.
     """
-    name, config = options.name, flyte2.config_file()
+    name, config = options.name, flyte2_sdk.config_file()
     try:
         code = subprocess.run(command, check=False).returncode
         if config is None:
             return code
-        project, domain = flyte2.scope(config)
+        project, domain = flyte2_sdk.scope(config)
         run = Execution(options.project or project, options.domain or domain, name)
         if not runs_of_flyte2.is_known(config, run):
             return code

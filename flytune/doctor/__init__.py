@@ -1,9 +1,8 @@
 """Checks of this machine and of a cluster before a run, with advice.
 
-laptop.py, admin.py and kube.py collect facts; each is judged separately, in one finding. control_plane.py has the client of
-Flyte 1, flyte2.py that of Flyte 2.
+laptop.py, admin.py, flyte2.py and kube.py collect facts; each is judged separately, in one finding.
 """
 
 from flytune.doctor.finding import Finding
 
-__all__ = ["Finding", "admin", "control_plane", "finding", "flyte2", "kube", "laptop"]
+__all__ = ["Finding", "admin", "finding", "flyte2", "kube", "laptop"]

@@ -8,9 +8,9 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from flytune.cluster.control_plane import NO_CLUSTER, certificates, client_of, errors, line, platform_of
 from flytune.doctor import storage
-from flytune.doctor.control_plane import certificates, client_of, errors, line, platform_of
-from flytune.doctor.finding import NO_CLUSTER, Finding, fail, ok, warn
+from flytune.doctor.finding import Finding, fail, ok, warn
 from flytune.hardware import load_shapes
 
 PORT = 443

@@ -6,12 +6,6 @@ from flytune.schema import Strict
 
 Level = Literal["OK", "WARN", "FAIL"]
 
-NO_CLUSTER = (
-    "start Flyte's sandbox with `flytectl demo start` (it needs docker), then "
-    "`export FLYTECTL_CONFIG=~/.flyte/config-sandbox.yaml`; for an existing cluster: `flytectl config init --host=HOST`"
-)
-"""Advice for a user without a cluster."""
-
 
 class Finding(Strict):
     """The result of one check, with advice."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from flytune.cluster import folders
 from flytune.data import order
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.hardware import Cluster, Shape, load_cluster, load_shapes
@@ -13,7 +14,6 @@ from flytune.planning import (
     candidates,
     drawing_answers,
     evidence,
-    folders,
     largest,
     loading,
     ranking,

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytune import json_core, sentences
+from flytune.cluster import uploads
 from flytune.data import readers, row_kind, sources, windows
-from flytune.planning import uploads
 from flytune.recipe import Recipe, Source
 from flytune.records import Plan
 

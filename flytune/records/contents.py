@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import Field, model_validator
 from tqdm import tqdm
@@ -212,3 +212,34 @@ def list_files(folder: Path, hashes: Mapping[str, str] | None = None, label: str
     names = [path.relative_to(folder).as_posix() for path in paths]
     bar = tqdm(zip(paths, names, strict=True), total=len(paths), desc=label, unit=" files", delay=2)
     return [stored_file(path, name, (hashes or {}).get(name)) for path, name in bar]
+
+
+class Reader(NamedTuple):
+    """Access to the files of one stored artifact, by their names."""
+
+    read: Callable[[str], bytes]
+    """Function that returns the content of a small file; FileNotFoundError if it does not exist."""
+    get: Callable[[str, str], Any]
+    """Function that downloads a file to a local path."""
+
+
+def has_list(reader: Reader, address: str) -> bool:
+    """Return whether a folder has the list by which its files are verified.
+
+    Raises:
+        ExportError: it cannot be read.
+    """
+    try:
+        reader.read(CONTENTS)
+    except FileNotFoundError:
+        return False
+    except ExportError:
+        raise
+    except Exception as error:
+        raise unreadable(address, error) from error
+    return True
+
+
+def unreadable(address: str | Path, error: Exception) -> ExportError:
+    """Return an error of huggingface_hub or requests, or a FileNotFoundError, as an ExportError."""
+    return ExportError(f"{address}: cannot be read: {reason(error)}")

@@ -4,11 +4,12 @@ from typing import NamedTuple
 
 from flytune import data
 from flytune.artifacts import publish
+from flytune.cluster import uploads
 from flytune.console import run_lines, step_lines
 from flytune.dryrun import confirm
 from flytune.hardware import load_cluster
 from flytune.models import base as models_base
-from flytune.planning import evaluation_shape, planner, reference_shape, sample_count, table, uploads
+from flytune.planning import evaluation_shape, planner, reference_shape, sample_count, table
 from flytune.recipe import DataRequest, Recipe
 from flytune.sharding import route
 from flytune.stages.harness import HarnessData

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from flytune.artifacts import publish
-from flytune.planning import uploads
+from flytune.cluster import uploads
 from flytune.recipe import Recipe
 from flytune.registry import refresh
 from flytune.stages.orchestrator import Orchestrator

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
+from flytune.cluster import uploads
 from flytune.data.file_patterns import Wanted, divided
 from flytune.data.readers import read
 from flytune.data.sources import fingerprint, locate
 from flytune.errors import DataError, RecipeError
-from flytune.planning import uploads
 from flytune.recipe import Data, Recipe
 from tests.support.tiny import tiny_recipe
 

@@ -12,7 +12,8 @@ import yaml
 from flytekit.configuration.file import get_config_file
 
 from flytune.cli import main
-from flytune.doctor import admin, control_plane, kube, laptop, nodes
+from flytune.cluster import control_plane
+from flytune.doctor import admin, kube, laptop, nodes
 from flytune.hardware import Cluster, load_shapes, shape_named
 from tests.support.mock_cluster import flyteadmin, http
 from tests.support.recipes import content

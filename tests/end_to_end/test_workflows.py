@@ -15,7 +15,7 @@ import pytest
 from flytekit.configuration.file import get_config_file
 
 from flytune import cli
-from flytune.artifacts.executions import STORE
+from flytune.cluster.executions import STORE
 from flytune.recipe import Recipe
 from flytune.records import Metrics, Plan, TrainingResult
 from flytune.records.contents import verify

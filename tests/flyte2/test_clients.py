@@ -12,9 +12,9 @@ from flyteidl2.task.common_pb2 import Inputs, NamedLiteral, Outputs
 from flyteidl2.task.task_definition_pb2 import TaskSpec
 
 from flyte2.runtime.orchestrator import Flyte2
-from flytune.artifacts import runs_of_flyte2
-from flytune.artifacts.executions import Execution
 from flytune.cli import main
+from flytune.cluster import flyte2_sdk, runs_of_flyte2
+from flytune.cluster.executions import Execution
 from flytune.doctor import flyte2
 from flytune.errors import ExportError
 from flytune.hardware import SecretKey
@@ -95,16 +95,16 @@ def folder(address):
 def test_the_sections_of_a_configuration_say_which_flyte_it_is(content, second, home):
     file = home / ".flyte" / "config.yaml"
     file.write_text(content)
-    assert (flyte2.config_file() is not None) == second
+    assert (flyte2_sdk.config_file() is not None) == second
 
 
 def test_the_configuration_that_the_sdk_finds_first_decides(home, monkeypatch):
     (home / "first.yaml").write_text("admin: {endpoint: 'dns:///host'}\n")
     monkeypatch.setenv("FLYTECTL_CONFIG", str(home / "first.yaml"))
     # The folder's own comes before the variable.
-    assert flyte2.config_file().as_posix() == ".flyte/config.yaml"
+    assert flyte2_sdk.config_file().as_posix() == ".flyte/config.yaml"
     (home / ".flyte" / "config.yaml").unlink()
-    assert flyte2.config_file() is None
+    assert flyte2_sdk.config_file() is None
 
 
 def said(findings):
@@ -113,7 +113,7 @@ def said(findings):
 
 def test_the_doctor_checks_control_plane_project_and_storage(home, plane):
     before = fsspec.get_filesystem_class("s3")
-    found = said(flyte2.findings(flyte2.config_file(), PROJECT, DOMAIN))
+    found = said(flyte2.findings(flyte2_sdk.config_file(), PROJECT, DOMAIN))
     assert [one[:2] for one in found] == [("OK", name) for name in ("flyte config", "control plane", "project", "storage")]
     assert f"Flyte 2, dns:///{plane.endpoint}" in found[0][2]
     assert found[3][2].startswith(f"accepts uploads: s3://{BUCKET}/")
@@ -126,7 +126,7 @@ def test_secrets_are_flyte_2_s_own_found_by_their_keys(home, plane, monkeypatch)
         SecretKey(env_var=name, group="flytune", key=key) for name, key in (("HF_TOKEN", "hub"), ("WANDB_API_KEY", "wandb"))
     ]
     monkeypatch.setattr(plane, "secrets", {"hub"})
-    found = list(flyte2.findings(flyte2.config_file(), PROJECT, DOMAIN, secrets=keys))[-2:]
+    found = list(flyte2.findings(flyte2_sdk.config_file(), PROJECT, DOMAIN, secrets=keys))[-2:]
     assert [(one.level, one.said) for one in found] == [
         ("OK", "hub (value not shown)"),
         ("FAIL", "Flyte 2 has no secret wandb"),
@@ -139,13 +139,13 @@ def test_secrets_are_flyte_2_s_own_found_by_their_keys(home, plane, monkeypatch)
     [("other", DOMAIN, "other does not exist"), (PROJECT, "production", f"{PROJECT} has no domain production")],
 )
 def test_a_project_that_is_not_there_is_told(project, domain, text, home):
-    (*_, last) = said(flyte2.findings(flyte2.config_file(), project, domain))
+    (*_, last) = said(flyte2.findings(flyte2_sdk.config_file(), project, domain))
     assert last == ("FAIL", "project", text)
 
 
 def test_a_control_plane_with_bad_manners_is_told_with_what_to_do(home, plane):
     def last():
-        return list(flyte2.findings(flyte2.config_file(), PROJECT, DOMAIN))[-1]
+        return list(flyte2.findings(flyte2_sdk.config_file(), PROJECT, DOMAIN))[-1]
 
     plane.manners["ListProjects"] = ConnectError(Code.PERMISSION_DENIED, "not yours")
     assert (last().what, last().said, last().do) == (
@@ -163,7 +163,7 @@ def test_a_control_plane_with_bad_manners_is_told_with_what_to_do(home, plane):
 def test_a_control_plane_that_does_not_answer_in_time_is_told(home, plane, monkeypatch):
     monkeypatch.setattr(flyte2, "_SECONDS", 0.2)
     plane.manners["ListProjects"] = 3
-    found = list(flyte2.findings(flyte2.config_file(), PROJECT, DOMAIN))[-1]
+    found = list(flyte2.findings(flyte2_sdk.config_file(), PROJECT, DOMAIN))[-1]
     assert found.said == "did not answer in 0 s"
     assert "flyte get project" in found.do
 
@@ -171,7 +171,7 @@ def test_a_control_plane_that_does_not_answer_in_time_is_told(home, plane, monke
 def test_the_lack_of_a_token_is_told(home, plane):
     # The SDK sends tokens over TLS alone, which the stand-in has not.
     plane.token = "hush"
-    found = list(flyte2.findings(flyte2.config_file(), PROJECT, DOMAIN))[-1]
+    found = list(flyte2.findings(flyte2_sdk.config_file(), PROJECT, DOMAIN))[-1]
     assert found.said == "UNAUTHENTICATED: token is missing or has expired"
 
 
@@ -179,7 +179,7 @@ def test_the_folder_of_a_run_is_found_by_its_name_and_its_address_in_the_console
     ended(plane, "made", SUCCEEDED, folder("s3://flyte/artifact/"))
     run = runs_of_flyte2.parse(URL.format("made") + "?i=a0")
     assert run == Execution(PROJECT, DOMAIN, "made")
-    assert runs_of_flyte2.find(flyte2.config_file(), run).address == "s3://flyte/artifact"
+    assert runs_of_flyte2.find(flyte2_sdk.config_file(), run).address == "s3://flyte/artifact"
 
 
 def test_fetch_verifies_what_a_run_has_stored(home, plane, capsys):
@@ -192,7 +192,7 @@ def test_fetch_verifies_what_a_run_has_stored(home, plane, capsys):
 def test_a_run_without_results_is_told_with_its_phase(home, plane):
     ended(plane, "going", RUNNING)
     ended(plane, "bad", FAILED)
-    config = flyte2.config_file()
+    config = flyte2_sdk.config_file()
     for run, text in (
         ("going", "the run is RUNNING, and returns nothing yet"),
         ("bad", "the run is FAILED, and returns nothing; --failed fetches"),

@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flytune.cli import main
+from flytune.cluster import folders
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.estimates import config_sizes
 from flytune.hardware import load_cluster, shape_named
 from flytune.hardware.shapes import GIB
 from flytune.models import base as models_base
 from flytune.models import config_files
-from flytune.planning import base_sizes, candidates, folders, planner, requirements
+from flytune.planning import base_sizes, candidates, planner, requirements
 from flytune.recipe import Recipe
 from flytune.records.plan import STEP
 from flytune.sharding import ONE_PROCESS, SHARDINGS, pair_problem, route, sharding_of

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from flytune.artifacts import lineage
+from flytune.cluster import uploads
 from flytune.errors import ExportError, RecipeError
-from flytune.planning import uploads
 from flytune.recipe import Recipe, named_files, read_recipe
 from flytune.records.contents import CONTENTS
 from flytune.storage import Storage

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flytune.cluster import signed_uploads, uploads
 from flytune.errors import FlytuneError, RecipeError
-from flytune.planning import signed_uploads, uploads
 from flytune.recipe import Recipe
 from flytune.recipe import inputs as recipe_inputs
 from tests.support import fork_server

@@ -19,13 +19,13 @@ from flytekit.remote import FlyteRemote
 
 import workflows  # noqa: F401 (uploads with it)
 from flytune import data
+from flytune.cluster import signed_uploads, uploads
 from flytune.data.sources import read_chat_template
 from flytune.errors import RecipeError, StorageError
 from flytune.evaluation.harness import tasks
 from flytune.hardware import Cluster
 from flytune.models.base import local_name
 from flytune.models.remote import fetch_model
-from flytune.planning import signed_uploads, uploads
 from flytune.recipe import Recipe
 from flytune.stages.plan import plan_run
 from flytune.stages.refresh import decide_refresh

@@ -11,9 +11,9 @@ from flyteidl.core import literals_pb2
 from flytekit.configuration.file import get_config_file
 
 from flytune import cli
-from flytune.artifacts import executions
-from flytune.artifacts.executions import STORE, Execution
-from flytune.artifacts.failed_runs import REPORT
+from flytune.cluster import executions
+from flytune.cluster.executions import STORE, Execution
+from flytune.cluster.failed_runs import REPORT
 from flytune.errors import ExportError
 from flytune.records import Contents, StoredFile
 from flytune.records.contents import CONTENTS, seal, verify

@@ -10,10 +10,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from flytune.artifacts.fetch import Reader, has_list
-from flytune.doctor import control_plane
-from flytune.doctor.control_plane import ControlPlane
+from flytune.cluster import control_plane
+from flytune.cluster.control_plane import ControlPlane
 from flytune.errors import ExportError
+from flytune.records.contents import Reader, has_list
 from flytune.sentences import counted
 
 STORE = "tasks.store.store_artifact"

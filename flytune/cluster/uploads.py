@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytune import files, json_core
+from flytune.cluster import folders
 from flytune.data import file_patterns, harness_tasks, sources, windows
 from flytune.errors import DataError, RecipeError
 from flytune.hardware import load_cluster
 from flytune.hardware.shapes import GIB
 from flytune.models import base, initial_adapter, remote
-from flytune.planning import folders
 from flytune.recipe import Recipe
 from flytune.schema import dotted
 

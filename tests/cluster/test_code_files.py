@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flytune import patches
+from flytune.cluster import code_files
 from flytune.errors import FlytuneError
-from flytune.planning import code_files
 from tests.support.laptop import checkout
 from tests.support.paths import ROOT
 

@@ -7,9 +7,10 @@ import yaml
 from rich.console import Console
 
 from flytune.cli import main
+from flytune.cluster import folders
 from flytune.errors import RecipeError
 from flytune.hardware import Cluster
-from flytune.planning import folders, planner
+from flytune.planning import planner
 from tests.support.plans import GEOMETRY, recipe_of
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 

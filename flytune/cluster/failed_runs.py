@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from flytune.addresses import reason, redact
-from flytune.artifacts import executions
-from flytune.artifacts.executions import Execution
-from flytune.doctor import control_plane
-from flytune.doctor.control_plane import ControlPlane
+from flytune.cluster import control_plane, executions
+from flytune.cluster.control_plane import ControlPlane
+from flytune.cluster.executions import Execution
 from flytune.errors import ExportError, RecipeError
 from flytune.files import new_output
 from flytune.recipe import Recipe

@@ -13,10 +13,10 @@ from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
 
 from flytune import addresses
+from flytune.cluster import folders, uploads
+from flytune.cluster.uploads import Local
 from flytune.errors import RecipeError, StorageError
 from flytune.hardware import load_cluster
-from flytune.planning import folders, uploads
-from flytune.planning.uploads import Local
 from flytune.recipe import Recipe
 
 _CHUNK = 8 * 2**20
@@ -57,7 +57,7 @@ def of_recipe(signer: Signer, recipe: Recipe) -> Recipe:
     """Upload the local files of a recipe; return the recipe with addresses in their place.
 
     Raises:
-        RecipeError: what `flytune.planning.uploads.found` refuses, and folders that pods lack.
+        RecipeError: what `flytune.cluster.uploads.found` refuses, and folders that pods lack.
         StorageError: a file was not uploaded.
     """
     lacking = folders.problems(recipe, load_cluster(), recipe.hardware.shape, uploaded=False)

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flytune.artifacts import failed_runs
-from flytune.artifacts.executions import FAILED, Execution, Made
-from flytune.doctor import flyte2
+from flytune.cluster import failed_runs, flyte2_sdk
+from flytune.cluster.executions import FAILED, Execution, Made
 from flytune.errors import ExportError
 from flytune.files import new_output
 from flytune.sentences import counted
@@ -40,7 +39,7 @@ def find(config: Path, run: Execution) -> Made:
     Raises:
         ExportError: the control plane does not know it, or it has returned nothing.
     """
-    with flyte2.connected(config, run.project, run.domain, run.name):
+    with flyte2_sdk.connected(config, run.project, run.domain, run.name):
         from flyte.remote import ActionDetails
         from flyte.syncify import syncify
 
@@ -73,7 +72,7 @@ class RunEnd(NamedTuple):
 def is_known(config: Path, run: Execution) -> bool:
     """Return whether the control plane knows a run, or does not answer; False if it says that there is none."""
     try:
-        with flyte2.connected(config, run.project, run.domain, run.name):
+        with flyte2_sdk.connected(config, run.project, run.domain, run.name):
             from flyte.remote import ActionDetails
 
             ActionDetails.get(run_name=run.name, name=_ROOT)
@@ -93,7 +92,7 @@ def follow(config: Path, run: Execution, show: Callable[[str], None]) -> RunEnd:
     phases, failures = dict[str, str](), 0
     while True:
         try:
-            with flyte2.connected(config, run.project, run.domain, run.name):
+            with flyte2_sdk.connected(config, run.project, run.domain, run.name):
                 outcome = _changes(run, phases, show)
             failures = 0
         except ExportError as error:
@@ -170,7 +169,7 @@ def fetch_report(config: Path, run: Execution, out: Path) -> list[str]:
     """
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; give a new folder")
-    with flyte2.connected(config, run.project, run.domain, run.name):
+    with flyte2_sdk.connected(config, run.project, run.domain, run.name):
         from flyte.remote import Action, ActionDetails
 
         phase = ActionDetails.get(run_name=run.name, name=_ROOT).phase.name

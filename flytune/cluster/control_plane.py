@@ -6,9 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flytune.doctor.finding import NO_CLUSTER
 from flytune.errors import ExportError, chain
 
+NO_CLUSTER = (
+    "start Flyte's sandbox with `flytectl demo start` (it needs docker), then "
+    "`export FLYTECTL_CONFIG=~/.flyte/config-sandbox.yaml`; for an existing cluster: `flytectl config init --host=HOST`"
+)
+"""Advice for a user without a cluster."""
 _SECONDS = 60.0
 
 
