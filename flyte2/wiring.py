@@ -24,7 +24,7 @@ async def planned(recipe: Recipe, export_only: bool = False) -> dict[str, Any]:
     """Plan a recipe; return the values that a run begins with."""
     made, harness_data = await call(PLAN)(recipe=recipe)
     own = {name: getattr(made, name) for name in Planned.model_fields}
-    return own | {"harness_data": harness_data, "recipe": recipe, "export_only": export_only}
+    return own | {"harness_data": harness_data, "export_only": export_only}
 
 
 async def wire(values: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -16,5 +16,5 @@ from workflows.wiring import stages_of, values_of, wire
 def finetune(recipe: Recipe) -> FlyteDirectory:
     """Plan, prepare the data, train on the plan's machines, evaluate the export, store one artifact."""
     planned = make_plan(recipe=recipe)
-    artifact: FlyteDirectory = wire(stages_of(), values_of(planned, recipe))["artifact"]
+    artifact: FlyteDirectory = wire(stages_of(), values_of(planned))["artifact"]
     return artifact

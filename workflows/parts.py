@@ -34,7 +34,7 @@ def prepare_only(recipe: Recipe) -> FlyteDirectory:
 @workflow
 def evaluate_only(recipe: Recipe, artifact: FlyteDirectory) -> Metrics:
     """Compare a stored artifact with its base model again, on the recipe's held-out data as it is now."""
-    values = wire(stages_of("prepare"), values_of(make_plan(recipe=recipe), recipe))
+    values = wire(stages_of("prepare"), values_of(make_plan(recipe=recipe)))
     made = wire(stages_of("evaluate"), values | {"trained": artifact})
     inputs = {name: made[name] for name in ("recipe", "metrics", "answers", "harness_data")}
     metrics: Metrics = combine_tasks(**inputs)
@@ -54,7 +54,7 @@ def export_only(recipe: Recipe) -> FlyteDirectory:
 
 
 def _from_checkpoint(recipe: Recipe, is_export_only: bool) -> FlyteDirectory:
-    values = wire(stages_of("prepare"), values_of(make_plan(recipe=recipe), recipe, is_export_only))
+    values = wire(stages_of("prepare"), values_of(make_plan(recipe=recipe), is_export_only))
     found = find_checkpoint(recipe=recipe, dataset=values["dataset"])
     # The stages that follow take the recipe of the check, and so wait for it.
     made = wire(stages_of("train", "evaluate", "store"), values | {"recipe": found})

@@ -12,10 +12,10 @@ from workflows.routing import map_on, route_to
 assert run, "it declares the tasks"
 
 
-def values_of(planned: Any, recipe: Any, export_only: bool = False) -> dict[str, Any]:
-    """Return the values that a run begins with: outputs of the plan task, and the recipe."""
+def values_of(planned: Any, export_only: bool = False) -> dict[str, Any]:
+    """Return the values that a run begins with: outputs of the plan task, with the recipe as the plan has completed it."""
     own = {name: getattr(planned, name) for name in (*Planned.model_fields, "harness_data")}
-    return own | {"recipe": recipe, "export_only": export_only}
+    return own | {"export_only": export_only}
 
 
 def wire(stages: Iterable[Stage], values: dict[str, Any]) -> dict[str, Any]:

@@ -93,6 +93,10 @@ class Flyte2:
         """Return True if outputs stay on this machine: a run without a cluster."""
         return not self.raw
 
+    def runs_on_declared_rows(self) -> bool:
+        """Return True."""
+        return True
+
 
 def current() -> Flyte2:
     """Return the action that this process runs."""

@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     plan.add_argument("--max-hours", type=float, help="hardware.max_hours instead of the recipe's")
     plan.add_argument("--max-price", type=float, help="hardware.max_price instead of the recipe's")
+    _setting(plan)
     plan.add_argument("--dry-run", action="store_true", help="confirm GPU memory by running the model's code on empty tensors")
     run = commands.add_parser(
         "run", help="run a recipe on this machine, or on a cluster by the command of Flyte, which it prints"
@@ -69,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument(
         "--flyte2", action="store_true", help="run it by `flyte run` of Flyte 2, here or with --remote (docs/flyte2.md)"
     )
+    run.add_argument("--shape", help="a row of shapes.yaml, this-machine, or auto, instead of the recipe's hardware.shape")
+    _setting(run)
     run.add_argument("-p", "--project", help="with --remote: Flyte project (default: pyflyte's, flytesnacks)")
     run.add_argument("-d", "--domain", help="with --remote: Flyte domain (default: pyflyte's, development)")
     run.add_argument("--name", help="with --remote: name of the execution")
@@ -84,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     convert.add_argument("--objective", choices=OBJECTIVES, help="that of a TRL YAML, which names none")
     xray = commands.add_parser("xray", help="show the training data token by token on a page; needs only the tokenizer")
     xray.add_argument("recipe", help="a recipe file")
+    _setting(xray)
     xray.add_argument("--rows", type=int, default=1000, help="number of first rows to read of each source (default: 1000)")
     xray.add_argument("--out", help="path of the page (default: .xray/NAME.html)")
     xray.add_argument("--force", action="store_true", help="replace the file at --out, even if it is not a page of xray")
@@ -337,6 +341,16 @@ def _answering(command: argparse.ArgumentParser, max_new_tokens: int) -> None:
     )
     command.add_argument("--seed", type=int, default=0, help="seed of the drawing (default: 0)")
     _on_base(command)
+
+
+def _setting(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="a field of the recipe with another value, as training.learning_rate=1e-4; repeatable",
+    )
 
 
 def _on_base(command: argparse.ArgumentParser) -> None:

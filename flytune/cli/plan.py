@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from rich.console import Console
 from flytune.cluster import folders, uploads
 from flytune.console import tables
 from flytune.dryrun import confirm
-from flytune.errors import RecipeError, printable
+from flytune.errors import FlytuneError, RecipeError, printable
 from flytune.files import new_output
-from flytune.hardware import load_cluster
+from flytune.hardware import Shape, load_cluster, load_shapes, this_machine
 from flytune.planning import (
     comparing,
     document,
@@ -21,6 +22,7 @@ from flytune.planning import (
     first_rows,
     largest,
     planner,
+    ranking,
     sample_count,
     solving,
     table,
@@ -57,18 +59,19 @@ def run(options: argparse.Namespace) -> int:
     if options.solve:
         return _solve(recipe, options, count, console)
     if options.shape == "auto":
-        ranking = planner.rank(recipe, options.by or "price")
+        ranked = planner.rank(recipe, options.by or "price")
         made = [
             sample_count.told(planner.plan_of(fit, samples, "one of those that fit"), count)
-            for fit in ranking.fits[: table.ROWS]
+            for fit in ranked.fits[: table.ROWS]
         ]
         if options.json:
-            sys.stdout.write(table.ranking_json(recipe, ranking, made) + "\n")
+            sys.stdout.write(table.ranking_json(recipe, ranked, made) + "\n")
         else:
-            table.show_ranking(recipe, ranking, made, options.by or "price", console)
+            table.show_ranking(recipe, ranked, made, options.by or "price", console)
             for line in (count.origin, *count.warnings, *filter(None, [learning_rates.doubt(recipe)])):
                 console.print(printable(line), highlight=False, markup=False)
         return 0
+    asked = recipe
     recipe, made_plan = _made(recipe, count, options, console)
     if options.svg:
         with new_output(Path(options.svg)) as temporary:
@@ -77,14 +80,37 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(document.as_json(made_plan))
     else:
         table.show(made_plan, console)
-        for problem in folders.problems(recipe, load_cluster(), made_plan.shape, uploaded=False):
+        for line in _beside(asked, samples, made_plan) if not options.shape else ():
+            console.print(f"- {printable(line)}", highlight=False, markup=False)
+        is_here = made_plan.shape in (this_machine.NAME, this_machine.CPU_NAME)
+        for problem in () if is_here else folders.problems(recipe, load_cluster(), made_plan.shape, uploaded=False):
             console.print(f"- on a cluster this is refused: {problem}", highlight=False, markup=False)
     return 0
 
 
+def _beside(recipe: Recipe, samples: int | None, plan: Plan) -> Iterator[str]:
+    """Yield what a plan of `hardware.shape: auto` does not say: the cheapest run with any sharding, and a run here."""
+    geometry = read_geometry(recipe.model)
+    if recipe.hardware.shape != "auto" or geometry.unsupported:
+        return
+    best = planner.rank(recipe, "price").fits[0]
+    price, planned = 1e9 * best.price_per_token, plan.price_per_billion_tokens
+    if planned and price < 0.99 * planned:
+        yield (
+            f"cheaper with {ranking.changes(recipe, best.recipe)}: {best.shape.name}, ${price:,.0f} a billion tokens "
+            f"(--shape auto lists all)"
+        )
+    try:
+        here = planner.make(recipe, this_machine.rows(), geometry, samples)
+        said = here.headline
+    except FlytuneError as error:
+        said = "; ".join(" ".join(line.split()) for line in str(error).splitlines()[:2])
+    yield f"`flytune run` without --remote is on this machine ({this_machine.described(this_machine.rows()[0])}): {said}"
+
+
 def _read(path: str, options: argparse.Namespace) -> tuple[Recipe, sample_count.SampleCount]:
     """Return a recipe with the limits of the command line, and the number of its samples."""
-    recipe = read_recipe(path)
+    recipe = read_recipe(path, options.set)
     if options.max_hours or options.max_price:
         recipe = _limited(recipe, options)
     if problems := uploads.missing(recipe):
@@ -103,17 +129,25 @@ def _made(
     if options.shape:
         recipe = planner.on_shape(recipe, options.shape)
     geometry = read_geometry(recipe.model)
+    shapes = _shapes(recipe)
     if options.data:
-        return recipe, drawn.make(recipe, geometry, Path(options.data))
+        return recipe, drawn.make(recipe, geometry, Path(options.data), shapes)
     samples = count.samples
     is_traced = geometry.unsupported is not None
     with console.status(DRY_RUN) if is_traced else nullcontext():
-        made_plan = sample_count.told(planner.make(recipe, geometry=geometry, samples=samples, trace=confirm.best_fit), count)
+        recipe, made_plan = planner.decide(recipe, shapes, geometry, samples, trace=confirm.best_fit)
+    made_plan = sample_count.told(made_plan, count)
     evaluation_shape.shape_for(recipe, made_plan, geometry)
     if options.dry_run and made_plan.memory.engine != "dry run":
         with console.status(DRY_RUN):
             made_plan = confirm.confirmed(recipe, made_plan)
     return recipe, made_plan
+
+
+def _shapes(recipe: Recipe) -> tuple[Shape, ...]:
+    """Return the rows of shapes.yaml, and those of this machine where the recipe names one of them."""
+    here = this_machine.rows() if recipe.hardware.shape in (this_machine.NAME, this_machine.CPU_NAME) else ()
+    return (*load_shapes(), *here)
 
 
 def _compare(options: argparse.Namespace, console: Console) -> int:
@@ -145,7 +179,7 @@ def _solve(recipe: Recipe, options: argparse.Namespace, count: sample_count.Samp
         if field not in largest.FIELDS and options.shape != "auto":
             raise RecipeError(f"--shape {options.shape:.60}: --solve {field} is answered by all shapes; leave it out")
         recipe = planner.on_shape(recipe, options.shape)
-    answer = solving.solve(recipe, field, read_geometry(recipe.model), count.samples)
+    answer = solving.solve(recipe, field, read_geometry(recipe.model), count.samples, _shapes(recipe))
     made = sample_count.told(planner.plan_of(answer.fit, count.samples, f"the answer to --solve {field}"), count)
     if options.json:
         sys.stdout.write(solving.as_json(answer, made) + "\n")

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from flytune.cluster.executions import Execution
 from flytune.console import step_lines
 from flytune.doctor import admin, flyte2
 from flytune.errors import RecipeError
+from flytune.planning import planner
 from flytune.recipe import Recipe, inputs, named_files, read_recipe
 from flytune.stages import local
 
@@ -26,7 +28,9 @@ _OPTIONS = {"project": "--project", "domain": "--domain", "name": "--name"}
 
 def run(options: argparse.Namespace) -> int:
     """Run a recipe or a sweep of it here; for a cluster print pyflyte's or flyte's command, and become that command."""
-    recipe = read_recipe(options.recipe)
+    recipe = read_recipe(options.recipe, options.set)
+    if options.shape:
+        recipe = planner.on_shape(recipe, options.shape)
     if options.out:
         _check_out(options, recipe)
         os.environ[kept.VARIABLE] = os.path.abspath(options.out)
@@ -35,6 +39,8 @@ def run(options: argparse.Namespace) -> int:
     if options.flyte2 and options.remote:
         # By it the run is found again, whatever becomes of its log.
         options.name = options.name or f"f{uuid.uuid4().hex[:19]}"
+    if options.shape or options.set:
+        options.recipe = _written(recipe)
     arguments = command_of_flyte_2(options) if options.flyte2 else command(options)
     program = _program_of_flyte_2() if options.flyte2 else _program()
     if options.remote:
@@ -62,6 +68,13 @@ def _run_here(options: argparse.Namespace, recipe: Recipe) -> int:
         address = local.run(recipe)
     sys.stdout.write(f"{address}\n")
     return 0
+
+
+def _written(recipe: Recipe) -> str:
+    """Return the path of a new file with a recipe as the command line has changed it, for Flyte's command to read."""
+    path = Path(tempfile.mkdtemp(prefix="flytune-recipe-")) / f"{recipe.name}.yaml"
+    path.write_text(recipe.to_yaml(), encoding="utf-8")
+    return str(path)
 
 
 def _content(given: str, name: str, kind: type) -> Any:

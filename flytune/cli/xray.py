@@ -15,7 +15,7 @@ from flytune.sentences import counted_of
 
 def run(options: argparse.Namespace) -> int:
     """Write the page, and print its path, and on stderr what the run would do; with --check, 1 if a check would stop it."""
-    recipe = read_recipe(options.recipe)
+    recipe = read_recipe(options.recipe, options.set)
     named = [recipe.data.dataset_name, *(source.dataset_name for source in recipe.data.sources or ())]
     asks_hub = base.is_on_hub(recipe.model) or any(named)
     with base.without_waiting_for_the_hub() if asks_hub else nullcontext():

@@ -7,7 +7,6 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from flytune import limits
-from flytune.errors import RecipeError
 from flytune.files import SETTINGS
 from flytune.hardware.networks import NETWORKS, Network, NetworkName
 from flytune.schema import Strict, load_rows
@@ -116,15 +115,3 @@ def load_shapes(path: Path = SHAPES_FILE) -> tuple[Shape, ...]:
     """
     shapes = load_rows(path, Shapes, "shapes", because="; a name is a task in the console")
     return tuple(sorted(shapes, key=lambda shape: (shape.total_price_per_hour, shape.world_size, shape.name)))
-
-
-def shape_named(name: str) -> Shape:
-    """Return the row of that name.
-
-    Raises:
-        RecipeError: there is none (the plan was made with another shapes.yaml).
-    """
-    for shape in load_shapes():
-        if shape.name == name:
-            return shape
-    raise RecipeError(f"{SHAPES_FILE.name}: no row {name}; there are {', '.join(shape.name for shape in load_shapes())}")

@@ -1,16 +1,23 @@
-"""Row of shapes.yaml for this machine, for runs on its own GPUs."""
+"""Rows for this machine, for runs on its own GPUs or CPUs, and rows by their names."""
 
 import os
 import re
 import shutil
 import subprocess
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+from flytune.errors import RecipeError
 from flytune.hardware.accelerators import load_accelerators
 from flytune.hardware.devices import AMPERE, MEMORY_TOLERANCE
-from flytune.hardware.shapes import GIB, Shape
+from flytune.hardware.shapes import GIB, SHAPES_FILE, Shape, load_shapes
+from flytune.sentences import counted
 
+NAME = "this-machine"
+"""Name of this machine's row: of its GPUs; where it has none, of its CPUs."""
+CPU_NAME = "this-machine-cpu"
+"""Name of the row of its CPUs, where it has GPUs."""
 _QUERY = ("nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
 _SECONDS = 20.0
 
@@ -38,14 +45,63 @@ def row(name: str | None = None) -> Shape | None:
         cpu=os.cpu_count() or 1,
         memory_gib=memory,
         shared_memory_gib=max(1, min(memory - 1, int(_size("/dev/shm") / GIB))),
-        disk_gib=max(1, int(shutil.disk_usage(Path.cwd()).free / GIB)),
+        disk_gib=_free_disk_gib(),
         price_per_hour=0.0,
     )
+
+
+@cache
+def rows() -> tuple[Shape, ...]:
+    """Return this machine's rows, with a price of 0: its GPUs, if it has any of one kind, and its CPUs as one process."""
+    gpus, memory = row(NAME), memory_gib()
+    cpus = Shape(
+        name=NAME if gpus is None else CPU_NAME,
+        accelerator="cpu",
+        processes=1,
+        cpu=os.cpu_count() or 1,
+        memory_gib=memory,
+        # One process on a CPU uses none of it.
+        shared_memory_gib=1,
+        disk_gib=_free_disk_gib(),
+        price_per_hour=0.0,
+    )
+    return (cpus,) if gpus is None else (gpus, cpus)
+
+
+def is_row(shape: Shape) -> bool:
+    """Return True if a shape is one of this machine's rows, and not of shapes.yaml."""
+    return shape.name in (NAME, CPU_NAME) and shape not in load_shapes()
+
+
+def described(shape: Shape) -> str:
+    """Return what a row of this machine has, in words."""
+    memory = f"{shape.memory_gib} GiB of memory"
+    if shape.is_gpu:
+        return f"{shape.processes} x {shape.accelerator} with {shape.gpu_memory_gib:g} GiB, {memory}"
+    return f"{counted(shape.cpu, 'CPU')}, {memory}" + ("" if shape.name == CPU_NAME else ", no GPUs of one kind")
+
+
+def shape_named(name: str) -> Shape:
+    """Return the row of that name, of shapes.yaml or of this machine.
+
+    Raises:
+        RecipeError: there is none (the plan was made with another shapes.yaml).
+    """
+    # The rows of this machine cost a call of the driver's program.
+    others = rows() if name in (NAME, CPU_NAME) else ()
+    for shape in (*load_shapes(), *others):
+        if shape.name == name:
+            return shape
+    raise RecipeError(f"{SHAPES_FILE.name}: no row {name}; there are {', '.join(shape.name for shape in load_shapes())}")
 
 
 def memory_gib() -> int:
     """Return the whole GiB of this machine's memory; 2, the least of a row, if it has less."""
     return int(max(2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // GIB))
+
+
+def _free_disk_gib() -> int:
+    return max(1, int(shutil.disk_usage(Path.cwd()).free / GIB))
 
 
 def has(here: Shape, shape: Shape) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flytune.errors import RecipeError
 from flytune.estimates import StepTime, Workload, model_states, step_time
-from flytune.hardware import Shape
+from flytune.hardware import Shape, this_machine
 from flytune.hardware.shapes import GIB
 from flytune.models import heads, liger, model_types
 from flytune.objectives import objective_of
@@ -41,6 +41,8 @@ class Fit:
     time: StepTime | None
     traced: str | None = None
     """Result of the dry run, as a sentence; None where the closed form decides."""
+    sharding_reason: str | None = None
+    """Reason for the sharding, as a sentence; None where the recipe names it."""
 
     @property
     def share(self) -> float:
@@ -301,6 +303,8 @@ def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
     wish, names = recipe.hardware, [shape.name for shape in shapes]
     if wish.shape != "auto" and wish.shape not in names:
         raise RecipeError(f"hardware.shape: {wish.shape}: no such row in shapes.yaml; there are {', '.join(names)}")
+    # Where there are GPUs, a cpu shape must be asked for: it is the cheapest, and hardly meant for a run that is rented.
+    takes_cpus = wish.accelerator == "cpu" or wish.shape != "auto" or not any(shape.is_gpu for shape in shapes)
     allowed = [
         shape
         for shape in shapes
@@ -308,11 +312,13 @@ def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
         and wish.accelerator in (None, shape.accelerator)
         and wish.spot in (None, shape.spot)
         and (wish.max_price_per_hour is None or shape.total_price_per_hour <= wish.max_price_per_hour)
-        # A cpu shape must be asked for: it is the cheapest, and hardly meant for a run that is rented.
-        and (shape.is_gpu or "cpu" in (wish.accelerator, shape.accelerator if wish.shape == shape.name else None))
+        and (shape.is_gpu or takes_cpus)
     ]
     if not allowed:
         wishes = ", ".join(f"{key} {value}" for key, value in wish.model_dump(exclude_defaults=True).items()) or "a GPU"
+        if all(map(this_machine.is_row, shapes)):
+            here = " and ".join(map(this_machine.described, shapes))
+            raise RecipeError(f"hardware: this machine has {here}, and not {wishes}; change hardware, or run it on a cluster")
         raise RecipeError(f"hardware: no row of shapes.yaml has {wishes}; there are {', '.join(names)}")
     return allowed
 

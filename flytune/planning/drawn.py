@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flytune import data
 from flytune.errors import DataError, RecipeError
 from flytune.estimates import model_states
-from flytune.hardware import load_shapes
+from flytune.hardware import Shape, load_shapes
 from flytune.objectives import objective_of
 from flytune.planning import planner, workloads
 from flytune.planning.candidates import Fit
@@ -112,14 +112,14 @@ class _Rows:
         return int(self.data.num_rows)
 
 
-def make(recipe: Recipe, geometry: Geometry, folder: Path) -> Plan:
+def make(recipe: Recipe, geometry: Geometry, folder: Path, shapes: Sequence[Shape] | None = None) -> Plan:
     """Return the plan of a recipe for a prepared data set: memory of its longest row, hours of the batches that it draws.
 
     Raises:
         RecipeError, DataError, DoesNotFit: as `lengths` and `planner.make` do.
     """
     found = lengths(folder, recipe)
-    fit = planner.fit(_as_long(recipe, found.longest), load_shapes(), geometry)
+    fit = planner.fit(_as_long(recipe, found.longest), shapes or load_shapes(), geometry, samples=len(found.train))
     plan = planner.advised(fit, geometry, len(found.train))
     drawn = padded(found.train, recipe.training, fit)
     share = _time_share(fit, drawn.mean)
@@ -131,7 +131,7 @@ def make(recipe: Recipe, geometry: Geometry, folder: Path) -> Plan:
         f"takes {share:.0%} of the time of one with the longest rows, from which hours and price follow"
     )
     changed = {
-        "key": recipe.key(),
+        "key": recipe.model_copy(update={"sharding": fit.recipe.sharding}).key(),
         "hours": [share * hours for hours in plan.hours],
         "intervals": {name: one.times(share) if name in ("hours", "price") else one for name, one in plan.intervals.items()},
         "reasons": [said, *plan.reasons],

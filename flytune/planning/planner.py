@@ -12,6 +12,7 @@ from flytune.objectives import objective_of
 from flytune.planning import (
     budget,
     candidates,
+    choosing,
     drawing_answers,
     evidence,
     largest,
@@ -43,7 +44,7 @@ def make(
     cluster: Cluster | None = None,
     trace: Trace | None = None,
 ) -> Plan:
-    """Return the plan of a recipe on the cheapest shape an hour of those that fit and that its hardware wishes allow.
+    """Return the plan of a recipe on the shape of the cheapest run, of those that fit and that its hardware wishes allow.
 
     Where the closed form does not hold for the model, `trace` decides about GPUs (half a minute for each shape).
 
@@ -57,9 +58,22 @@ def make(
             closed form does not hold for the model, and no dry run is given or possible here.
         DoesNotFit: nothing fits; a line for each allowed shape with what it lacks.
     """
+    return decide(recipe, shapes, geometry, samples, cluster, trace)[1]
+
+
+def decide(
+    recipe: Recipe,
+    shapes: Sequence[Shape] | None = None,
+    geometry: Geometry | None = None,
+    samples: int | None = None,
+    cluster: Cluster | None = None,
+    trace: Trace | None = None,
+) -> tuple[Recipe, Plan]:
+    """Return the recipe with the sharding that its plan has chosen, where it names none, and the plan that `make` returns."""
     shapes = load_shapes() if shapes is None else shapes
     geometry = read_geometry(recipe.model) if geometry is None else geometry
-    return advised(fit(recipe, shapes, geometry, cluster, trace), geometry, samples, shapes)
+    chosen = fit(recipe, shapes, geometry, cluster, trace, samples)
+    return chosen.recipe, advised(chosen, geometry, samples, shapes)
 
 
 def fit(
@@ -68,31 +82,47 @@ def fit(
     geometry: Geometry,
     cluster: Cluster | None = None,
     trace: Trace | None = None,
+    samples: int | None = None,
 ) -> Fit:
     """Return the fit that `make` plans, with its arguments and its errors."""
-    if problems := [*candidates.impossible(recipe, geometry), *initial_adapter.problems(recipe)]:
+    ways = choosing.layouts(recipe, geometry)
+    if problems := [*candidates.impossible(ways[0], geometry), *initial_adapter.problems(recipe)]:
         raise RecipeError.of(f"recipe {recipe.name}", problems)
-    refusals, unmounted = [], dict[str, list[str]]()
-    wished = candidates.wished(recipe, shapes)
-    unsupported = geometry.unsupported
+    wished, unsupported = candidates.wished(recipe, shapes), geometry.unsupported
     if unsupported and trace is None and any(shape.is_gpu for shape in wished):
         raise RecipeError(
             f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: the closed form does not know "
             f"{unsupported}; `flytune plan` asks the dry run"
         )
-    for shape in wished:
-        if cluster is not None and (lacking := folders.problems(recipe, cluster, shape.name)):
-            unmounted[shape.name] = lacking
-            refusals.append(f"{shape.name}: {'; '.join(lacking)}")
-            continue
-        decide = trace if trace and unsupported and shape.is_gpu else candidates.best_fit
-        found = decide(recipe, shape, geometry)
-        if isinstance(found, Fit):
-            return found
-        refusals.append(f"{shape.name}: {found}")
+    unmounted = {
+        shape.name: lacking
+        for shape in wished
+        if cluster is not None and (lacking := folders.problems(recipe, cluster, shape.name))
+    }
     if len(unmounted) == len(wished):
         raise RecipeError.of(f"recipe {recipe.name}: folders of a cluster's pods", next(iter(unmounted.values())))
-    lines = refusals if unsupported else [*refusals, _advice(recipe, shapes, wished, geometry)]
+    refusals = {name: "; ".join(lacking) for name, lacking in unmounted.items()}
+    mounted = [shape for shape in wished if shape.name not in unmounted]
+    steps, fits = steps_of(recipe, samples), list[Fit]()
+    if unsupported:
+        mounted = choosing.cheapest_first(ways[0], mounted, geometry, steps)
+    for shape in mounted:
+        if trace and unsupported and shape.is_gpu:
+            best = trace(ways[0], shape, geometry)
+        else:
+            best = choosing.best_layout(ways, shape, geometry)
+        if isinstance(best, str):
+            refusals[shape.name] = best
+        elif unsupported:
+            # No further shape is traced: they are in order.
+            return best
+        else:
+            fits.append(best)
+    if fits:
+        return min(fits, key=lambda one: choosing.cost(one, steps))
+    lines = [f"{shape.name}: {refusals[shape.name]}" for shape in wished]
+    if not unsupported:
+        lines.append(_advice(recipe, shapes, wished, geometry))
     raise DoesNotFit("\n".join([f"recipe {recipe.name}: no shape can hold it", *(f"  {line}" for line in lines)]))
 
 
@@ -124,7 +154,7 @@ def _advice(recipe: Recipe, shapes: Sequence[Shape], wished: Sequence[Shape], ge
     """Return the change nearest in kind with which a recipe fits; if that costs more machines or the method, the length too."""
     nearest = ranking.change_that_fits(recipe, shapes, geometry, share)
     is_far = any(f"{field}: " in nearest for field in ("hardware.shape", "method", "data.max_length"))
-    if is_far and (length := largest.shorter(recipe, geometry, wished, share)):
+    if is_far and not recipe.sharding.is_auto and (length := largest.shorter(recipe, geometry, wished, share)):
         # ranking's is a half, a quarter or an eighth.
         if nearest.startswith(f"{ranking.WOULD_FIT}data.max_length: "):
             return ranking.WOULD_FIT + length
@@ -170,8 +200,8 @@ def steps_of(recipe: Recipe, samples: int | None) -> int | None:
     return recipe.training.max_steps if samples is None else order.steps_of(recipe.training, samples, repeats)
 
 
-def plan_of(fit: Fit, samples: int | None = None, chosen: str = "of those that fit, it costs least an hour") -> Plan:
-    """Return the plan of a fit; `chosen` says why it has its shape, where the recipe does not name one."""
+def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
+    """Return the plan of a fit; `chosen` says why it has its shape, if not as the recipe's `hardware` has it."""
     recipe, shape, work, time = fit.recipe, fit.shape, fit.workload, fit.time
     degrees, batch = work.degrees, recipe.training.global_batch_size
     assert degrees.batch(work.micro_batch, work.accumulation) == batch
@@ -214,7 +244,8 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "of those that f
         intervals=evidence.of(fit, steps),
         calibration=calibration,
         reasons=[
-            f"shape {shape.name}: " + ("as the recipe says" if recipe.hardware.shape != "auto" else chosen),
+            f"shape {shape.name}: {chosen or choosing.reason(fit, steps)}",
+            *([fit.sharding_reason] if fit.sharding_reason else []),
             f"micro batch {work.micro_batch}: of those up to {most} that divide "
             f"{counted(degrees.samples(batch), 'sample')} a process, the "
             "largest that fits"

@@ -101,7 +101,7 @@ def changes(recipe: Recipe, other: Recipe) -> str:
     fields = []
     if recipe.method.name != other.method.name:
         fields.append(f"method: {other.method.name}")
-    if recipe.sharding != other.sharding:
+    if recipe.sharding != other.sharding and not recipe.sharding.is_auto:
         offload = f", offload: {other.sharding.offload}" if other.sharding.offload != "none" else ""
         fields.append(f"sharding: {{name: {other.sharding.name}{offload}}}" if offload else f"sharding: {other.sharding.name}")
     if recipe.training.activation_checkpointing != other.training.activation_checkpointing:
@@ -164,7 +164,10 @@ def _fits(
 ) -> Iterator[tuple[float, float, str]]:
     """List the ways in which a changed recipe fits: the size of the change with its sharding, the price, and its sentence."""
     for layout in layouts(_changed(recipe, one.change), geometry):
-        more: float = (layout.sharding.name != recipe.sharding.name) + (layout.sharding.offload != recipe.sharding.offload)
+        more = 0.0
+        if not recipe.sharding.is_auto:
+            more += layout.sharding.name != recipe.sharding.name
+            more += layout.sharding.offload != recipe.sharding.offload
         more += 0.05 * (layout.training.activation_checkpointing != recipe.training.activation_checkpointing)
         for shape in candidates.wished(layout, shapes):
             fit = candidates.best_fit(layout, shape, geometry)

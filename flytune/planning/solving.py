@@ -7,12 +7,12 @@ with fewer GPUs, a lower price or a shorter time satisfies the question.
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.hardware import Shape, load_shapes
-from flytune.planning import candidates, document, largest, planner, ranking
+from flytune.planning import candidates, choosing, document, largest, planner, ranking
 from flytune.planning.candidates import Fit
+from flytune.planning.choosing import Timed, limits
 from flytune.planning.largest import LAYERS, MICRO_BATCH, Solution
 from flytune.recipe import Recipe
 from flytune.records import Geometry, Plan
@@ -60,9 +60,23 @@ def solve(
         )
     if field in (GPUS, PRICE, HOURS):
         return _of_shapes(recipe, field, geometry, samples, shapes)
-    if problems := candidates.impossible(recipe, geometry):
+    ways = choosing.layouts(recipe, geometry)
+    if problems := candidates.impossible(ways[0], geometry):
         raise RecipeError.of(f"recipe {recipe.name}", problems)
-    return largest.largest(recipe, field, geometry, candidates.wished(recipe, shapes))
+    return _largest(ways, field, geometry, candidates.wished(recipe, shapes))
+
+
+def _largest(ways: Sequence[Recipe], field: str, geometry: Geometry, shapes: Sequence[Shape]) -> Solution:
+    """Return the largest value of a field that fits with any of several shardings, with the first of those that have it."""
+    answers, refusals = [], []
+    for way in ways:
+        try:
+            answers.append(largest.largest(way, field, geometry, shapes))
+        except DoesNotFit as error:
+            refusals.append(error)
+    if not answers:
+        raise refusals[0]
+    return max(answers, key=lambda answer: answer.value)
 
 
 def _of_shapes(recipe: Recipe, field: str, geometry: Geometry, samples: int | None, shapes: Sequence[Shape]) -> Solution:
@@ -84,21 +98,21 @@ def _of_shapes(recipe: Recipe, field: str, geometry: Geometry, samples: int | No
     steps = planner.steps_of(recipe, samples)
     if not steps:
         raise RecipeError(f"--solve {field}: hours and price follow from the number of samples: say it (--samples)")
-    timed = [_Timed.of(fit, steps) for fit in ways if fit.time is not None]
+    timed = [Timed.of(fit, steps) for fit in ways if fit.time is not None]
     if not timed:
         raise RecipeError(f"--solve {field}: the speed of none of the shapes that fit is known (accelerators.yaml)")
-    kept = [one for one in timed if one.keeps(wish.max_hours, wish.max_price)]
-    rank: Callable[[_Timed], tuple[float, ...]] = (
+    kept = [one for one in timed if one.excess(wish) <= 1]
+    rank: Callable[[Timed], tuple[float, ...]] = (
         (lambda one: (one.price, one.hours, one.fit.share))
         if field == PRICE
         else (lambda one: (one.hours, one.price, one.fit.share))
     )
     if not kept:
         nearest = min(timed, key=lambda one: (one.most_hours, one.price) if field == PRICE else (one.most_price, one.hours))
-        raise DoesNotFit(f"recipe {recipe.name}: no shape keeps {_limits(recipe)}; the nearest is {nearest.said()}")
+        raise DoesNotFit(f"recipe {recipe.name}: no shape keeps {limits(recipe.hardware)}; the nearest is {nearest.said()}")
     best = min(kept, key=rank)
     better = [one for one in timed if rank(one)[0] < rank(best)[0]]
-    beyond = f"{max(better, key=rank).said()}, more than {_limits(recipe)}" if better else "no way that fits has less"
+    beyond = f"{max(better, key=rank).said()}, more than {limits(recipe.hardware)}" if better else "no way that fits has less"
     return _answer(anywhere, field, rank(best)[0], best.fit, beyond)
 
 
@@ -126,46 +140,6 @@ def _fewer(recipe: Recipe, fewest: Fit, shapes: Iterable[Shape]) -> str:
 
 def _price(fit: Fit) -> float:
     return fit.price_per_token if fit.time else fit.shape.total_price_per_hour
-
-
-class _Timed(NamedTuple):
-    """A way with the time and the price of the run; most: the likely maximum."""
-
-    fit: Fit
-    hours: float
-    most_hours: float
-
-    @classmethod
-    def of(cls, fit: Fit, steps: int) -> "_Timed":
-        assert fit.time is not None
-        slowest, _ = fit.likely
-        hours = fit.time.seconds * steps / 3600
-        return cls(fit, hours, hours * fit.time.tokens_per_second / slowest)
-
-    @property
-    def price(self) -> float:
-        return self.hours * self.fit.shape.total_price_per_hour
-
-    @property
-    def most_price(self) -> float:
-        return self.most_hours * self.fit.shape.total_price_per_hour
-
-    def keeps(self, hours: float | None, price: float | None) -> bool:
-        """Return whether its likely maximum is within both limits."""
-        return (hours is None or self.most_hours <= hours) and (price is None or self.most_price <= price)
-
-    def said(self) -> str:
-        return (
-            f"{self.fit.shape.name} with {self.fit.recipe.sharding.name}: {self.hours:.3g} hours (likely up to "
-            f"{self.most_hours:.3g}) for ${self.price:,.2f} (up to ${self.most_price:,.2f})"
-        )
-
-
-def _limits(recipe: Recipe) -> str:
-    wish = recipe.hardware
-    found = [f"hardware.max_hours {wish.max_hours:g}"] if wish.max_hours is not None else []
-    found += [f"hardware.max_price {wish.max_price:g}"] if wish.max_price is not None else []
-    return " and ".join(found)
 
 
 def described(answer: Solution) -> list[str]:

@@ -1,6 +1,6 @@
 """Recipe files: what a person decided."""
 
-from flytune.recipe import patterns
+from flytune.recipe import fields, patterns
 from flytune.recipe.data import OF_HELDOUT, Data, Source
 from flytune.recipe.method import Method
 from flytune.recipe.named_files import read_recipe
@@ -46,6 +46,7 @@ __all__ = [
     "Sharding",
     "Source",
     "Training",
+    "fields",
     "json_schema",
     "named_files",
     "patterns",

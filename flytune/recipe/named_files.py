@@ -6,12 +6,13 @@ it is validated. Recipes in artifacts, checkpoints and requests of the console d
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flytune import addresses, limits, yaml_core
 from flytune.errors import RecipeError
+from flytune.recipe import fields
 from flytune.recipe.recipe import Recipe
 from flytune.recipe.rewards import REFERENCE
 from flytune.schema import dotted, load_json, load_yaml
@@ -23,13 +24,19 @@ REWARDS = ("objective.rewards", "objective.rewards.name")
 """Fields that may name a function of a Python file: path/to/rewards.py:function."""
 
 
-def read_recipe(path: str | Path) -> Recipe:
+def read_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
     """Return the recipe in a person's own file, with the content of the files that it names.
+
+    Args:
+        assignments: fields to change first, as `training.learning_rate=1e-4`.
 
     Raises:
         RecipeError: a file cannot be read; or all mistakes of the recipe, one per line, with dotted paths.
     """
-    content = load_yaml(path)
+    content, values = load_yaml(path), fields.assigned(assignments)
+    if isinstance(content, dict):
+        for field in sorted(values, key=lambda field: field.count(".")):
+            fields.put(content, field, values[field])
     try:
         content = with_contents(content)
     except RecipeError as error:

@@ -42,7 +42,7 @@ class Recipe(Strict):
     model: Model
     data: Data
     method: Method
-    sharding: Sharding
+    sharding: Sharding = Sharding(name="auto")
     training: Training
     objective: Objective = Sft()
     evaluation: Evaluation = Evaluation()

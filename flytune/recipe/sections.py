@@ -44,7 +44,8 @@ class Model(Strict):
 class Sharding(Strict):
     """The distribution of model and optimizer over processes."""
 
-    name: Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "device_map"]
+    name: Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "device_map", "auto"]
+    """Name of the way, or `auto`: the plan chooses it and its offload, and says why."""
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Storage of sharded states that are not in use: the GPU (`none`), host memory, or the node's NVMe disk."""
     # Flyte's type for any JSON object.
@@ -60,6 +61,18 @@ class Sharding(Strict):
                 "write the content of the file here"
             )
         return value
+
+    @property
+    def is_auto(self) -> bool:
+        """True if the plan chooses it."""
+        return self.name == "auto"
+
+    @model_validator(mode="after")
+    def _auto_alone(self) -> Self:
+        for field, value in (("config", self.config), ("offload", self.offload != "none")):
+            if self.is_auto and value:
+                raise ValueError(f"{field}: with auto the plan chooses the sharding and its offload; name the sharding too")
+        return self
 
     @model_validator(mode="after")
     def _offload_of_config(self) -> Self:
@@ -155,7 +168,8 @@ class Hardware(Strict):
     """Limits on machines, time and price; the planner chooses the shape."""
 
     shape: str = "auto"
-    """A row of shapes.yaml, or `auto`: the cheapest that fits."""
+    """A row of shapes.yaml, `this-machine`, or `auto`: on a cluster the cheapest run within max_hours and max_price, without
+    one this machine."""
     accelerator: str | None = None
     """Accelerator of the shape: cpu, T4, A100-80GB ..."""
     max_price_per_hour: Annotated[float, Field(gt=0, le=limits.PRICE)] | None = None

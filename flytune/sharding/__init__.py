@@ -4,6 +4,7 @@ import pkgutil
 from importlib import import_module
 from typing import get_args
 
+from flytune.errors import RecipeError
 from flytune.hardware import shape_named
 from flytune.recipe import Recipe, Sharding
 from flytune.records import Plan
@@ -20,7 +21,7 @@ def _classes() -> dict[str, type[ShardingBase]]:
         for kind in vars(import_module(f"{__name__}.{module.name}")).values():
             if isinstance(kind, type) and issubclass(kind, ShardingBase) and hasattr(kind, "name"):
                 named[kind.name] = kind
-    return {name: named[name] for name in get_args(Sharding.model_fields["name"].annotation)}
+    return {name: named[name] for name in get_args(Sharding.model_fields["name"].annotation) if name in named}
 
 
 SHARDINGS = _classes()
@@ -30,7 +31,13 @@ ONE_PROCESS = "-one-process"
 
 
 def sharding_of(recipe: Recipe) -> ShardingBase:
-    """Return the sharding that a recipe names, bound to the recipe."""
+    """Return the sharding that a recipe names, bound to the recipe.
+
+    Raises:
+        RecipeError: it names none, and no plan has chosen one yet.
+    """
+    if recipe.sharding.is_auto:
+        raise RecipeError(f"recipe {recipe.name}: sharding: auto: a plan must choose it first; name one here")
     return SHARDINGS[recipe.sharding.name](recipe)
 
 

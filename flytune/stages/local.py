@@ -92,6 +92,10 @@ class ThisMachine:
         """Return True."""
         return True
 
+    def runs_on_declared_rows(self) -> bool:
+        """Return False."""
+        return False
+
 
 class RunFailure(FlytuneError):
     """Failure of a run's stage, in the words of the table of failures."""
@@ -175,7 +179,7 @@ class _Machine:
         """Plan a recipe; return the values that a run begins with."""
         planned, harness_data = self.call(table.PLAN, recipe=recipe)
         own = {name: getattr(planned, name) for name in Planned.model_fields}
-        return own | {"harness_data": harness_data, "recipe": recipe, "export_only": False}
+        return own | {"harness_data": harness_data, "export_only": False}
 
     def run_point(self, running: Running, point: Run, results: Mapping[str, Any]) -> dict[str, Any]:
         """Run a planned point of a sweep; return what its stages have made."""

@@ -87,6 +87,9 @@ class Orchestrator(Protocol):
     def is_local(self) -> bool:
         """Return True if outputs stay on this machine: a run without a cluster."""
 
+    def runs_on_declared_rows(self) -> bool:
+        """Return True if stages on shapes are tasks, which are declared for the rows of shapes.yaml."""
+
 
 class Report(Protocol):
     """The page that a stage shows beside its result."""

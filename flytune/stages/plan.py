@@ -7,7 +7,7 @@ from flytune.artifacts import publish
 from flytune.cluster import uploads
 from flytune.console import run_lines, step_lines
 from flytune.dryrun import confirm
-from flytune.hardware import load_cluster
+from flytune.hardware import Shape, load_cluster, load_shapes, this_machine
 from flytune.models import base as models_base
 from flytune.planning import evaluation_shape, planner, reference_shape, sample_count, table
 from flytune.recipe import DataRequest, Recipe
@@ -30,7 +30,7 @@ def make_plan(orchestrator: Orchestrator, report: Report, recipe: Recipe) -> Pla
     """Plan a recipe, record a fingerprint of its data as it is now, and check its evaluation tasks."""
     harness = HarnessData(orchestrator)
     planned = plan_run(orchestrator, recipe, harness)
-    step_lines.show(run_lines.plan_line(planned.plan, recipe.method.name, recipe.sharding.name))
+    step_lines.show(run_lines.plan_line(planned.plan, recipe.method.name, planned.recipe.sharding.name))
     report(table.as_html(planned.plan))
     return PlanOutput(planned, Folder.here(harness.complete()))
 
@@ -41,7 +41,10 @@ def plan_run(orchestrator: Orchestrator, recipe: Recipe, harness: HarnessData) -
     if cluster is not None:
         uploads.refuse_absent(recipe)
     count = sample_count.counted(recipe)
-    plan = sample_count.told(planner.make(recipe, samples=count.samples, cluster=cluster, trace=confirm.best_fit), count)
+    recipe, plan = planner.decide(
+        recipe, _shapes(orchestrator, recipe), samples=count.samples, cluster=cluster, trace=confirm.best_fit
+    )
+    plan = sample_count.told(plan, count)
     publish.check(recipe)
     base = models_base.request(recipe.model)
     if not orchestrator.is_local():
@@ -61,3 +64,14 @@ def plan_run(orchestrator: Orchestrator, recipe: Recipe, harness: HarnessData) -
         references=references,
         reference_shape=reference_shape.shape_for(recipe, plan).name if references else shape,
     )
+
+
+def _shapes(orchestrator: Orchestrator, recipe: Recipe) -> tuple[Shape, ...]:
+    """Return the rows that a run may be planned on: without a cluster and without a named one, those of this machine."""
+    if not orchestrator.is_local():
+        return load_shapes()
+    here = this_machine.rows()
+    if not orchestrator.runs_on_declared_rows():
+        return here if recipe.hardware.shape == "auto" else (*load_shapes(), *here)
+    wish, alike = recipe.hardware, tuple(shape for shape in load_shapes() if this_machine.has(here[0], shape))
+    return alike if alike and (wish.shape, wish.accelerator) == ("auto", None) else load_shapes()

@@ -10,14 +10,13 @@ from pydantic import Field
 
 from flytune import limits
 from flytune.errors import RecipeError
-from flytune.recipe import Checkpoints, Recipe
+from flytune.recipe import Checkpoints, Recipe, fields
 from flytune.schema import Strict
 
 NAME_LENGTH = 63
 """Maximum length of a recipe's name."""
 MISTAKES = 100
 """Number of mistakes that one error lists."""
-_LONGEST_FIELD = 200
 """Maximum characters of a dotted field."""
 
 
@@ -91,7 +90,7 @@ def changed(recipe: Recipe, changes: Mapping[str, Any], suffix: str) -> Recipe:
     """
     content = recipe.model_dump(exclude_defaults=True)
     for field in sorted(changes, key=lambda field: field.count(".")):
-        _set(content, field, changes[field])
+        fields.put(content, field, changes[field])
     if "name" not in changes:
         content["name"] = _with_suffix(recipe.name, suffix)
     has_checkpoints = isinstance(content.get("checkpoints"), dict)
@@ -143,18 +142,9 @@ def _combinations(
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _bad_field(field: Any) -> str | None:
-    """Return what is wrong with the name of a field; None if nothing."""
-    if not isinstance(field, str):
-        return f"{field!r:.60}: no name of a field; write it as in training.learning_rate"
-    if len(field) > _LONGEST_FIELD or not all(field.split(".")):
-        return f"{field:.60}: no name of a field; write it as in training.learning_rate"
-    return None
-
-
 def _bad_axes(grid: Mapping[str, Any]) -> Iterator[str]:
     for field, values in grid.items():
-        if wrong := _bad_field(field):
+        if wrong := fields.problem(field):
             yield wrong
         elif not isinstance(values, list) or not values:
             yield f"{field}: a grid has a list of values for each field; found {values!r:.60}"
@@ -179,7 +169,7 @@ def _bad_changes(changes: Sequence[Any]) -> Iterator[str]:
         if not isinstance(change, Mapping) or not change:
             yield f"changes[{number - 1}]: fields and their values; found {change!r:.60}"
         else:
-            yield from (f"changes[{number - 1}]: {wrong}" for wrong in map(_bad_field, change) if wrong)
+            yield from (f"changes[{number - 1}]: {wrong}" for wrong in map(fields.problem, change) if wrong)
 
 
 def _duplicates(points: Mapping[int, Point]) -> Iterator[str]:
@@ -201,21 +191,6 @@ def _at(numbers: Sequence[int], count: int) -> str:
 
 def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _set(content: dict[str, Any], field: str, value: Any) -> None:
-    *sections, last = field.split(".")
-    parent = content
-    for section in sections:
-        inner = parent.get(section, {})
-        if isinstance(inner, str) and section in ("method", "sharding"):
-            inner = {"name": inner}
-        if not isinstance(inner, dict):  # a value without fields: validation reports the unknown field
-            content[field] = value
-            return
-        parent[section] = inner
-        parent = inner
-    parent[last] = value
 
 
 def _with_suffix(name: str, suffix: str) -> str:

@@ -60,6 +60,10 @@ class Flyte:
         scheme, _, path = _files().raw_output_prefix.partition("://")
         return not path or scheme == "file"
 
+    def runs_on_declared_rows(self) -> bool:
+        """Return True."""
+        return True
+
 
 FLYTE = Flyte()
 

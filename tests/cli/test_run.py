@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,8 +12,14 @@ from flytekit.configuration.file import get_config_file
 
 from flytune import cli
 from flytune.cli import run
+from flytune.hardware import this_machine
+from flytune.planning import planner
+from flytune.recipe import Recipe, read_recipe
+from flytune.stages import local, plan
+from flytune.stages.harness import HarnessData
 from tests.support.paths import ROOT
 from tests.support.recipes import content
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 
 @pytest.fixture
@@ -174,3 +182,26 @@ def test_it_starts_without_flytekit(recipe, tmp_path):
     code = f"import sys; from flytune import cli; cli.main(['run', {str(recipe)!r}, '--name', 'x']); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"flytekit", "torch", "transformers"} & set(done.stdout.replace("'", "").split(", "))
+
+
+def test_changes_of_the_command_line_reach_the_cluster(recipe, started, answering, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", str(recipe), "--remote", "--shape", "l4-1", "--set", "training.learning_rate=3e-4"])
+    sent = Recipe.from_yaml(started[0][started[0].index("--recipe") + 1])
+    assert (sent.hardware.shape, sent.training.learning_rate) == ("l4-1", 0.0003)
+    assert sent.data == read_recipe(recipe).data
+
+
+def test_a_run_on_this_machine_without_hardware_is_on_this_machine():
+    folder = Path(tempfile.mkdtemp())
+    content = tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 16))
+    del content["hardware"], content["sharding"]
+    asked = Recipe.model_validate(content)
+    here = local.ThisMachine(folder)
+    planned = plan.plan_run(here, asked, HarnessData(here))
+    kind = this_machine.rows()[0]
+    assert (planned.plan.shape, planned.plan.accelerator, planned.shape) == ("this-machine", kind.accelerator, "this-machine")
+    assert planned.recipe.sharding.name != "auto"
+    assert planned.plan.key == planned.recipe.key()
+    named = planner.on_shape(asked, "cpu-2")
+    assert plan.plan_run(here, named, HarnessData(here)).recipe.sharding.name == "ddp"

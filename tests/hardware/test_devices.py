@@ -71,7 +71,7 @@ def test_the_gpus_of_each_row_are_what_it_promises(shape, cuda):
 def test_a_row_without_gpus_asks_nothing_and_may_see_some(cuda):
     cuda.has(8)
     devices.check(shape_named("cpu-1"))
-    code = "import sys; from flytune.hardware import devices, shapes; devices.check(shapes.shape_named('cpu-2')); "
+    code = "import sys; from flytune.hardware import devices, this_machine; devices.check(this_machine.shape_named('cpu-2')); "
     code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

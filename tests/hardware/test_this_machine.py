@@ -81,3 +81,20 @@ def test_the_doctor_names_the_row_or_writes_one(gpus):
     smaller = here.model_copy(update={"memory_gib": 100})
     assert laptop.gpus(smaller).level == "WARN"
     assert not any(this_machine.has(smaller, shape) for shape in load_shapes())
+
+
+def test_this_machine_has_rows_of_its_gpus_and_of_its_cpus(gpus):
+    this_machine.rows.cache_clear()
+    gpus("NVIDIA H200, 143771, 9.0")
+    on_gpus, on_cpus = this_machine.rows()
+    assert (on_gpus.name, on_gpus.accelerator, on_gpus.price_per_hour) == ("this-machine", "H200", 0.0)
+    assert (on_cpus.name, on_cpus.accelerator, on_cpus.processes) == ("this-machine-cpu", "cpu", 1)
+    assert shape_named("this-machine") == on_gpus
+    assert this_machine.is_row(on_gpus)
+    this_machine.rows.cache_clear()
+    gpus()
+    (alone,) = this_machine.rows()
+    this_machine.rows.cache_clear()
+    assert (alone.name, alone.accelerator, alone.cpu) == ("this-machine", "cpu", os.cpu_count())
+    assert alone.memory_gib == this_machine.memory_gib()
+    assert not this_machine.is_row(shape_named("cpu-1"))
