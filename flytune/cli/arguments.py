@@ -13,6 +13,7 @@ _OUTPUTS = {
     "fetch": "out",
     "gguf": "out",
     "infer": "out",
+    "init": "out",
     "merge": "out",
     "plan": "svg",
     "reproduce": "out",

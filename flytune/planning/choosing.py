@@ -12,6 +12,7 @@ from flytune.planning.candidates import Fit
 from flytune.recipe import Hardware, Recipe, Sharding
 from flytune.records import Geometry
 from flytune.sentences import counted
+from flytune.sharding import SHARDINGS, sharding_of
 
 
 class Timed(NamedTuple):
@@ -65,7 +66,8 @@ def layouts(recipe: Recipe, geometry: Geometry) -> list[Recipe]:
     """
     if not recipe.sharding.is_auto:
         return [recipe]
-    plain = recipe.model_copy(update={"sharding": Sharding(name="none")})
+    named = next(name for name, sharding in SHARDINGS.items() if sharding.is_plain)
+    plain = recipe.model_copy(update={"sharding": Sharding.model_validate({"name": named})})
     if geometry.unsupported:
         # The closed form, which compares shardings, does not hold for this model.
         return [plain]
@@ -84,7 +86,7 @@ def best_layout(ways: Sequence[Recipe], shape: Shape, geometry: Geometry) -> Fit
         return tried[0][1]
     if not fits:
         return _least_missing(ways, shape, geometry)
-    plain = next((fit for fit in fits if fit.recipe.sharding.name == "none"), None)
+    plain = next((fit for fit in fits if sharding_of(fit.recipe).is_plain), None)
     # Shardings are listed in the order of how much they shard; the first of equals is taken.
     best = plain or min(fits, key=lambda fit: (fit.is_tight, -fit.tokens_per_second))
     return replace(best, sharding_reason=_why_sharding(best, len(fits)))
@@ -106,7 +108,7 @@ def _named(sharding: Sharding) -> str:
 
 def _why_sharding(fit: Fit, ways: int) -> str:
     said = f"sharding {_named(fit.recipe.sharding)}, which the recipe leaves to the plan: "
-    if fit.recipe.sharding.name == "none":
+    if sharding_of(fit.recipe).is_plain:
         return said + "one process has nothing to share"
     if ways == 1:
         return said + f"the only one that fits on {fit.shape.name}"

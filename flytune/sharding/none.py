@@ -9,6 +9,7 @@ class NoSharding(ShardingBase):
     """One process, one device."""
 
     name = "none"
+    is_plain = True
     no_drawn_answers = None
     estimated_as = Layout(name="none")
     traceable = True

@@ -75,8 +75,7 @@ def test_without_a_time_auto_is_the_cheapest_hour_and_says_so():
     assert made(recipe("none"), unknown, L4)[1].shape == "l4"
     plan = made(recipe(), CPU, CPUS)[1]
     assert plan.shape == "cpus"
-    assert plan.reasons[0] == "shape cpus: no speed of those that fit is known,
-    assert it costs least an hour"
+    assert plan.reasons[0] == "shape cpus: no speed of those that fit is known, and it costs least an hour"
     # GPUs, if there are any.
     assert made(recipe(), CPU, CPUS, L4)[1].shape == "l4"
 

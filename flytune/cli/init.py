@@ -1,0 +1,50 @@
+"""`flytune init DATA`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from flytune import files
+from flytune.errors import RecipeError, printable
+from flytune.hardware import load_shapes, this_machine
+from flytune.planning import first_recipe
+from flytune.recipe import read_recipe
+
+
+def run(options: argparse.Namespace) -> int:
+    """Ask what the data cannot say, and write a new recipe."""
+    rows = [this_machine.NAME, "auto", *(shape.name for shape in load_shapes())]
+    base = _answer(options, "base", "base model, a hub id or a folder", first_recipe.default_base())
+    where = _answer(
+        options, "on", "where it runs: this-machine, auto (the cheapest of shapes.yaml), or a row", this_machine.NAME
+    )
+    aim = _answer(options, "aim", f"what matters most: {', '.join(first_recipe.AIMS)}", first_recipe.AIMS[0])
+    if where not in rows:
+        raise RecipeError(f"--on {where:.60}: no row of shapes.yaml; it can be one of {', '.join(rows)}")
+    chosen = next((one for one in first_recipe.AIMS if one == aim), None)
+    if chosen is None:
+        raise RecipeError(f"--aim {aim:.60}: it can be one of {', '.join(first_recipe.AIMS)}")
+    text = first_recipe.recipe_text(first_recipe.Asked(options.data, base, where, chosen))
+    with files.new_output(Path(options.out)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+        read_recipe(temporary)
+    sys.stdout.write(printable(text))
+    sys.stderr.write(f"{options.out} is written. Next: flytune plan {options.out}; flytune run {options.out}\n")
+    return 0
+
+
+def _answer(options: argparse.Namespace, name: str, question: str, default: str) -> str:
+    """Return what a flag says, or what a person in the terminal does, or the default.
+
+    Raises:
+        RecipeError: there is no terminal to ask in.
+    """
+    if given := getattr(options, name):
+        return str(given)
+    if options.yes:
+        return default
+    if not sys.stdin.isatty():
+        raise RecipeError(f"--{name}: {question}: there is no terminal to ask in; say it, or --yes for the default, {default}")
+    sys.stderr.write(f"{question} [{default}]: ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip() or default

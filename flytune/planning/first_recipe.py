@@ -1,0 +1,277 @@
+"""The first recipe for a person's own data, of its rows and of what the planner chooses."""
+
+import re
+import tempfile
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from flytune import data, yaml_core
+from flytune.data import formats
+from flytune.errors import DataError, DoesNotFit, RecipeError
+from flytune.hardware import Shape, load_shapes, this_machine
+from flytune.planning import planner, sample_count
+from flytune.planning.base_sizes import read_geometry
+from flytune.recipe import DataRequest, Recipe
+from flytune.records import Geometry, Plan
+from flytune.sentences import counted
+
+Aim = Literal["price", "time", "quality"]
+AIMS: tuple[Aim, ...] = get_args(Aim)
+"""Aims of a person, the default first."""
+ROWS = 500
+"""First rows that are looked at."""
+LONGEST = 4096
+"""Largest data.max_length that is written; longer samples are a decision of their own."""
+_ORDER = ["name", "model", "data", "objective", "method", "sharding", "training", "checkpoints", "hardware"]
+"""Sections in the order in which they are written."""
+_HELD_OUT = 50
+"""Held-out samples that are aimed at: with fewer, intervals of scores say little."""
+_FEW = 200
+"""Samples below which a step has few of them."""
+_OBJECTIVES = {
+    "sft": "samples to imitate",
+    "dpo": "pairs of a chosen and a rejected answer",
+    "kto": "answers with a label",
+}
+"""Kinds of samples by the objective that trains them."""
+_EPOCHS = {"sft": 3, "dpo": 1, "kto": 1}
+# Customary rates: LoRA's and full training's on answers (QLoRA's paper, Tulu 3), DPO's and KTO's a tenth and less.
+_RATES = {"sft": (1e-5, 2e-4), "dpo": (5e-7, 2e-5), "kto": (5e-7, 2e-5)}
+"""Learning rates by the objective: of all weights, and of adapters."""
+
+
+class Asked(NamedTuple):
+    """Decisions that data cannot show."""
+
+    data: str
+    """Path, address, or name of a data set on the hub."""
+    base: str
+    """Base model: a hub id or a folder."""
+    on: str
+    """`this-machine`, a row of shapes.yaml, or `auto`: the cheapest row of shapes.yaml."""
+    aim: Aim
+
+
+class Looked(NamedTuple):
+    """Findings of the first rows."""
+
+    rows: int
+    objective: str
+    form: str
+    """Format of the rows."""
+    chat_template: str | None
+    """Shipped chat template, where the rows are chats and the base has none."""
+    longest: int
+    """Tokens of the longest sample."""
+    kept: int
+    """Tokens of data.max_length."""
+
+
+class _Choice(NamedTuple):
+    recipe: Recipe
+    plan: Plan
+    way: str
+    """Reason for its method."""
+
+
+def default_base() -> str:
+    """Return the base model that this machine trains in a short time."""
+    has_gpu = this_machine.rows()[0].is_gpu
+    return "Qwen/Qwen2.5-1.5B-Instruct" if has_gpu else "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def source_of(named: str) -> dict[str, str]:
+    """Return the fields of the recipe's data section that name the data."""
+    on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", named) and not Path(named).exists() and not Path(named).suffix
+    return {"dataset_name": named} if on_hub else {"path": named}
+
+
+def look(asked: Asked) -> Looked:
+    """Return what the first rows of the data say, prepared as a run prepares them.
+
+    Raises:
+        DataError: they cannot be read, or prepared with the base's tokenizer; the words are those of the preparation.
+    """
+    draft = _draft(asked, "sft", {"max_samples": ROWS})
+    read = data.readers.strict(data.readers.read(draft.data.all_sources["data"]))
+    rows = [row for row, _ in islice(read, ROWS) if isinstance(row, dict)]
+    if not rows:
+        raise DataError(f"{asked.data}: has no row; name a file with samples")
+    objective = _objective(rows[0])
+    longest, form, template = 0, "", None
+    try:
+        longest, form = _prepared(_draft(asked, objective, {"max_samples": ROWS}))
+    except DataError as error:
+        if "chat template" not in str(error):
+            raise
+        template = "chatml"
+        longest, form = _prepared(_draft(asked, objective, {"max_samples": ROWS, "chat_template": template}))
+    # A quarter more than the longest of the first rows, in whole blocks of 64.
+    kept = min(LONGEST, -(-max(64, longest + longest // 4) // 64) * 64)
+    return Looked(len(rows), objective, form, template, longest, kept)
+
+
+def _objective(row: dict[str, Any]) -> str:
+    if formats.is_pair(row, {}):
+        return "dpo"
+    names = formats.with_other_names(row, {})
+    is_labelled = "completion" in row or names.get("completion") in row
+    label = row.get(names.get("label", "label"))
+    return "kto" if is_labelled and str(label).strip().lower() in ("true", "false", "0", "1") else "sft"
+
+
+def _prepared(draft: Recipe) -> tuple[int, str]:
+    """Return the tokens of the longest of a recipe's prepared samples, and their format."""
+    with tempfile.TemporaryDirectory(prefix="flytune-init-") as temporary:
+        folder = Path(temporary) / "dataset"
+        manifest = data.prepare(DataRequest.of(draft, "init"), folder, processes=1)
+        kind = data.row_kind(draft.objective.row_kind)
+        lengths = [kind.longest(data.load(folder, split)) for split in ("train", "heldout") if getattr(manifest, split).rows]
+        return max(int(one.max()) for one in lengths), manifest.format
+
+
+def _draft(asked: Asked, objective: str, section: dict[str, Any]) -> Recipe:
+    limits = {"max_length": 32 * LONGEST, "contract": "warn", "heldout_fraction": 0.3}
+    return Recipe.model_validate(
+        {
+            "name": "draft",
+            "model": {"name_or_path": asked.base},
+            "data": source_of(asked.data) | limits | section,
+            "method": "lora",
+            "objective": objective,
+            "training": {"learning_rate": 1e-4, "global_batch_size": 16},
+        }
+    )
+
+
+def recipe_text(asked: Asked) -> str:
+    """Return a new recipe, whose comments say why each value is as it is.
+
+    Raises:
+        FlytuneError: the data or the base cannot be read, or nothing fits where it is to run.
+    """
+    looked, geometry = look(asked), read_geometry(_draft(asked, "sft", {}).model)
+    positions = geometry.positions or looked.kept
+    looked = looked._replace(kept=min(looked.kept, positions))
+    count = sample_count.counted(_draft(asked, looked.objective, {"heldout_fraction": 0}))
+    chosen = _chosen(asked, looked, count.samples, geometry)
+    return _written(asked, looked, count, chosen)
+
+
+def _chosen(asked: Asked, looked: Looked, samples: int | None, geometry: Geometry) -> _Choice:
+    """Return the recipe with the method, sharding and shape that serve the aim best.
+
+    Raises:
+        DoesNotFit: no method fits.
+    """
+    here = this_machine.rows()
+    shapes: Sequence[Shape] = here if asked.on == this_machine.NAME else load_shapes()
+    on_gpu = any(shape.is_gpu for shape in shapes if asked.on in ("auto", shape.name))
+    plans: dict[str, tuple[Recipe, Plan]] = {}
+    refusals = list[str]()
+    for method in ("full", "lora", "qlora") if on_gpu else ("full", "lora"):
+        try:
+            plans[method] = planner.decide(_recipe(asked, looked, samples, method, shapes), shapes, geometry, samples)
+        except (DoesNotFit, RecipeError) as error:
+            refusals.append(str(error))
+    if not plans:
+        raise DoesNotFit(refusals[-1])
+    well = [method for method in plans if plans[method][1].verdict == "fits"] or list(plans)
+    timed = [method for method in well if plans[method][1].tokens_per_second]
+    if asked.aim == "quality":
+        best, way = well[0], "all weights are trained where they fit, else adapters on 16 bits, else on 4"
+    elif not timed:
+        best = "lora" if "lora" in well else well[0]
+        way = "adapters take the least memory and time; speeds on this hardware are not estimated"
+    elif asked.aim == "time":
+        best = max(timed, key=lambda method: plans[method][1].tokens_per_second[1])
+        way = "of the methods that fit, the fastest by the plan's estimate"
+    else:
+        best = min(timed, key=lambda method: (plans[method][1].price_per_billion_tokens or 0.0, timed.index(method) != 1))
+        way = "of the methods that fit, the cheapest by the plan's estimate"
+    recipe, plan = plans[best]
+    # Written as a row, so that a later plan and the run are of the same machine.
+    named = recipe.hardware.model_copy(update={"shape": plan.shape})
+    return _Choice(recipe.model_copy(update={"hardware": named}), plan, way)
+
+
+def _recipe(asked: Asked, looked: Looked, samples: int | None, method: str, shapes: Sequence[Shape]) -> Recipe:
+    of_all_weights, of_adapters = _RATES[looked.objective]
+    possible = [shape for shape in shapes if asked.on in ("auto", shape.name) and (shape.is_gpu or asked.on != "auto")]
+    dtype = "bfloat16" if any(shape.bf16 and shape.is_gpu for shape in possible) else "float16"
+    if not any(shape.is_gpu for shape in possible):
+        dtype = "float32"
+    batch = 4 if samples is not None and samples < _FEW else 16
+    if asked.on != "auto":
+        # Each process gets as many samples of a step.
+        world = max(shape.world_size for shape in possible)
+        batch = -(-batch // world) * world
+    section: dict[str, Any] = source_of(asked.data) | {"max_length": looked.kept}
+    section["heldout_fraction"] = 0.02 if samples is None else round(min(0.2, max(0.02, _HELD_OUT / samples)), 3)
+    if looked.chat_template:
+        section["chat_template"] = looked.chat_template
+    return Recipe.model_validate(
+        {
+            "name": _name(asked.data),
+            "model": {"name_or_path": asked.base, "dtype": dtype},
+            "data": section,
+            "method": method,
+            "objective": looked.objective,
+            "training": {
+                "learning_rate": of_all_weights if method == "full" else of_adapters,
+                "global_batch_size": batch,
+                "num_train_epochs": _EPOCHS[looked.objective],
+            },
+            "checkpoints": {"save_steps": "epoch"},
+            "hardware": {"shape": asked.on},
+        }
+    )
+
+
+def _name(named: str) -> str:
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(named).name.partition(".")[0].lower()).strip("-")
+    return stem[:60] or "first"
+
+
+def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chosen: _Choice) -> str:
+    recipe, plan = chosen.recipe, chosen.plan
+    reasons = {line.partition(":")[0].partition(",")[0].split()[0]: line for line in reversed(plan.reasons)}
+    form = f"{looked.form}: " if looked.form else ""
+    why: dict[str, str] = {
+        "name": "of the data's file",
+        "model.name_or_path": "the base, as asked",
+        "model.dtype": f"what {plan.shape} computes in",
+        "data.path": f"{form}by the first {counted(looked.rows, 'row')}",
+        "data.dataset_name": f"{form}by the first {counted(looked.rows, 'row')}",
+        "data.max_length": f"tokens; the longest of the first rows has {looked.longest:,}; data.too_long is for longer ones",
+        "data.heldout_fraction": f"{_HELD_OUT} samples to score with, a fifth at most; {count.origin}",
+        "data.chat_template": "the base has none; a shipped one",
+        "objective": f"{_OBJECTIVES[looked.objective]}, by the columns",
+        "method": f"{asked.aim}: {chosen.way}",
+        "sharding": reasons.get("sharding", "").partition(": ")[2] or "chosen by the plan",
+        "training.learning_rate": "customary for this objective and method; the first to try others of",
+        "training.global_batch_size": "samples of a step, as many for each process; few for little data",
+        "training.num_train_epochs": "customary for this objective",
+        "checkpoints.save_steps": "a run that is ended resumes after its last epoch",
+        "hardware.shape": reasons.get("shape", "").partition(": ")[2] if asked.on == "auto" else "where it runs, as asked",
+    }
+    lines = ["# Made by `flytune init`. `flytune plan` says what it needs, `flytune run` trains it."]
+    content = {"objective": looked.objective} | recipe.model_dump(mode="json", exclude_defaults=True)
+    for section, value in sorted(content.items(), key=lambda item: _ORDER.index(item[0])):
+        is_name = isinstance(value, dict) and set(value) == {"name"}
+        if isinstance(value, dict) and not is_name:
+            lines.append(f"{section}:")
+            lines += [
+                _line(f"  {field}", one, why.get(f"{section}.{field}") or why.get(section, "")) for field, one in value.items()
+            ]
+        else:
+            lines.append(_line(section, value["name"] if is_name else value, why.get(section, "")))
+    return "\n".join(lines) + "\n"
+
+
+def _line(field: str, value: Any, why: str) -> str:
+    written = yaml_core.dump({field.strip(): value}, in_one_line=True).strip().removeprefix("{").removesuffix("}")
+    said = " ".join(why.split())
+    return f"{field[: len(field) - len(field.strip())]}{written}" + (f"  # {said}" if said else "")
