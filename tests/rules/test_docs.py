@@ -169,7 +169,7 @@ def test_the_recipes_of_the_pages_are_right():
             found += 1
             if "evaluation" in sections:
                 assert run.jobs(recipe)
-    assert found == 3
+    assert found == 4
 
 
 def test_the_changelog_starts_with_this_version():
