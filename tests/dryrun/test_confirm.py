@@ -14,6 +14,7 @@ from flytune.planning import planner
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Method, Sharding
 from flytune.records.plan import STEP
+from tests.support.chats import tokenizer_folder
 from tests.support.plans import SMALL, recipe_of
 
 UNKNOWN = "multi-head latent attention (new_type)"
@@ -23,7 +24,9 @@ UNKNOWN = "multi-head latent attention (new_type)"
 def known(tmp_path):
     """The recipe of a model that the closed form knows."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}))
-    (data := tmp_path / "rows.jsonl").write_text("")
+    # The command reads the first rows as the preparation does.
+    tokenizer_folder(tmp_path)
+    (data := tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "row {row}"}}\n' for row in range(20_000)))
     return recipe_of(
         model={"name_or_path": str(tmp_path)},
         sharding="fsdp",

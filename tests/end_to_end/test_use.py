@@ -32,12 +32,12 @@ def places(tmp_path_factory):
         stored(folder / "store", base, dataset, name, steps=steps)
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
     (folder / "home").mkdir()
-    names = {"STORE": "store", "NEW": "new", "MERGED": "merged", "PROMPTS": "prompts.jsonl"}
+    names = {"STORE": "store", "NEW": "new", "MERGED": "merged", "PROMPTS": "prompts.jsonl", "ANSWERS": "answers.jsonl"}
     return {name: str(folder / place) for name, place in names.items()} | {"HOME": str(folder / "home")}
 
 
 def filled(text, places):
-    return re.sub(r"\b(STORE|NEW|MERGED|PROMPTS)\b", lambda found: places[found[0]], text)
+    return re.sub(r"\b(STORE|NEW|MERGED|PROMPTS|ANSWERS)\b", lambda found: places[found[0]], text)
 
 
 def ran(command, places):
@@ -51,7 +51,7 @@ def ran(command, places):
 def test_the_commands(places):
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     lines = [line for language, block in blocks if not language for line in block.splitlines()]
-    assert [line.split()[1] for line in lines] == ["adapters", "combine", "merge", "run"]
+    assert [line.split()[1] for line in lines] == ["adapters", "chat", "infer", "combine", "merge", "run"]
     said = {}
     for line in lines:
         program, *arguments = shlex.split(filled(line, places))
@@ -63,6 +63,8 @@ def test_the_commands(places):
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [row.get("adapter") for row in rows] == [None, "long", "base"]
     assert all(row["finish_reason"] in ("stop", "length") and row["answer_tokens"] <= 16 for row in rows)
+    # The workflow answers in two parts, and this machine in one batch.
+    assert [json.loads(line) for line in Path(places["ANSWERS"]).read_text().splitlines()] == rows
 
 
 @pytest.mark.slow

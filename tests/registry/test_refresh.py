@@ -212,7 +212,7 @@ def test_each_branch_taken_for_real_and_back(place, own_cache):
 
     # Ruined by its learning rate: refused, with its figures.
     shutil.copy(folder / "rest.jsonl", folder / "2026-03-02.jsonl")
-    ruined = recipe.model_copy(update={"training": recipe.training.model_copy(update={"learning_rate": 1.0, "max_steps": 4})})
+    ruined = recipe.model_copy(update={"training": recipe.training.model_copy(update={"learning_rate": 0.5, "max_steps": 4})})
     assert run(place, ruined, KICKOFF + DAY).startswith("refused: held-out loss ")
     refused = history.decisions_at(address)[-1]
     assert refused.duel.against == first.artifact

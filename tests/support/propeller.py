@@ -194,6 +194,8 @@ def attempts(
         yield ended
         if ended.outputs is not None or (ended.error and ended.error.kind == errors_pb2.ContainerError.NON_RECOVERABLE):
             return
+        if condition != "Failed" and admin.stored(f"{node}/{attempt}/futures.pb") is not None:
+            return  # The job of a dynamic task, in place of outputs.
         previous = f"{prefix}/checkpoint"
 
 
