@@ -272,7 +272,7 @@ def approved(cluster, answer, **changes):
 
 
 def logs(run, task):
-    return [pod.read_text() for pod in sorted((run.folder / task).rglob("log*"))]
+    return [pod.read_text() for pod in sorted((run.folder / task).rglob("log"))]
 
 
 def hash_of(cluster, artifact):
