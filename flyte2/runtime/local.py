@@ -2,7 +2,6 @@
 
 import asyncio
 import atexit
-import os
 import signal
 import sys
 import threading
@@ -10,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.recipe import Recipe
-from flytune.stages.calls import Call, StageResult
-from flytune.stages.stored import saved_sentence
+from flytune.stages.calls import Call, StageResult, leave
 from flytune.stages.worker import Worker
 
 WORKER = Worker()
@@ -54,11 +52,7 @@ def _end(number: int, frame: Any) -> None:
     if _State.is_ending:
         return
     _State.is_ending = True
-    # A terminal sends Ctrl-C to the worker, too.
-    WORKER.stop(None if number == signal.SIGINT else number)
-    # The worker says it at a Ctrl-C in a stage with a recipe.
-    if call is not None and recipe is not None and (number != signal.SIGINT or call.inputs.get("recipe") is not recipe):
-        name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-        # A print may be what the signal has interrupted; its stream cannot be entered again.
-        os.write(2, f"\n{recipe.name}: {name}: {saved_sentence(call.orchestrator, recipe)}\n".encode())
-    raise SystemExit(128 + number)
+    if call is None:
+        WORKER.stop(None if number == signal.SIGINT else number)
+        raise SystemExit(128 + number)
+    leave(WORKER, number, call.orchestrator, recipe, recipe is not None and call.inputs.get("recipe") is recipe)

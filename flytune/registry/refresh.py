@@ -158,28 +158,6 @@ def decision_on(
     )
 
 
-def record_decision(
-    recipe: Recipe,
-    address: str,
-    champion: str,
-    fingerprint: str,
-    challenger: str,
-    comparison: ModelComparison,
-    broken: list[str],
-    doubts: Sequence[str] = (),
-) -> Decision:
-    """Record the decision on a challenger (`decision_on`) in the history at `address`, which may be any fsspec address.
-
-    `champion` is the address of the artifact that the challenger was compared with; empty for its base model.
-
-    Raises:
-        AcceptedError: another model has been accepted meanwhile, so the challenger was compared with the wrong one, or the
-            address cannot be written to.
-    """
-    decision = decision_on(recipe, fingerprint, challenger, comparison, broken, doubts)
-    return history.record(address, decision, expected=champion or None)
-
-
 def final_address(address: str, recipe: Recipe, metrics: Metrics) -> str:
     """Return the lasting address of the artifact at `address`: its published copy below publish.address, else `address`.
 

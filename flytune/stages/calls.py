@@ -3,10 +3,11 @@
 import inspect
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from flytune.hardware import Shape, devices, shape_named
 from flytune.recipe import Recipe
@@ -14,8 +15,9 @@ from flytune.records.training import LIVE
 from flytune.sharding import ONE_PROCESS
 from flytune.stages import ranks
 from flytune.stages.orchestrator import Orchestrator
-from flytune.stages.stored import saved_sentence
+from flytune.stages.stored import show_saved
 from flytune.stages.table import SELFTEST, Stage
+from flytune.stages.worker import Worker
 from flytune.training import libraries
 
 INTERRUPTED = 130
@@ -59,8 +61,7 @@ class Call:
         except KeyboardInterrupt:
             recipe = self.inputs.get("recipe")
             if self.orchestrator.is_local() and isinstance(recipe, Recipe):
-                # A print may be what the signal has interrupted; its stream cannot be entered again.
-                os.write(2, f"\n{recipe.name}: Ctrl-C: {saved_sentence(self.orchestrator, recipe)}\n".encode())
+                show_saved(self.orchestrator, recipe, "Ctrl-C")
             raise SystemExit(INTERRUPTED) from None
 
     def _made(self) -> StageResult:
@@ -104,6 +105,26 @@ def processes_of(stage: Stage, key: str) -> int:
     if stage.place != "shape" or shape.world_size == 1 or key.endswith(ONE_PROCESS):
         return 0
     return int(shape.nodes > 1) if stage is SELFTEST else shape.processes
+
+
+def leave(worker: Worker, number: int, orchestrator: Orchestrator, recipe: Recipe | None, stage_has_recipe: bool) -> NoReturn:
+    """End a local run by a signal: let the worker save, say what is saved, and leave.
+
+    Args:
+        worker: the process in which the run's stages are.
+        number: the signal. A terminal sends Ctrl-C to the worker, too.
+        orchestrator: that of the run.
+        recipe: the newest one of a stage; None if nothing can be saved.
+        stage_has_recipe: True if it is that of the stage in the worker, which says at a Ctrl-C itself what is saved.
+
+    Raises:
+        SystemExit: always.
+    """
+    is_ctrl_c = number == signal.SIGINT
+    worker.stop(None if is_ctrl_c else number)
+    if recipe is not None and not (is_ctrl_c and stage_has_recipe):
+        show_saved(orchestrator, recipe, "Ctrl-C" if is_ctrl_c else "SIGTERM")
+    raise SystemExit(128 + number)
 
 
 def check_devices(shape: Shape) -> None:

@@ -31,11 +31,10 @@ from flytune.records.contents import Contents, list_files
 from flytune.registry import approval
 from flytune.schema import RecordError
 from flytune.stages import attempts, points, table
-from flytune.stages.calls import Call, StageResult, processes_of, row_of
+from flytune.stages.calls import Call, StageResult, leave, processes_of, row_of
 from flytune.stages.orchestrator import Failed, Folder
 from flytune.stages.planned import Planned, Run, Running
 from flytune.stages.ranks import StageFailed
-from flytune.stages.stored import saved_sentence
 from flytune.stages.table import Stage
 from flytune.stages.worker import Worker
 
@@ -151,7 +150,7 @@ def sweep(recipe: Recipe, grid: Mapping[str, Any], changes: list[Mapping[str, An
                     results[point.recipe.name] = str(error)
                 else:
                     artifacts.append(values.pop(table.STORE.makes))
-                    results[point.recipe.name] = {name: _kept(value) for name, value in values.items()}
+                    results[point.recipe.name] = {name: points.kept(value) for name, value in values.items()}
             after = running.after(results)
             compared = machine.call(
                 table.COMPARE_POINTS, points=drawn, running=after, artifact=[artifacts] if artifacts else []
@@ -277,15 +276,7 @@ class _Machine:
         if self.is_ending:
             return
         self.is_ending = True
-        is_ctrl_c = number == signal.SIGINT
-        # A terminal sends Ctrl-C to the worker, too, which says what is saved if its stage has a recipe.
-        self.worker.stop(None if is_ctrl_c else number)
-        if self.recipe is not None and not (is_ctrl_c and self.stage_has_recipe):
-            name = "Ctrl-C" if is_ctrl_c else "SIGTERM"
-            # A print may be what the signal has interrupted; its stream cannot be entered again.
-            sentence = saved_sentence(self.orchestrator, self.recipe)
-            os.write(2, f"\n{self.recipe.name}: {name}: {sentence}\n".encode())
-        raise SystemExit(128 + number)
+        leave(self.worker, number, self.orchestrator, self.recipe, self.stage_has_recipe)
 
 
 def in_worker(orchestrator: ThisMachine, name: str, key: str, inputs: Mapping[str, Any]) -> StageResult | FlytuneError:
@@ -336,8 +327,3 @@ def _is_whole(folder: Path) -> bool:
         return list_files(folder / _CONTENT) == Contents.read(folder / _LIST).files
     except (OSError, RecordError):
         return False
-
-
-def _kept(result: Any) -> Any:
-    """Return what a stage has made as the state of a sweep keeps it."""
-    return [points.kept(item) for item in result] if isinstance(result, list) else points.kept(result)

@@ -104,7 +104,9 @@ def refuse(failed: int, allowed: int) -> None:
 
 
 def kept(value: Any) -> Any:
-    """Return a result as it is kept in the state of a sweep: an address, or the content of a record."""
+    """Return a result as it is kept in the state of a sweep: an address, or the content of a record; a list of them."""
+    if isinstance(value, list):
+        return [kept(item) for item in value]
     if isinstance(value, Stored):
         return value.address
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else value

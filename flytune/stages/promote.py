@@ -36,14 +36,12 @@ def promote_challenger(
     metrics = Metrics.read(local_file(orchestrator, artifact, "metrics.json"))
     place = refresh.final_address(artifact.address, challenger, metrics)
     broken = guards.broken(challenger, metrics)
-    judged = (fingerprint, place, comparison, broken, metrics.doubts)
-    if recipe.publish.approval is not None:
-        decision = refresh.decision_on(recipe, *judged)
-        if decision.outcome == "accepted":
-            asked = {"publish_to": recipe.publish.address or "", "accepted": accepted, "champion": champion}
-            approval.ask(artifact.address, recipe, decision=decision, **asked)
-            return f"waits for approval: {decision.reason}"
-    decision = refresh.record_decision(recipe, accepted, champion, *judged)
+    decision = refresh.decision_on(recipe, fingerprint, place, comparison, broken, metrics.doubts)
+    if recipe.publish.approval is not None and decision.outcome == "accepted":
+        asked = {"publish_to": recipe.publish.address or "", "accepted": accepted, "champion": champion}
+        approval.ask(artifact.address, recipe, decision=decision, **asked)
+        return f"waits for approval: {decision.reason}"
+    decision = history.record(accepted, decision, expected=champion or None)
     return f"{decision.outcome}: {decision.reason}"
 
 

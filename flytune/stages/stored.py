@@ -1,5 +1,6 @@
 """Stored folders as local ones, and the addresses that attempts and executions share."""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -98,6 +99,14 @@ def with_checkpoint_folder(orchestrator: Orchestrator, recipe: Recipe) -> Recipe
     if recipe.checkpoints.folder is not None or (folder := orchestrator.shared_address("checkpoints")) is None:
         return recipe
     return recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"folder": folder})})
+
+
+def show_saved(orchestrator: Orchestrator, recipe: Recipe, signal_name: str) -> None:
+    """Print what is saved of a run that a signal ends here.
+
+    Not by a stream: a print may be what the signal has interrupted, and its stream cannot be entered again.
+    """
+    os.write(2, f"\n{recipe.name}: {signal_name}: {saved_sentence(orchestrator, recipe)}\n".encode())
 
 
 def saved_sentence(orchestrator: Orchestrator, recipe: Recipe) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from flytekit import FlyteContextManager
 
 from flytune.recipe import Recipe
-from flytune.stages.stored import saved_sentence
+from flytune.stages.stored import show_saved
 from tasks.runtime.orchestrator import FLYTE
 
 EXIT_CODE = 130
@@ -40,8 +40,7 @@ def stop(*_: Any) -> NoReturn:
     """
     if (recipe := _State.recipe) is not None:
         _State.recipe = None
-        # A print may be what the signal has interrupted; its stream cannot be entered again.
-        os.write(2, f"\n{recipe.name}: Ctrl-C: {saved_sentence(FLYTE, recipe)}\n".encode())
+        show_saved(FLYTE, recipe, "Ctrl-C")
     for child in multiprocessing.active_children():
         with contextlib.suppress(OSError):
             child.kill()

@@ -118,9 +118,9 @@ def test_an_adapter_is_merged(place):
 def test_an_artifact_is_accepted_as_champion(place, untrained):
     recipe = Recipe.from_yaml("artifact/recipe.yaml")
     metrics = Metrics.read(Path("artifact/metrics.json"))
-    decision = refresh.record_decision(
-        recipe, str(place / "accepted"), "", data.fingerprint(recipe.data), "artifact", compare.compare_with_base(metrics), []
-    )
+    compared = compare.compare_with_base(metrics)
+    decided = refresh.decision_on(recipe, data.fingerprint(recipe.data), "artifact", compared, [])
+    decision = history.record(str(place / "accepted"), decided, expected=None)
     assert decision.outcome == "accepted"
     assert history.current(history.decisions_at(str(place / "accepted"))) == decision
     comparison = compare.compare_artifacts(recipe, Path("artifact"), Path("dataset"), decision.artifact)

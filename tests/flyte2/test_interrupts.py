@@ -18,14 +18,6 @@ def recipe(folder, **changes):
     return tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 60), own | changes)
 
 
-def has_ended(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 @pytest.mark.journey
 @pytest.mark.parametrize(
     ("number", "send", "name"),
@@ -47,4 +39,4 @@ def test_a_local_run_saves_its_step_says_how_to_go_on_and_leaves_no_process(numb
     step, address = re.search(SAVED.format(name), said, re.MULTILINE).groups()
     assert int(step) >= 2
     assert [found for found in os.listdir(address) if found.startswith(f"{step}-")]
-    until(lambda: has_ended(groups[0]))
+    until(lambda: interrupted.has_ended(groups[0]))

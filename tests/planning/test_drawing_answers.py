@@ -1,4 +1,4 @@
-"""What a plan says of answers that the model draws: memory, time, a larger batch, and what is not modelled."""
+"""Plans of answers that the model draws: memory, time, a larger batch, and what is not modelled."""
 
 import re
 

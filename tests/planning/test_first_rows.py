@@ -1,4 +1,4 @@
-"""What a plan says of the first rows, before anything is prepared."""
+"""Refusals and doubts of a plan on the first rows, before anything is prepared."""
 
 import gzip
 import json

@@ -125,7 +125,8 @@ def test_a_challenger_is_accepted_only_beyond_doubt(place):
     address = str(place[0] / "accepted")
 
     def record(artifact, champion, difference):
-        return registry_refresh.record_decision(place[1], address, champion, "f", artifact, comparison(difference), [])
+        decision = registry_refresh.decision_on(place[1], "f", artifact, comparison(difference), [])
+        return history.record(address, decision, expected=champion or None)
 
     assert record("a", "", -0.3).outcome == "accepted"
     for number, difference in enumerate((0.3, 0.0, -0.01), 2):
@@ -139,7 +140,8 @@ def test_a_challenger_is_accepted_only_beyond_doubt(place):
 
 def test_a_broken_guard_refuses_a_challenger_that_won(place):
     address = str(place[0] / "guarded")
-    decision = registry_refresh.record_decision(place[1], address, "", "f", "a", comparison(-0.3), ["mmlu acc fell"])
+    decided = registry_refresh.decision_on(place[1], "f", "a", comparison(-0.3), ["mmlu acc fell"])
+    decision = history.record(address, decided, expected=None)
     assert decision.outcome == "refused"
     assert decision.reason.endswith("; mmlu acc fell")
     assert history.current(history.decisions_at(address)) is None

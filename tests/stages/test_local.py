@@ -77,7 +77,7 @@ def test_a_run_that_sigterm_ends_goes_on_to_the_weights_of_pyflyte(sharding, tmp
     code, said = interrupted.signalled(recipe, tmp_path, "^step 3/", end)
     assert code == 128 + signal.SIGTERM, said
     assert "the same command resumes from it" in said.splitlines()[-1]
-    until(lambda: has_ended(groups[0]))
+    until(lambda: interrupted.has_ended(groups[0]))
     code, said = interrupted.run(recipe, tmp_path)
     assert code == 0, said
     assert "attempt 2: resumes at step " in said
@@ -87,11 +87,3 @@ def test_a_run_that_sigterm_ends_goes_on_to_the_weights_of_pyflyte(sharding, tmp
     done = pyflyte(recipe, other)
     assert done.returncode == 0, done.stderr
     assert weights(said.splitlines()[-1]) == weights(done.stdout.splitlines()[-1])
-
-
-def has_ended(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return True
-    return False

@@ -65,3 +65,12 @@ def signalled(recipe, folder, until, send, options=(), seen=None, forks=False):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def has_ended(group):
+    """Return whether no process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False

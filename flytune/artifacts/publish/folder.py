@@ -47,8 +47,8 @@ def publish(
     contents: Contents,
     address: str,
     name: str,
-    weights: Storage | None = None,
-    beside: Mapping[str, bytes] | None = None,
+    weights: Storage | None,
+    beside: Mapping[str, bytes],
 ) -> str:
     """Copy an artifact to `address`/`name` and return that address; artifact.json comes last. Nothing is overwritten.
 
@@ -67,7 +67,7 @@ def publish(
         if not _is_there(artifact, contents, storage, name):
             raise
         log.info("%s: published by an equal run at the same time", target)
-    for file, content in (beside or {}).items():
+    for file, content in beside.items():
         storage.create(f"{name}/{file}", content)
     return target
 

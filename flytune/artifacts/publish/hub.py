@@ -40,8 +40,8 @@ def publish(
     contents: Contents,
     address: str,
     name: str,
-    weights: Storage | None = None,
-    beside: Mapping[str, bytes] | None = None,
+    weights: Storage | None,
+    beside: Mapping[str, bytes],
 ) -> str:
     """Publish an artifact to a repository as revision `name`, and return its address, hf://owner/name@REVISION.
 
@@ -62,7 +62,7 @@ def publish(
         else:
             elsewhere = [file for file in contents.files if not (artifact / file.file).is_file()]
             uploaded = repository.upload(weights, elsewhere, Path(made)) if weights else []
-            files = _files(artifact, contents, recipe, repository, name, Path(made), beside or {})
+            files = _files(artifact, contents, recipe, repository, name, Path(made), beside)
             repository.tag(name, repository.commit(files, MAIN, f"{name}\n\nPublished by Flytune", uploaded))
     return f"{address}@{name}"
 
