@@ -150,6 +150,6 @@ def reason(fit: Fit, steps: int | None) -> str:
     if not limit:
         return said
     if not steps:
-        return f"{said}; {limit} could not be compared, as the number of samples is not known"
+        return f"{said}; the limits of hours and price could not be compared, as the number of samples is not known"
     within = Timed.of(fit, steps).excess(wish) <= 1
     return f"{said} within {limit}" if within else f"none of those that fit keeps {limit}, and it comes nearest"

@@ -21,6 +21,7 @@ COMMANDS = {
     "fetch": ["fetch", "memory://nowhere/artifact", "OUT"],
     "gguf": ["gguf", str(RELEASE / "artifact"), "--out", "OUT"],
     "merge": ["merge", str(RELEASE / "artifact"), "--out", "OUT"],
+    "init": ["init", "data.jsonl", "--yes", "--base", "base", "--out", "OUT"],
     "infer": ["infer", str(RELEASE / "artifact"), "--base", "base", "--prompts", "data.jsonl"],
     "plan": ["plan", "recipe.yaml", "--json"],
     "reproduce": ["reproduce", str(RELEASE / "artifact"), "--with", str(RELEASE / "artifact")],

@@ -19,7 +19,7 @@ assert import_module("flyte2.stages")
 for _path in (ROOT / "tasks").glob("*.py"):
     import_module(f"tasks.{_path.stem}")
 ROWS = {row.name: row for row in vars(table).values() if isinstance(row, Stage)}
-CLIENTS = {ROOT / "flytune/doctor/flyte2.py", ROOT / "flytune/cluster/runs_of_flyte2.py"}
+CLIENTS = {ROOT / f"flytune/{name}.py" for name in ("doctor/flyte2", "cluster/flyte2_sdk", "cluster/runs_of_flyte2")}
 """Modules that speak to a control plane of Flyte 2, and import its SDK inside functions."""
 FILES = sorted((ROOT / "flyte2").rglob("*.py"))
 
