@@ -115,6 +115,21 @@ package: .venv/.installed ## Write all protos and the code into PACKAGE, without
 	@echo "$(PACK)"
 	@$(PACK)
 
+# Without FlashAttention, which compiles for an hour or more: FLASH_ATTN=VERSION puts it in, FLYTE2=VERSION Flyte 2's SDK. PUSH=: only builds.
+REGISTRY ?= $(FLYTUNE_REGISTRY)
+TAG ?= $(shell git rev-parse --short HEAD)
+PUSH ?= 1
+FLASH_ATTN ?=
+FLYTE2 ?=
+images: ## Build both container images for REGISTRY with docker, and push them
+	@test -n "$(REGISTRY)" || { echo "make images REGISTRY=...: name the registry that the cluster's nodes pull from, such as ghcr.io/someone" >&2; exit 1; }
+	@for image in light train; do \
+	  docker build --platform linux/amd64 --target $$image --build-arg FLASH_ATTN=$(FLASH_ATTN) --build-arg FLYTE2=$(FLYTE2) \
+	    --build-arg REVISION=$$(git rev-parse HEAD) --tag $(REGISTRY)/flytune-$$image:$(TAG) .; \
+	  if [ -n "$(PUSH)" ]; then docker push $(REGISTRY)/flytune-$$image:$(TAG); fi; \
+	done
+	@echo "wherever you run or register: export FLYTUNE_REGISTRY=$(REGISTRY) FLYTUNE_TAG=$(TAG)"
+
 doctor: .venv/.installed ## Check this machine; `flytune doctor --remote` checks the cluster
 	@flytune doctor
 
@@ -193,4 +208,4 @@ lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
 clean: ## Remove what the commands above made, but not .venv
 	@rm -rf .demo .xray .checkpoints .site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help install demo demo-dpo demo-grpo demo-model plan xray run remote register package doctor check test journeys proofs test-cpus selftest chaos fuzz fuzz-removals test-gpu bench audit schema docs lock clean
+.PHONY: help install demo demo-dpo demo-grpo demo-model plan xray run remote register package images doctor check test journeys proofs test-cpus selftest chaos fuzz fuzz-removals test-gpu bench audit schema docs lock clean

@@ -189,12 +189,21 @@ def new_output(path: Path) -> Iterator[Path]:
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Errors of a disk, a quota or a file that can hold no more."""
 
+FULL_TEXT = (
+    r"No space left on device|Disk quota exceeded|File too large"  # the system, whatever library repeats it
+    r"|\[Errno (?:27|28|122)\]|\(os error (?:27|28|122)\)"
+    r"|database or disk is full"  # SQLite
+    r"|inline_container\.cc:\d+\] \. unexpected pos"  # torch.save
+    r"|\d+ requested and \d+ written"  # numpy.save
+    r"|QuotaExceeded|StorageFull|EntityTooLarge"  # Ceph, MinIO, S3
+)
+"""What libraries say of a disk or a quota that can hold no more; many do so with an error that has no number."""
+
 
 def full_error(error: BaseException | None) -> BaseException | None:
     """Return the error among one and its causes that says that a disk can hold no more; libraries have classes of their own."""
     for link in chain(error):
-        # safetensors and tokenizers end with Rust's words.
-        if getattr(link, "errno", None) in FULL or any(f"(os error {number})" in str(link) for number in FULL):
+        if getattr(link, "errno", None) in FULL or re.search(FULL_TEXT, str(link)):
             return link
     return None
 

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -41,8 +42,7 @@ def failure(error: BaseException) -> str | None:
     if "expire" in str(error).lower():
         return "away"
     number = getattr(error, "errno", None)
-    # The names that Ceph and MinIO give it; s3fs knows neither.
-    if number in files.FULL or "QuotaExceeded" in str(error) or "StorageFull" in str(error):
+    if number in files.FULL or re.search(files.FULL_TEXT, str(error)):
         return "full"
     # botocore's NoCredentialsError, google.auth's RefreshError and DefaultCredentialsError are not OSErrors.
     if number in _REFUSED or isinstance(error, PermissionError) or "Credentials" in type(error).__name__:

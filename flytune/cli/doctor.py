@@ -73,7 +73,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
         # Flyte 2 has secrets of its own, which were checked above.
         cluster = cluster.model_copy(update={"secrets": Secrets()})
     if options.recipe is None:
-        yield from kube.findings(namespace, load_shapes(), cluster)
+        yield from kube.findings(namespace, load_shapes(), cluster, with_settings=second is None)
         return
     try:
         recipe = read_recipe(options.recipe)
@@ -83,7 +83,8 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
         said = " ".join(str(error).split())
         yield finding.fail("recipe", said, f"correct it; `flytune plan {options.recipe}` checks it here")
         return
-    yield from kube.findings(namespace, tuple(shape_named(name) for name in names), cluster)
+    rows = tuple(shape_named(name) for name in names)
+    yield from kube.findings(namespace, rows, cluster, with_settings=second is None)
     if problems := folders.problems(recipe, cluster, plan.shape, uploaded=False):
         yield finding.fail("folders", "; ".join(problems), "change the recipe or cluster.yaml: a run would be refused")
     else:

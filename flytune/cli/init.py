@@ -2,11 +2,13 @@
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from flytune import files
 from flytune.errors import RecipeError, printable
 from flytune.hardware import load_shapes, this_machine
+from flytune.models import base as hub_reads
 from flytune.planning import first_recipe
 from flytune.recipe import read_recipe
 
@@ -24,7 +26,9 @@ def run(options: argparse.Namespace) -> int:
     chosen = next((one for one in first_recipe.AIMS if one == aim), None)
     if chosen is None:
         raise RecipeError(f"--aim {aim:.60}: it can be one of {', '.join(first_recipe.AIMS)}")
-    text = first_recipe.recipe_text(first_recipe.Asked(options.data, base, where, chosen))
+    is_here = Path(base).expanduser().is_dir() and "path" in first_recipe.source_of(options.data)
+    with nullcontext() if is_here else hub_reads.without_waiting_for_the_hub():
+        text = first_recipe.recipe_text(first_recipe.Asked(options.data, base, where, chosen))
     with files.new_output(Path(options.out)) as temporary:
         temporary.write_text(text, encoding="utf-8")
         read_recipe(temporary)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from flytune.doctor import nodes as cluster_nodes
+from flytune.doctor import settings
 from flytune.doctor.finding import Finding, fail, ok
 from flytune.doctor.nodes import Kubernetes, Node
 from flytune.doctor.volumes import Claim, ClusterVolumes
@@ -18,8 +19,12 @@ _SECONDS = 10.0
 _NOT_CHECKED = "operator, nodes, gang scheduler, secrets and volumes were not checked"
 
 
-def findings(namespace: str, shapes: tuple[Shape, ...], cluster: Cluster) -> Iterator[Finding]:
-    """Check everything, with secrets in `namespace`; without access to Kubernetes, yield one finding with the reason."""
+def findings(namespace: str, shapes: tuple[Shape, ...], cluster: Cluster, *, with_settings: bool = True) -> Iterator[Finding]:
+    """Check everything, with secrets in `namespace`; without access to Kubernetes, yield one finding with the reason.
+
+    Args:
+        with_settings: whether Flyte's own settings are checked; those of Flyte 2 are others.
+    """
     if importlib.util.find_spec("kubernetes") is None:
         yield ok("kubernetes", f"{_NOT_CHECKED}: its client is not installed; install it with `pip install kubernetes`")
         return
@@ -35,6 +40,8 @@ def findings(namespace: str, shapes: tuple[Shape, ...], cluster: Cluster) -> Ite
     client.configuration.retries = 0
     try:
         yield from cluster_nodes.findings(_facts(client, namespace, cluster), shapes, cluster)
+        if with_settings:
+            yield from settings.findings(_settings(client), shapes)
     except ApiException as error:
         said = f"refuses access: {error.status} {error.reason}"
         yield fail("kubernetes", f"{said}; {_NOT_CHECKED}", "check `kubectl auth can-i list nodes`")
@@ -60,6 +67,19 @@ def _facts(client: Any, namespace: str, cluster: Cluster) -> Kubernetes:
         secrets={name: keys for name in sorted(named) for keys in _keys(core, name, namespace)},
         storage=_storage(client, core, namespace, cluster),
     )
+
+
+def _settings(client: Any) -> dict[str, Any] | None:
+    """Return Flyte's configuration; None if access is denied."""
+    from kubernetes.client import CoreV1Api
+
+    listed: Any = _read(
+        lambda: CoreV1Api(client).list_config_map_for_all_namespaces(label_selector=settings.LABEL, _request_timeout=_SECONDS)
+    )
+    if listed == [None]:
+        return None
+    maps = [item for answer in listed for item in answer.items]
+    return settings.merged([item.data or {} for item in sorted(maps, key=lambda item: item.metadata.name)])
 
 
 def _node(found: Any) -> Node:

@@ -153,7 +153,7 @@ def _lacking(node: Node, shape: Shape, cluster: Cluster) -> list[str]:
 def _operator(found: Kubernetes, several: Sequence[str]) -> Finding:
     what = "training operator"
     if OPERATOR in found.resources:
-        return ok(what, f"{OPERATOR} is installed (Flyte's pytorch plugin was not checked)")
+        return ok(what, f"{OPERATOR} is installed")
     if not several:
         return ok(what, f"{OPERATOR} is not installed, and no shape has more than one node")
     do = "install Kubeflow's training operator and enable Flyte's pytorch plugin, or remove these rows from shapes.yaml"

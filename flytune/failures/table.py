@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 
 from flytune import errors
+from flytune.files import FULL_TEXT
 
 RETRIES = 3
 """Number of attempts after the first; only failures that the table calls recoverable use them."""
@@ -42,10 +43,7 @@ class FailureKind:
 
 
 # The texts of flytune.errors.StorageError. Another storage error may be temporary.
-_FULL = (
-    r"\[Errno (27|28|122)\]|\(os error (27|28|122)\)|QuotaExceeded|EntityTooLarge"
-    r"|StorageError: .*(it is full|could not be written)"
-)
+_FULL = FULL_TEXT + r"|StorageError: .*(it is full|could not be written)"
 _REFUSED = r"StorageError: .*(it refuses|there is no such place)"
 _ERRNO_AWAY = r"\[Errno (5|70|101|107|110|111|112|113|116|121)\]"
 _STATUS = r"\b{0} (?:Client|Server) Error|(?:Client|Server) error '{0}"

@@ -316,6 +316,7 @@ NODES = {
         }
     ]
 }
+MAPS_PATH = "/api/v1/configmaps"
 NODES_PATH, CRDS_PATH = "/api/v1/nodes", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 SECRET_PATH = "/api/v1/namespaces/p-d/secrets/flytune"
 
@@ -331,6 +332,39 @@ def test_kubernetes_through_its_real_client(tmp_path, monkeypatch):
     assert told["shapes"] == "WARN"
     assert "planted" not in str(found)
     assert base64.b64encode(b"hf_planted").decode() not in str(found)
+
+
+def config_maps(**files):
+    """The ConfigMap of the chart flyte-binary, with files in the order in which Flyte merges them."""
+    return {"items": [{"metadata": {"name": "flyte"}, "data": {name: yaml.safe_dump(to) for name, to in files.items()}}]}
+
+
+def test_flytes_own_settings(tmp_path, monkeypatch):
+    named = {"tasks": {"task-plugins": {"enabled-plugins": ["container", "sidecar"]}}, "secret": {"key": "planted"}}
+    low = {"task_resources": {"limits": {"cpu": "2", "memory": "1Gi", "gpu": 1, "ephemeralStorage": 0}}}
+    answers = {NODES_PATH: NODES, CRDS_PATH: definitions(nodes.OPERATOR)}
+    found = kubernetes(tmp_path, monkeypatch, answers | {MAPS_PATH: config_maps(**{"000.yaml": named, "100.yaml": low})})
+    failed = only([one for one in found if one.what == "flyte settings"], "FAIL")
+    assert "plugin pytorch is not enabled; it starts the nodes of t4-8x3" in failed[0]
+    assert "enabled-plugins: [container, sidecar, K8S-ARRAY, pytorch]" in failed[0]
+    assert "memory 1Gi (below cpu-1, " in failed[1]
+    assert "ephemeralStorage" not in failed[1], "0 is no limit"
+    assert "planted" not in str(found)
+    # What is to be merged is enough.
+    advised = {
+        f"{200 + at}.yaml": yaml.safe_load(one.do.split("restart it: ")[1])
+        for at, one in enumerate(found)
+        if "restart it" in one.do
+    }
+    merged = config_maps(**{"000.yaml": named, "100.yaml": low} | advised)
+    found = kubernetes(tmp_path, monkeypatch, answers | {MAPS_PATH: merged})
+    assert levels(found)["flyte settings"] == "OK"
+    for answer, said in ((403, "cannot be read"), ({"items": []}, "there are no ConfigMaps")):
+        (one,) = [
+            one for one in kubernetes(tmp_path, monkeypatch, answers | {MAPS_PATH: answer}) if one.what == "flyte settings"
+        ]
+        assert one.level == "OK"
+        assert said in one.said
 
 
 def test_what_kubernetes_lacks(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import socket
+import sqlite3
 import time
 from multiprocessing.connection import wait as real_wait
 
@@ -21,6 +22,7 @@ from flytune.errors import (
     Preempted,
     PreparedDataError,
     RewardError,
+    StorageError,
     TrainingError,
 )
 from flytune.failures import Failure, reports, table
@@ -131,6 +133,11 @@ CASES = {
         fill_a_full_disk,
         lambda: throw(OSError(errno.EFBIG, "File too large")),
         lambda: throw(RuntimeError("Error while serializing: I/O error: Disk quota exceeded (os error 122)")),
+        lambda: throw(StorageError("own/answers.jsonl: cannot be written: No space left on device; make room")),
+        # What torch.save, numpy.save and SQLite raise on a full tmpfs.
+        lambda: throw(RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")),
+        lambda: throw(OSError("1048576 requested and 262112 written")),
+        lambda: throw(sqlite3.OperationalError("database or disk is full")),
     ],
     "credentials expired": [lambda: storage_answers("ExpiredToken")],
     "hub refused": [lambda: hub_answers(403), lambda: hub_answers(401)],

@@ -57,6 +57,30 @@ def test_torch_without_cuda_is_installed_before_the_lock():
     assert any("TORCH=cu12: unknown; cpu, or leave it out" in line for line in refused)
 
 
+def test_images_are_built_and_pushed_with_one_command(tmp_path):
+    """docker is a stand-in that writes what it was asked."""
+    seen = tmp_path / "seen"
+    (tmp_path / "docker").write_text(f'#!/bin/sh\necho "$*" >> {seen}\n')
+    (tmp_path / "docker").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "FLYTUNE_REGISTRY": ""}
+
+    def images(*variables):
+        command = ["make", "images", "TAG=abc", f"BIN={tmp_path}", *variables]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    built = images("REGISTRY=ghcr.io/someone")
+    asked = seen.read_text().splitlines()
+    assert [line.split()[0] for line in asked] == ["build", "push"] * 2, built.stderr
+    for name, build, push in (("light", asked[0], asked[1]), ("train", asked[2], asked[3])):
+        assert f"--target {name} " in build
+        assert build.endswith(f"--tag ghcr.io/someone/flytune-{name}:abc .")
+        assert push == f"push ghcr.io/someone/flytune-{name}:abc"
+    assert "export FLYTUNE_REGISTRY=ghcr.io/someone FLYTUNE_TAG=abc" in built.stdout
+    refused = images()
+    assert refused.returncode
+    assert "make images REGISTRY=...: name the registry" in refused.stderr
+
+
 @pytest.mark.parametrize("fails", ["", "uv"])
 def test_pip_installs_what_uv_cannot_and_no_address_is_printed(fails, tmp_path):
     """The programs are stand-ins that write what they were asked; pip's own configuration is real."""

@@ -19,7 +19,7 @@ def best_of(inputs, method, sharding, folder, **changes):
     adapter = {} if method == "full" else {"lora_dropout": 0.0}
     usual = {
         "method": {"name": method} | adapter,
-        "training.learning_rate": 0.1 if method == "full" else 1.0,
+        "training.learning_rate": 0.1 if method == "full" else 0.9,
         "training.lr_scheduler_type": "constant",
         "training.warmup_steps": 0,
         "training.max_steps": 2,

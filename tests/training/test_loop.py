@@ -11,7 +11,7 @@ from flytune.data import heldout_rows
 from flytune.export import gate, write
 from flytune.export.tensors import verify
 from flytune.hardware import shape_named
-from flytune.models import loading, scoring
+from flytune.models import loading, scoring, sharded_loading
 from flytune.planning import planner
 from flytune.recipe import Recipe
 from flytune.records import TrainingResult
@@ -63,6 +63,16 @@ def fit(recipe, inputs, out, die_at=None):
         step_log.Recorder.record = record_and_die
     plan = planner.make(recipe)
     return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
+
+
+def fit_without_the_base(recipe, inputs, out):
+    """Run once, without weights of the base model: the content of its files is still that of the checkpoint's."""
+
+    def read(*_):
+        raise AssertionError("the base model is read")
+
+    sharded_loading._load_slot = read
+    return fit(recipe, inputs, out)
 
 
 def world(recipe):
@@ -274,14 +284,14 @@ def test_full_fsdp_reduces_gradients_after_every_micro_batch(method, inputs, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("offload", ["none", "cpu"])
 def test_fsdp_resumes_without_reading_the_base_model_again(offload, inputs, tmp_path):
-    shutil.copytree(inputs / "tiny", tmp_path / "tiny")
-    changes = {"checkpoints.save_steps": 2, "training.max_steps": 4, "model.name_or_path": str(tmp_path / "tiny")}
+    changes = {"checkpoints.save_steps": 2, "training.max_steps": 4}
     recipe = recipe_for(inputs, "full", "fsdp", **changes, **{"checkpoints.folder": str(tmp_path / "checkpoints")})
     recipe = Recipe.model_validate(recipe.model_dump() | {"sharding": {"name": "fsdp", "offload": offload}})
+    with pytest.raises(ranks.RankFailed, match="the base model is read"):
+        ranks.run(2, fit_without_the_base, recipe, inputs, tmp_path / "first")
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(2, fit, recipe, inputs, tmp_path / "killed", 3)
-    (tmp_path / "tiny" / "model.safetensors").unlink()
-    resumed = ranks.run(2, fit, recipe, inputs, tmp_path / "resumed")
+    resumed = ranks.run(2, fit_without_the_base, recipe, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step == 2
     undisturbed = recipe_for(inputs, "full", "fsdp", **{"training.max_steps": 4})
     losses = [step.loss for step in ranks.run(2, fit, undisturbed, inputs, tmp_path / "undisturbed").steps]
