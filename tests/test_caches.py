@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -117,7 +118,8 @@ def test_the_command_line_says_so_in_one_line(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cli.main(["schema"]) == 0
-    monkeypatch.setattr(cli, "import_module", lambda name: type("Command", (), {"run": staticmethod(refused)}))
+    command = SimpleNamespace(run=refused, add_arguments=lambda parser: parser.add_argument("recipe"))
+    monkeypatch.setattr(cli, "import_module", lambda name: command)
     where = tmp_path / "home" / ".cache" / "huggingface"
     assert cli.main(["plan", "recipe.yaml"]) == 1
     assert capsys.readouterr().err.startswith(f"FlytuneError: {where}: cannot be written: Permission denied; set HF_HOME")

@@ -14,6 +14,14 @@ from flytune.errors import printable
 from flytune.registry import Decision, history
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("address", help="the folder or fsspec address with the decisions of scheduled runs")
+    parser.add_argument("--rollback", action="store_true", help="accept the previously accepted model again")
+    parser.add_argument("--reason", default="rolled back by hand", help="reason for the rollback, for the history")
+    parser.add_argument("--json", action="store_true", help="print the decisions as JSON")
+
+
 def run(options: argparse.Namespace) -> int:
     """Show all decisions; with --rollback, after going back to the previous model."""
     if options.rollback:

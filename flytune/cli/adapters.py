@@ -15,6 +15,12 @@ FIGURES = 2
 """Number of figures of an artifact in the table."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("address", help="a folder or fsspec address with artifacts")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+
+
 def run(options: argparse.Namespace) -> int:
     """Show the artifacts in a store."""
     entries = catalog.list_artifacts(options.address)

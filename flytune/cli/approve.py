@@ -9,6 +9,14 @@ from flytune.errors import ExportError, printable
 from flytune.registry import approval
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("artifact", help="the folder or fsspec address of the stored artifact, as the run has printed it")
+    parser.add_argument("--sha256", help="hash of the artifact that you have looked at (default: that of the run's question)")
+    parser.add_argument("--refuse", metavar="REASON", help="refuse it instead, for this reason")
+    parser.add_argument("--by", help="your name, for the record (default: that of this machine's user)")
+
+
 def run(options: argparse.Namespace) -> int:
     """Answer the question about a stored artifact: publish and accept it, or refuse it for a reason."""
     address = options.artifact if "://" in options.artifact else str(Path(options.artifact).absolute())

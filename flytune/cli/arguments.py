@@ -111,3 +111,49 @@ def _unwritable(path: Path) -> str | None:
         if len(name.encode()) > os.pathconf(above, "PC_NAME_MAX"):
             return f"{name:.40}...: a name of {len(name.encode())} bytes is too long; give a shorter one"
     return None
+
+
+def add_answering(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
+    """Declare the artifact that answers, and how."""
+    parser.add_argument(
+        "artifact", help="a folder, fsspec address or hf://owner/name with an artifact, or a merged model's folder"
+    )
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=max_new_tokens,
+        help=f"maximum tokens of an answer (default: {max_new_tokens:,})",
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="share of the likeliest tokens that is drawn from (default: 1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the drawing (default: 0)")
+    add_base(parser)
+
+
+def add_setting(parser: argparse.ArgumentParser) -> None:
+    """Declare --set."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="a field of the recipe with another value, as training.learning_rate=1e-4; repeatable",
+    )
+
+
+def add_base(parser: argparse.ArgumentParser) -> None:
+    """Declare the base model of an artifact, and trust in its code."""
+    parser.add_argument("--base", help="the base model, instead of the one that the artifact names")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run Python files of the model's own (default: refuse)",
+    )
+
+
+def add_cluster(parser: argparse.ArgumentParser, when: str) -> None:
+    """Declare the project and domain of a cluster."""
+    parser.add_argument("-p", "--project", default="flytesnacks", help=f"Flyte project, {when} (default: flytesnacks)")
+    parser.add_argument("-d", "--domain", default="development", help=f"Flyte domain, {when} (default: development)")

@@ -8,6 +8,11 @@ from flytune.errors import RecipeError
 from flytune.planning import calibration, table
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("artifacts", nargs="+", help="folders with artifacts")
+
+
 def run(options: argparse.Namespace) -> int:
     """Show measured over planned, and store a factor for each shape."""
     comparisons = calibration.found([Path(folder) for folder in options.artifacts])

@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from flytune.artifacts import fetch, opening
+from flytune.cli import arguments
 from flytune.errors import DataError
 from flytune.inference.batch import InferenceModel
 from flytune.inference.conversation import Conversation
@@ -12,6 +13,12 @@ from flytune.models import Generation
 _QUESTION = "> "
 _HELP = "Ask; /new begins again, Ctrl-C stops an answer, Ctrl-D ends.\n"
 _ALONE = "The model has no chat template: it continues each text, and remembers none.\n"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    arguments.add_answering(parser, max_new_tokens=1024)
+    parser.add_argument("--system", metavar="TEXT", help="the system message (default: that of the training)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,6 +6,22 @@ from pathlib import Path
 
 from flytune.adapters import combining
 from flytune.artifacts import opening
+from flytune.cli import arguments
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("out", help="a new folder for the combined artifact")
+    parser.add_argument("addresses", nargs="+", help="folders or fsspec addresses of artifacts")
+    parser.add_argument("--weights", nargs="+", type=float, help="one weight for each artifact (default: 1)")
+    parser.add_argument(
+        "--how", default="cat", help="PEFT's combination_type (default: cat, which is exact; its rank is the sum of all ranks)"
+    )
+    parser.add_argument("--rank", type=int, help="rank for svd and *_svd (default: the largest rank of the adapters)")
+    parser.add_argument("--density", type=float, help="share of values that ties and dare keep")
+    parser.add_argument("--seed", type=int, default=0, help="seed for dare (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print a description of the new adapter as JSON")
+    arguments.add_base(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,6 +9,17 @@ from pathlib import Path
 from flytune import files
 from flytune.conversion import convert
 
+OBJECTIVES = ("sft", "dpo", "kto", "reward", "grpo")
+"""Objectives of a recipe."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("file", help="a YAML of axolotl, LLaMA-Factory or TRL, or a script with their command line")
+    parser.add_argument("--output", help="a new file for the recipe (default: the terminal)")
+    parser.add_argument("--gpus", type=int, help="number of GPUs that the tool was started on (default: what the file says)")
+    parser.add_argument("--objective", choices=OBJECTIVES, help="that of a TRL YAML, which names none")
+
 
 def run(options: argparse.Namespace) -> int:
     """Print the recipe, or write it to a new file."""

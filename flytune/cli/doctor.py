@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from flytune.cli import arguments
 from flytune.cluster import control_plane, flyte2_sdk, folders
 from flytune.console import tables
 from flytune.doctor import Finding, admin, finding, flyte2, kube, laptop
@@ -18,6 +19,15 @@ from flytune.planning import evaluation_shape, planner
 from flytune.recipe import read_recipe
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("recipe", nargs="?", help="with --remote: check only the nodes for the shapes of this recipe")
+    parser.add_argument("--remote", action="store_true", help="check the cluster of flytekit's config and of the kubeconfig")
+    arguments.add_cluster(parser, "with --remote")
+    parser.add_argument("--reach", action="store_true", help="with --remote: check only that the cluster answers")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from flytune.artifacts import fetch
+from flytune.cli import arguments
 from flytune.cluster import executions, failed_runs, flyte2_sdk, runs_of_flyte2
 from flytune.errors import ExportError, RecipeError, printable
 from flytune.files import new_output
@@ -19,6 +20,19 @@ from flytune.selftest import Matrix, table
 
 _RECORDS: dict[str, type[Record]] = {"matrix": Matrix, "metrics": Metrics, "plan": Plan}
 """Records that workflows return, by the names of their files."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument(
+        "address", help="an execution (its id, or its address in the console), an fsspec address, or hf://owner/name@REVISION"
+    )
+    parser.add_argument("out", help="a new folder")
+    parser.add_argument(
+        "--point", metavar="NAME", help="of a sweep: the artifact of this point (default: table, chart, best recipe)"
+    )
+    parser.add_argument("--failed", action="store_true", help="of a failed execution: the report of the failure, and all decks")
+    arguments.add_cluster(parser, "for an execution's id")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,12 +6,34 @@ import tempfile
 from pathlib import Path
 
 from flytune.artifacts import fetch, opening
+from flytune.cli import arguments
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import RecipeError
 from flytune.files import new_output
 from flytune.inference import batch
 from flytune.models import Generation
 from flytune.sentences import counted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    arguments.add_answering(parser, max_new_tokens=128)
+    parser.add_argument(
+        "--prompts",
+        required=True,
+        metavar="FILE",
+        help="JSON Lines, JSON, CSV or Parquet with messages, prompt or question",
+    )
+    parser.add_argument("--out", metavar="FILE", help="a new file for the answers (default: the terminal)")
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=ADDRESS",
+        help="another adapter on the same base, for rows that name it in their column adapter; repeatable",
+    )
+    parser.add_argument("--batch-size", type=int, default=8, help="prompts that are answered together (default: 8)")
+    parser.add_argument("--max-bad-fraction", type=float, default=0.0, help="fraction of rows that may be bad (default: 0)")
 
 
 def run(options: argparse.Namespace) -> int:

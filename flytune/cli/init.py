@@ -13,6 +13,16 @@ from flytune.planning import first_recipe
 from flytune.recipe import read_recipe
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("data", help="a file, folder or address with samples, or a data set on the hub, owner/name")
+    parser.add_argument("--out", default="recipe.yaml", metavar="FILE", help="a new file (default: recipe.yaml)")
+    parser.add_argument("--base", metavar="MODEL", help="the base model, a hub id or a folder")
+    parser.add_argument("--on", metavar="ROW", help="this-machine, a row of shapes.yaml, or auto: the cheapest row")
+    parser.add_argument("--aim", metavar="AIM", help="what matters most: price, time or quality")
+    parser.add_argument("--yes", action="store_true", help="take the default of each question that no option answers")
+
+
 def run(options: argparse.Namespace) -> int:
     """Ask what the data cannot say, and write a new recipe."""
     rows = [this_machine.NAME, "auto", *(shape.name for shape in load_shapes())]

@@ -8,9 +8,24 @@ from rich.table import Table
 
 from flytune.adapters import merging
 from flytune.artifacts import fetch, opening
+from flytune.cli import arguments
 from flytune.console import tables
 from flytune.models.probe import PROMPTS
 from flytune.sentences import counted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("artifact", help="a folder, fsspec address or hf://owner/name with the artifact of an adapter")
+    parser.add_argument("--out", required=True, help="a new folder for the merged model")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="type of the merged weights (default: auto, the base's)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
+    arguments.add_base(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from flytune.cli import arguments
 from flytune.cluster import folders, uploads
 from flytune.console import tables
 from flytune.dryrun import confirm
@@ -34,6 +35,40 @@ from flytune.report import charts
 from flytune.sentences import counted
 
 DRY_RUN = "dry run: running the model's code on empty tensors"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("recipe", nargs="?", help="a recipe file")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument(
+        "--compare", nargs=2, metavar="RECIPE", help="what changes in memory, time and price from one recipe to another"
+    )
+    parser.add_argument(
+        "--data", metavar="FOLDER", help="a folder of prepared data, whose lengths and order of batches are planned with"
+    )
+    parser.add_argument("--svg", metavar="FILE", help="write a picture of memory by phase into a new file, too")
+    parser.add_argument(
+        "--shape", help="a row of shapes.yaml instead of the recipe's; auto: rank all of them with every sharding"
+    )
+    parser.add_argument("--by", choices=("price", "time"), help="order of --shape auto (default: price)")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        help="number of training samples, for hours and price (default: counted in the recipe's local files)",
+    )
+    parser.add_argument(
+        "--solve",
+        metavar="FIELD",
+        help="largest value that fits of data.max_length, training.per_device_train_batch_size, method.r or num_hidden_layers; "
+        "gpus: the fewest; price or hours: the least within --max-hours or --max-price",
+    )
+    parser.add_argument("--max-hours", type=float, help="hardware.max_hours instead of the recipe's")
+    parser.add_argument("--max-price", type=float, help="hardware.max_price instead of the recipe's")
+    arguments.add_setting(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="confirm GPU memory by running the model's code on empty tensors"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

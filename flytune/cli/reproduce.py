@@ -14,6 +14,16 @@ DIFFERENT = 3
 """Exit code of a second run whose data, losses or weights are not equal, bit for bit; an error has 1."""
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("artifact", help="a folder, fsspec address or hf://owner/name with an artifact")
+    parser.add_argument("--out", help="a new folder for the second run (default: .reproduce/NAME)")
+    parser.add_argument("--remote", action="store_true", help="print the command that runs it on the cluster")
+    parser.add_argument("--with", dest="other", metavar="ARTIFACT", help="compare with this artifact instead of a new run")
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run code that the artifact's recipe names")
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the recipe again, or compare with another artifact; return 0 if data, losses and weights are equal."""
     artifact = fetch.local_folder(options.artifact)

@@ -13,6 +13,7 @@ from typing import Any
 
 from flytune import files
 from flytune.artifacts import kept
+from flytune.cli import arguments
 from flytune.cluster import control_plane, flyte2_sdk, runs_of_flyte2
 from flytune.cluster.executions import Execution
 from flytune.console import step_lines
@@ -24,6 +25,29 @@ from flytune.stages import local
 
 _OPTIONS = {"project": "--project", "domain": "--domain", "name": "--name"}
 """pyflyte's options that are handed on as they are."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("recipe", help="a recipe file")
+    parser.add_argument(
+        "--remote", action="store_true", help="run it on the cluster of flytekit's config, with the code as it is here"
+    )
+    parser.add_argument(
+        "--flyte2", action="store_true", help="run it by `flyte run` of Flyte 2, here or with --remote (docs/flyte2.md)"
+    )
+    parser.add_argument("--shape", help="a row of shapes.yaml, this-machine, or auto, instead of the recipe's hardware.shape")
+    arguments.add_setting(parser)
+    parser.add_argument("-p", "--project", help="with --remote: Flyte project (default: pyflyte's, flytesnacks)")
+    parser.add_argument("-d", "--domain", help="with --remote: Flyte domain (default: pyflyte's, development)")
+    parser.add_argument("--name", help="with --remote: name of the execution")
+    parser.add_argument(
+        "-i", "--image", action="append", help="with --remote: an image of pyflyte's, as NAME=ADDRESS; repeatable"
+    )
+    parser.add_argument("--out", metavar="DIR", help="where results of a run on this machine stay (default: artifacts)")
+    sweep = parser.add_mutually_exclusive_group()
+    sweep.add_argument("--grid", metavar="JSON", help="run a sweep: {field: values}, or a file of it (docs/sweep.md)")
+    sweep.add_argument("--changes", metavar="JSON", help="run a sweep: [{field: value}], or a file of it")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,6 +7,11 @@ from flytune.planning import document
 from flytune.recipe import json_schema
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("--plan", action="store_true", help="print the schema of what `flytune plan --json` prints")
+
+
 def run(options: argparse.Namespace) -> int:
     """Print the schema."""
     if options.plan:

@@ -6,11 +6,23 @@ import webbrowser
 from contextlib import nullcontext
 from pathlib import Path
 
+from flytune.cli import arguments
 from flytune.errors import printable
 from flytune.models import base
 from flytune.recipe import read_recipe
 from flytune.report import xray
 from flytune.sentences import counted_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of the command."""
+    parser.add_argument("recipe", help="a recipe file")
+    arguments.add_setting(parser)
+    parser.add_argument("--rows", type=int, default=1000, help="number of first rows to read of each source (default: 1000)")
+    parser.add_argument("--out", help="path of the page (default: .xray/NAME.html)")
+    parser.add_argument("--force", action="store_true", help="replace the file at --out, even if it is not a page of xray")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a check would stop the run, for CI (default: 0)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def run(options: argparse.Namespace) -> int:

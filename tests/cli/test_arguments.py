@@ -116,8 +116,13 @@ def test_a_library_that_is_not_installed_is_named_with_what_installs_it(missing,
     assert "Traceback" not in done.stderr
 
 
-def test_a_word_that_is_no_command_gets_the_nearest_one(capsys):
-    for arguments, said in ((["pln", "x"], "'pln': unknown; did you mean plan?"), (["--version"], f"flytune {__version__}")):
+def test_a_word_that_is_no_command_or_option_gets_the_nearest_one(capsys):
+    for arguments, said in (
+        (["pln", "x"], "'pln': unknown; did you mean plan?"),
+        (["plan", "--shpae", "auto", "x.yaml"], "flytune plan: error: --shpae: unknown; did you mean --shape?"),
+        (["schema", "x"], "flytune schema: error: x: unknown"),
+        (["--version"], f"flytune {__version__}"),
+    ):
         with pytest.raises(SystemExit):
             main(arguments)
         assert said in "".join(capsys.readouterr())

@@ -14,6 +14,7 @@ COMMANDS = {
     "approve": ["approve", "."],
     "adapters": ["adapters", str(RELEASE / "artifact")],
     "calibrate": ["calibrate", str(RELEASE / "artifact")],
+    "completion": ["completion"],
     "chat": ["chat", str(RELEASE / "artifact"), "--base", "base"],
     "combine": ["combine", "OUT", str(RELEASE / "artifact"), str(RELEASE / "artifact")],
     "convert": ["convert", "axolotl.yaml"],

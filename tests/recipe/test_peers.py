@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from flytune import cli, yaml_core
+from flytune import yaml_core
+from flytune.cli import convert
 from flytune.recipe import json_schema, peers
 from flytune.recipe.objectives import SECTIONS
 from tests.support.paths import ROOT
@@ -61,7 +62,7 @@ def test_a_list_of_what_is_offered_has_all_of_it(beginning, field):
 
 
 def test_the_command_line_takes_every_objective():
-    assert set(cli.OBJECTIVES) == set(SECTIONS)
+    assert set(convert.OBJECTIVES) == set(SECTIONS)
 
 
 def test_each_name_stands_once_below_its_tool():
