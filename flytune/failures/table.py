@@ -9,6 +9,7 @@ from flytune import errors
 
 RETRIES = 3
 """Number of attempts after the first; only failures that the table calls recoverable use them."""
+OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY = "out of GPU memory", "out of host memory"
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,7 @@ class FailureKind:
         return bool(names & set(self.types)) or re.search(self.pattern, text) is not None
 
 
-# The texts of flytune.errors.StorageError. Another storage error may be temporary.
-_FULL = (
-    r"\[Errno (27|28|122)\]|\(os error (27|28|122)\)|QuotaExceeded|EntityTooLarge"
-    r"|StorageError: .*(it is full|could not be written)"
-)
-_REFUSED = r"StorageError: .*(it refuses|there is no such place)"
+_FULL = r"\[Errno (27|28|122)\]|\(os error (27|28|122)\)|QuotaExceeded|EntityTooLarge"
 _ERRNO_AWAY = r"\[Errno (5|70|101|107|110|111|112|113|116|121)\]"
 _STATUS = r"\b{0} (?:Client|Server) Error|(?:Client|Server) error '{0}"
 
@@ -77,14 +73,14 @@ KINDS = (
         "bad loss", False, "lower training.learning_rate, or look at the data of that step", ("flytune.errors.BadLoss",)
     ),
     FailureKind(
-        "out of GPU memory",
+        OUT_OF_GPU_MEMORY,
         False,
         "a smaller training.per_device_train_batch_size or data.max_length, more sharding or offload, or a larger shape",
         ("flytune.errors.OutOfMemory", "torch.OutOfMemoryError"),
         r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation",
     ),
     FailureKind(
-        "out of host memory",
+        OUT_OF_HOST_MEMORY,
         True,
         "if it happens again, a shape with more memory_gib or less shared_memory_gib",
         ("builtins.MemoryError",),
@@ -103,7 +99,7 @@ KINDS = (
         "storage full",
         False,
         "make room, or name another folder",
-        (),
+        ("flytune.errors.StorageFull",),
         _FULL,
     ),
     FailureKind(
@@ -145,8 +141,8 @@ KINDS = (
         "storage refused",
         False,
         "the pod's credentials and their rights at that address",
-        ("builtins.PermissionError", "botocore.exceptions.NoCredentialsError"),
-        _REFUSED + r"|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|\[Errno (1|13|30)\]",
+        ("builtins.PermissionError", "botocore.exceptions.NoCredentialsError", "flytune.errors.StorageRefused"),
+        r"AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|\[Errno (1|13|30)\]",
     ),
     FailureKind(
         "collective timeout",
@@ -183,8 +179,9 @@ KINDS = (
             "botocore.exceptions.ConnectionError",
             "botocore.exceptions.HTTPClientError",
             "aiohttp.client_exceptions.ClientConnectionError",
+            "flytune.errors.StorageError",
         ),
-        _ERRNO_AWAY + r"|StorageError: |SlowDown|ServiceUnavailable|InternalError|RequestTimeout",
+        _ERRNO_AWAY + r"|SlowDown|ServiceUnavailable|InternalError|RequestTimeout",
     ),
     FailureKind(
         "damaged prepared data",
