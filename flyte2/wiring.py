@@ -8,9 +8,10 @@ from typing import Any
 from flyte.errors import OOMError
 
 from flyte2 import approval, stages
-from flyte2.runtime import pods
+from flyte2.runtime import failures, pods
 from flyte2.runtime.face import call
 from flytune.console import step_lines
+from flytune.failures.table import OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY
 from flytune.hardware import shape_named
 from flytune.planning import next_candidate
 from flytune.recipe import Recipe
@@ -57,17 +58,19 @@ async def _stage(stage: Stage, values: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _train(values: dict[str, Any]) -> dict[str, Any]:
-    """Train; where GPU memory does not suffice, once more on the plan's next candidate."""
+    """Train; where memory does not suffice, once more on the plan's next candidate."""
     try:
         return await _train_once(values)
-    except OOMError:
+    except OOMError as error:
+        # Flyte's own code is that of a killed process.
+        lack = OUT_OF_GPU_MEMORY if error.code == failures.OUT_OF_MEMORY else OUT_OF_HOST_MEMORY
         recipe, plan = values["recipe"], values["plan"]
         other = next_candidate.after(recipe, plan)
         if other is None:
             raise
         found = await planned(other, values["export_only"])
         instead = {name: found[name] for name in ("route", "shape")}
-        instead["plan"] = next_candidate.adopted(recipe, plan, found["plan"])
+        instead["plan"] = next_candidate.adopted(plan, found["plan"], lack)
         step_lines.show(f"{recipe.name}: {instead['plan'].reasons[-1]}")
         return instead | await _train_once(values | instead)
 

@@ -6,7 +6,7 @@
     ├── DoesNotFit       plan: one line per shape, and the cheapest change that would fit
     ├── TrainingError    train: what happened, on which rank, whether another attempt follows
     │   ├── DeviceError  a GPU row's pod: which row, what torch sees instead, driver, CUDA; in train, evaluate and infer
-    │   ├── StorageError checkpoints and notes: the storage is away, full, or refuses
+    │   ├── StorageError checkpoints and records: the storage is away, full, or refuses
     │   ├── OutOfMemory  GPU memory: the same global batch with a smaller micro batch
     │   ├── Preempted    the machine is reclaimed: which step was saved
     │   ├── KilledAgain  the pod was killed twice in the same phase: which, at how much memory, and what was planned
@@ -128,6 +128,14 @@ class BadLoss(TrainingError):
 
 class StorageError(TrainingError):
     """Storage that is unavailable, full, or denies access."""
+
+
+class StorageFull(StorageError):
+    """Storage that has no room."""
+
+
+class StorageRefused(StorageError):
+    """Storage that denies access, or is not there."""
 
 
 class ExportError(FlytuneError):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flytune.errors import StorageError, chain
+from flytune.errors import StorageFull, chain
 
 CHUNK = 8 * 2**20
 """Bytes of a file in memory at a time; s3fs and gcsfs collect up to 100 MB of them for a part of an upload."""
@@ -173,7 +173,7 @@ def new_output(path: Path) -> Iterator[Path]:
     """Yield a temporary path as `written_atomically` does, for a file or folder that a person has named.
 
     Raises:
-        StorageError: the disk or the quota is full; nothing is left there.
+        StorageFull: the disk or the quota can hold no more; nothing is left there.
     """
     try:
         with written_atomically(path) as temporary:
@@ -183,7 +183,7 @@ def new_output(path: Path) -> Iterator[Path]:
             raise
         said = getattr(full, "strerror", None) or " ".join(str(full).split())[:200]
         todo = "nothing is left there: make room, or give another path"
-        raise StorageError(f"{path}: cannot be written: {said}; {todo}") from error
+        raise StorageFull(f"{path}: cannot be written: {said}; {todo}") from error
 
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from flytune import addresses, files, names
 from flytune.addresses import reason
-from flytune.errors import FlytuneError, StorageError
+from flytune.errors import FlytuneError, StorageError, StorageFull, StorageRefused
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -32,6 +32,9 @@ _TODO = {
     "full": "it is full: make room, or lower checkpoints.save_total_limit",
     "refused": "it refuses: check the credentials, and that they may read, write, list and delete there",
 }
+
+
+_ERRORS = {"full": StorageFull, "refused": StorageRefused}
 
 
 def failure(error: BaseException) -> str | None:
@@ -357,7 +360,7 @@ class Storage:
         except FileNotFoundError as error:
             if not self.retry:
                 raise self._translated(name, error, verb) from error
-            raise self.error(f"{self.where}/{name}: there is no such place: {error}") from error
+            raise self._error_of("refused")(f"{self.where}/{name}: there is no such place: {error}") from error
 
     def _tried(self, name: str, operation: Callable[[], _T], verb: str = "read") -> _T:
         """Return what `operation` returns. It is tried again while the storage is away; FileNotFoundError is passed on."""
@@ -378,13 +381,17 @@ class Storage:
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
 
+    def _error_of(self, kind: str | None) -> Callable[[str], Exception]:
+        """Return the class of the errors of a kind of failure: the storage's own, or one of those that others were given."""
+        return _ERRORS.get(kind or "", StorageError) if self.error is StorageError else self.error
+
     def _translated(self, name: str, error: Exception, verb: str) -> Exception:
         kind = failure(error)
         if self.retry:
-            return self.error(f"{f'{self.where}/{name}'.rstrip('/')}: {_TODO[kind or 'away']}: {reason(error)}")
+            return self._error_of(kind)(f"{f'{self.where}/{name}'.rstrip('/')}: {_TODO[kind or 'away']}: {reason(error)}")
         file = f"{name} " if name else ""
         todo = {"refused": f"; {_TODO['refused']}", "full": "; make room there, and run it again"}.get(kind or "", "")
-        return self.error(f"{self.where}: {file}{self.failed or f'cannot be {verb}'}: {reason(error)}{todo}")
+        return self._error_of(kind)(f"{self.where}: {file}{self.failed or f'cannot be {verb}'}: {reason(error)}{todo}")
 
 
 def _content_or_error(path: str, largest: int) -> bytes | Exception:

@@ -46,7 +46,7 @@ FILES = [
     "selftest/test_selftest.py",
     "tasks/test_run.py",
     "tasks/test_secrets.py",
-    "training/test_attempt_records.py",
+    "training/test_earlier_attempts.py",
     "training/test_bitsandbytes_states.py",
     "training/test_checkpoints_run.py",
     "training/test_export_best.py",

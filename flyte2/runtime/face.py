@@ -109,7 +109,7 @@ async def _made(stage: Stage, call: Call) -> StageResult:
     with classified(stage.name, call.processes > 0):
         if call.orchestrator.is_local():
             return await local.made(call)
-        with record_phase(stage.phase, current().notes_address()) if stage.phase else contextlib.nullcontext():
+        with record_phase(stage.phase, current().attempts_address()) if stage.phase else contextlib.nullcontext():
             return _in_pod(call)
 
 

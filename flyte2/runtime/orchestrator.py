@@ -11,6 +11,7 @@ from pathlib import Path
 
 import flyte
 
+from flytune.pods import spec
 from flytune.storage import Storage
 
 _TRANSFERS = 8
@@ -84,8 +85,8 @@ class Flyte2:
         """Return the name of the run; empty on this machine."""
         return self.run
 
-    def notes_address(self) -> str | None:
-        """Return the address of the phase notes that all attempts of this action share; None on this machine."""
+    def attempts_address(self) -> str | None:
+        """Return the address of the records that all attempts of this action share; None on this machine."""
         root = self.shared_address("phases")
         return None if root is None else f"{root}/{self.run}/{hashlib.sha256(self.action.encode()).hexdigest()[:16]}"
 
@@ -104,7 +105,8 @@ def current() -> Flyte2:
     if context.mode == "local":
         return Flyte2("")
     action = context.action
-    # By it notes of attempts and texts of failures name the run, on both faces.
-    os.environ.setdefault("FLYTE_INTERNAL_EXECUTION_ID", action.run_name or "")
+    # By them records of attempts and texts of failures name the run, on both faces.
+    os.environ.setdefault(spec.EXECUTION, action.run_name or "")
+    os.environ.setdefault(spec.ACTION, action.name or "")
     scope = tuple(name for name in (action.org, action.project, action.domain, action.run_name) if name)
     return Flyte2(context.raw_data_path.path, context.run_base_dir, scope, action.run_name or "", action.name)

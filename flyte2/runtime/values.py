@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from flyte.io import DataFrame, Dir, File
 
-from flytune.failures import messages
+from flytune.stages import attempts, value_types
 from flytune.stages import orchestrator as stages
-from flytune.stages import value_types
 from flytune.stages.orchestrator import Orchestrator, Stored
 
 
@@ -48,7 +47,7 @@ _KINDS: dict[Any, _Kind] = {
         lambda address: DataFrame(uri=address),
     ),
     # The message of Flyte's error; the failed stage has its name in it.
-    stages.Failed: _Kind(str, lambda value: stages.Failed(messages.parse_message(value)), lambda address: address),
+    stages.Failed: _Kind(str, attempts.failed, lambda address: address),
 }
 _TYPES = {kind: made.flyte for kind, made in _KINDS.items()}
 

@@ -3,11 +3,12 @@
 from flytune.addresses import redact as without_secrets
 from flytune.failures.reports import Failure
 from flytune.failures.table import kind_named, kind_of
-from flytune.failures.text import FailureText, shortened, task_name
+from flytune.failures.text import FailureText, first_line, shortened, task_name
 
 __all__ = [
     "Failure",
     "FailureText",
+    "first_line",
     "kind_named",
     "kind_of",
     "messages",

@@ -22,7 +22,6 @@ _PREFIX = re.compile(
     r"|Encountered error while executing workflow '[^']*':\n"
     r"|Error encountered while executing '(?P<task>[^']*)':\n"
     r"|Grace period \[(?P<grace>[^\]]*)\] exceeded\|"
-    r"|(?:RunFailed|AttemptFailed): "
     r")\s*"
 )
 LONGEST = 1000
@@ -188,8 +187,6 @@ def parse_message(message: str) -> FailureText:
     while found := _PREFIX.match(text):
         task = (found["task"] or "").rpartition(".")[2] or task
         text = text[found.end() :]
-    if not text.startswith(("Trace:", "Traceback")) and (ours := FailureText.parsed(text)):
-        return ours._replace(task=ours.task or task)
     # If the container was killed, an exception at the end of its log is not the cause.
     parsed = None if _KILLED.search(text) else _of_exception(text)
     parsed = parsed or _of_row(text) or _of_exit(text)
@@ -237,7 +234,5 @@ def _of_exception(text: str) -> FailureText | None:
         sentence, details = textwrap.dedent(text[last[-1].start(1) :]).strip(), text
     else:
         return None
-    if ours := FailureText.parsed(sentence.partition(": ")[2] or sentence):
-        return ours._replace(details=ours.details or details)
     kind = kind_named(sentence) or BUG
     return FailureText(sentence, kind.advice, details=details)

@@ -50,7 +50,7 @@ class Failure(Record):
 def of_error(error: BaseException, rank: int) -> Failure:
     """Return the failure of a rank with an exception. TrainingError.goes_on overrides the table."""
     kind = kind_of(error)
-    message = str(error) if kind.types and any(name.startswith("flytune.") for name in kind.types) else ""
+    message = str(error) if kind.types and kind.types[0].startswith("flytune.") else ""
     return _failure(
         kind,
         rank,

@@ -10,6 +10,7 @@ from flytune.files import FULL_TEXT
 
 RETRIES = 3
 """Number of attempts after the first; only failures that the table calls recoverable use them."""
+OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY = "out of GPU memory", "out of host memory"
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,6 @@ class FailureKind:
         return bool(names & set(self.types)) or re.search(self.pattern, text) is not None
 
 
-# The texts of flytune.errors.StorageError. Another storage error may be temporary.
-_FULL = FULL_TEXT + r"|StorageError: .*(it is full|could not be written)"
-_REFUSED = r"StorageError: .*(it refuses|there is no such place)"
 _ERRNO_AWAY = r"\[Errno (5|70|101|107|110|111|112|113|116|121)\]"
 _STATUS = r"\b{0} (?:Client|Server) Error|(?:Client|Server) error '{0}"
 
@@ -75,14 +73,14 @@ KINDS = (
         "bad loss", False, "lower training.learning_rate, or look at the data of that step", ("flytune.errors.BadLoss",)
     ),
     FailureKind(
-        "out of GPU memory",
+        OUT_OF_GPU_MEMORY,
         False,
         "a smaller training.per_device_train_batch_size or data.max_length, more sharding or offload, or a larger shape",
         ("flytune.errors.OutOfMemory", "torch.OutOfMemoryError"),
         r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation",
     ),
     FailureKind(
-        "out of host memory",
+        OUT_OF_HOST_MEMORY,
         True,
         "if it happens again, a shape with more memory_gib or less shared_memory_gib",
         ("builtins.MemoryError",),
@@ -101,8 +99,8 @@ KINDS = (
         "storage full",
         False,
         "make room, or name another folder",
-        (),
-        _FULL,
+        ("flytune.errors.StorageFull",),
+        FULL_TEXT,
     ),
     FailureKind(
         "credentials expired",
@@ -143,8 +141,8 @@ KINDS = (
         "storage refused",
         False,
         "the pod's credentials and their rights at that address",
-        ("builtins.PermissionError", "botocore.exceptions.NoCredentialsError"),
-        _REFUSED + r"|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|\[Errno (1|13|30)\]",
+        ("builtins.PermissionError", "botocore.exceptions.NoCredentialsError", "flytune.errors.StorageRefused"),
+        r"AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|\[Errno (1|13|30)\]",
     ),
     FailureKind(
         "collective timeout",
@@ -181,8 +179,9 @@ KINDS = (
             "botocore.exceptions.ConnectionError",
             "botocore.exceptions.HTTPClientError",
             "aiohttp.client_exceptions.ClientConnectionError",
+            "flytune.errors.StorageError",
         ),
-        _ERRNO_AWAY + r"|StorageError: |SlowDown|ServiceUnavailable|InternalError|RequestTimeout",
+        _ERRNO_AWAY + r"|SlowDown|ServiceUnavailable|InternalError|RequestTimeout",
     ),
     FailureKind(
         "damaged prepared data",

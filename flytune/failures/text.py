@@ -1,16 +1,15 @@
 """Texts of failures: the failure and advice first, the traceback last and shortened in its middle, without secrets."""
 
-import re
 import sys
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from flytune.addresses import redact
 
 MOST = 12_000
 """Characters of a text's own sentences; longer ones are shortened too, so that a message can be sent at all."""
+LONGEST_LINE = 300
+"""Most characters of the reason of an earlier attempt."""
 _LEFT_OUT = "\n[... {0:,} characters left out ...]\n"
-_TO_DO = "\nwhat to do: "
-_FAILED = re.compile(r"^([\w.-]+) failed: ", re.MULTILINE)
 
 
 class FailureText(NamedTuple):
@@ -31,7 +30,7 @@ class FailureText(NamedTuple):
     def own(self) -> str:
         """The text without its details."""
         failed = f"{self.task} failed: " if self.task else ""
-        return "\n".join([f"{failed}{self.sentence}{_TO_DO}{self.advice}", *self.further])
+        return "\n".join([f"{failed}{self.sentence}\nwhat to do: {self.advice}", *self.further])
 
     def within(self, limit: int) -> str:
         """Return at most `limit` characters, or the text's own sentences where these are longer; without secrets."""
@@ -44,18 +43,9 @@ class FailureText(NamedTuple):
     def __str__(self) -> str:
         return self.within(10 * MOST)
 
-    @classmethod
-    def parsed(cls, text: str) -> Self | None:
-        """Parse a text of `str` that begins anywhere in `text`; None where there is none."""
-        before, marker, after = text.partition(_TO_DO)
-        if not marker:
-            return None
-        said, _, details = after.partition("\n\n")
-        advice, *further = said.splitlines()
-        task, sentence = "", before
-        if found := _FAILED.search(before):
-            task, sentence = found[1], before[found.end() :]
-        return cls(sentence, advice, task, tuple(further), details.strip("\n"))
+    def is_in(self, message: str) -> bool:
+        """Return whether a message of Flyte begins with this text, after words of Flyte's own."""
+        return shortened(redact(self.own), MOST).partition("\n")[0][:LONGEST_LINE] in message
 
 
 def task_name() -> str:
@@ -63,6 +53,12 @@ def task_name() -> str:
     given = dict(zip(sys.argv, sys.argv[1:], strict=False))
     # Flyte 1's command names it so, Flyte 2's the other way.
     return given.get("task-name", given.get("instance", ""))
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a reason, cut at its end."""
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 4]} ..."
 
 
 def shortened(text: str, limit: int) -> str:

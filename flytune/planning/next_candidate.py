@@ -1,11 +1,10 @@
-"""The plan's next candidate after one that was out of GPU memory when it ran."""
+"""The plan's next candidate after one that was out of memory when it ran."""
 
 from flytune.hardware import load_shapes
 from flytune.planning import candidates
 from flytune.planning.planner import on_shape
 from flytune.recipe import Recipe
 from flytune.records import Plan
-from flytune.records.degrees import halved
 from flytune.sentences import counted
 
 
@@ -14,8 +13,9 @@ def after(recipe: Recipe, plan: Plan) -> Recipe | None:
 
     The global batch stays. None if the recipe's wishes allow neither.
     """
-    if half := halved(plan.per_device_train_batch_size, plan.gradient_accumulation_steps):
-        training = recipe.training.model_copy(update={"per_device_train_batch_size": half})
+    if (smaller := plan.halved()) is not None:
+        size = smaller.per_device_train_batch_size
+        training = recipe.training.model_copy(update={"per_device_train_batch_size": size})
         return on_shape(recipe.model_copy(update={"training": training}), plan.shape)
     allowed = candidates.wished(recipe, load_shapes())
     now = next((shape for shape in allowed if shape.name == plan.shape), None)
@@ -24,11 +24,11 @@ def after(recipe: Recipe, plan: Plan) -> Recipe | None:
     return on_shape(recipe, larger[0].name) if now and larger else None
 
 
-def adopted(recipe: Recipe, first: Plan, other: Plan) -> Plan:
-    """Return the plan of the next candidate for a recipe, whose checkpoints it continues, with the reason in its words."""
+def adopted(first: Plan, other: Plan, lack: str) -> Plan:
+    """Return the plan of the next candidate, which continues the checkpoints of the first, with the reason: what it lacked."""
     size = other.per_device_train_batch_size
     reason = (
-        f"out of GPU memory on {first.shape} with {counted(first.per_device_train_batch_size, 'sample')} a pass; "
+        f"{lack} on {first.shape} with {counted(first.per_device_train_batch_size, 'sample')} a pass; "
         f"once more on {other.shape} with {size}"
     )
     return other.model_copy(update={"recipe": first.recipe, "key": first.key, "reasons": [*other.reasons, reason]})

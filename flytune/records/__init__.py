@@ -1,6 +1,7 @@
 """One file for each JSON that stages hand on: plan, dataset, training, metrics, export, contents, comparison."""
 
 from flytune.records import environment
+from flytune.records.attempt import Attempt, NodeAttempt
 from flytune.records.comparison import Comparison
 from flytune.records.contents import Contents, StoredFile
 from flytune.records.dataset import Bin, Manifest, Shard, SourceCounts, SplitCounts
@@ -10,7 +11,7 @@ from flytune.records.figures import Figure, Interval, MeasuredFigure, SampleScor
 from flytune.records.metrics import Answer, Metrics, Part, Score, TaskScore, Wins
 from flytune.records.plan import Calibration, Interruptions, Loading, Need, Plan
 from flytune.records.sizes import Geometry, Linear
-from flytune.records.training import Attempt, GpuUse, Step, TrainingResult
+from flytune.records.training import GpuUse, Step, TrainingResult
 
 __all__ = [
     "Answer",
@@ -32,6 +33,7 @@ __all__ = [
     "MeasuredFigure",
     "Metrics",
     "Need",
+    "NodeAttempt",
     "Part",
     "Plan",
     "SampleScores",
@@ -44,6 +46,7 @@ __all__ = [
     "TaskScore",
     "TrainingResult",
     "Wins",
+    "attempt",
     "comparison",
     "contents",
     "environment",

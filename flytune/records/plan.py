@@ -1,7 +1,7 @@
 """plan.json: the layout of a run, its resources in each phase, its time and its price."""
 
 import math
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -167,10 +167,31 @@ class Plan(Record):
         """Processes of the run, and what they divide."""
         return Degrees(self.world_size, self.nodes)
 
+    def with_micro_batch(self, most: int) -> Self | None:
+        """Return the plan with the largest micro batch of at most `most` that makes the same global batch; None of 0."""
+        share = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        size = next((fewer for fewer in range(min(most, share), 0, -1) if share % fewer == 0), None)
+        if size is None:
+            return None
+        batches = {"per_device_train_batch_size": size, "gradient_accumulation_steps": share // size}
+        return self.model_copy(update=batches)
+
+    def halved(self) -> Self | None:
+        """Return the next plan where GPU memory does not suffice: half the micro batch at most; None if there is none."""
+        return self.with_micro_batch(self.per_device_train_batch_size // 2)
+
     @property
     def memory(self) -> Need:
         """Need of GPU memory; on a cpu shape, of process memory."""
         return self.needs[0]
+
+    def host_bytes(self, phase: str) -> int | None:
+        """Return the host memory of a node in a phase, in bytes; None where nothing of it is known."""
+        for need in self.needs:
+            if phase in need.phases and need.resource in ("host memory", "process memory"):
+                processes = self.processes if need.resource == "process memory" else 1
+                return processes * sum(need.phases[phase].values())
+        return None
 
     @property
     def room_for_weights(self) -> int:

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import Field
 
-from flytune.records.degrees import Degrees
+from flytune.records.attempt import Attempt
 from flytune.records.figures import ACCURACY, LOSS, MARGIN, Figure
 from flytune.records.plan import Plan
 from flytune.schema import Record, Strict
@@ -14,9 +14,9 @@ PARTS = ("data", "forward", "backward", "update", "eval", "other")
 """Parts of the time of a step."""
 
 STEPS = "steps.jsonl"
+"""File with one line per logged step: next to the checkpoints during the run, in the artifact afterwards."""
 ROLLOUTS = "rollouts.jsonl"
 """File of an artifact with some of the answers that the model has drawn in training."""
-"""File with one line per logged step: next to the checkpoints during the run, in the artifact afterwards."""
 LIVE = "FLYTUNE_LIVE_STEPS"
 """Variable with the name of a file that gets the path of STEPS, for a face that shows a run while it trains."""
 
@@ -99,53 +99,6 @@ class Step(Strict):
         """Seconds of logging, checkpoints and everything else between the parts."""
         parts = (self.data_seconds, self.forward_seconds, self.backward_seconds, self.update_seconds, self.eval_seconds)
         return max(0.0, self.seconds - sum(parts))
-
-
-class Attempt(Record):
-    """One attempt of a run. Of one that was killed, figures are those of its last record, which may be seconds older."""
-
-    number: int
-    """Place among the run's attempts, from 1 on."""
-    execution: str = ""
-    """Flyte's execution; empty on a machine of one's own."""
-    retry: int = 0
-    """Flyte's number of the attempt in its execution, from 0 on."""
-    host: str = ""
-    """Node of its first process: its name in Kubernetes, or the machine's."""
-    ended: str = ""
-    """Reason for which it ended, with the node where that began; empty of the attempt that finished the run."""
-    resumed_from_step: int
-    last_step: int
-    """Last step that it trained; the step that it resumed from where it trained none."""
-    shape: str
-    world_size: int
-    per_device_train_batch_size: int
-    gradient_accumulation_steps: int
-    price_per_hour: float
-    """Price of its machines."""
-    seconds: float
-    """Seconds of its training loop."""
-    held_seconds: float
-    """Seconds for which it held its machines: loading, training, saving and export."""
-    peaks: dict[str, int] = Field(default={})
-    """Peak bytes by phase, of the process with the largest peak; of a killed attempt, of its first process."""
-    reserved_peaks: dict[str, int] = Field(default={})
-
-    @property
-    def name(self) -> str:
-        """Attempt as the message of its execution names it: by Flyte's number there, or by its place in the run."""
-        return f"attempt {self.retry + 1 if self.execution else self.number}"
-
-    @property
-    def layout(self) -> str:
-        """Shape and batches as a phrase."""
-        batches = f"{self.per_device_train_batch_size} x {self.gradient_accumulation_steps} accumulated"
-        return f"{self.shape}, {batches} x {Degrees(self.world_size).data_parallel}"
-
-    def is_of(self, plan: Plan) -> bool:
-        """Return whether it ran on the machines and with the batches of a plan, whose estimates are not of others."""
-        fields = ("shape", "world_size", "per_device_train_batch_size", "gradient_accumulation_steps")
-        return all(getattr(self, field) == getattr(plan, field) for field in fields)
 
 
 class TrainingResult(Record):

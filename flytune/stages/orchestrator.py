@@ -57,6 +57,8 @@ class Failed:
     text: FailureText
     node: str = ""
     """Name of the failed node; empty if it is not known."""
+    message: str = ""
+    """Message of the orchestrator; empty if it has none."""
 
 
 class Orchestrator(Protocol):

@@ -21,7 +21,7 @@ from flytune.models import clean_process
 from flytune.recipe import Recipe
 from flytune.records import Plan
 from flytune.stages.orchestrator import Orchestrator
-from flytune.training import attempt_records, libraries, phase_notes
+from flytune.training import attempt, libraries
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 MONITOR_SECONDS = 1
@@ -153,10 +153,9 @@ def start(function: Callable[..., Any], nodes: int, processes: int, forks: bool,
 
 
 def cause(found: list[Failure], folder: Path) -> Failure:
-    """Return the cause of the ranks' failures, by which the notes and records of this attempt are corrected."""
+    """Return the cause of the ranks' failures, by which the record of this attempt is corrected."""
     first = reports.first(found)
-    phase_notes.correct(folder, first)
-    attempt_records.correct(folder, first)
+    attempt.correct(folder, first)
     return first
 
 

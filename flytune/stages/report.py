@@ -7,9 +7,10 @@ import os
 from flytune.artifacts import notify
 from flytune.failures import FailureText
 from flytune.recipe import Recipe
+from flytune.records import NodeAttempt
 from flytune.stages import approval, stored
 from flytune.stages.orchestrator import Failed, Orchestrator, Report
-from flytune.training import PhaseNote, earlier_attempts, phase_notes
+from flytune.training import earlier_attempts
 from flytune.training.checkpoints import find
 
 log = logging.getLogger(__name__)
@@ -35,15 +36,18 @@ def report_failure(orchestrator: Orchestrator, report: Report, recipe: Recipe, e
 
 def _failure_text(orchestrator: Orchestrator, recipe: Recipe, err: Failed, checkpoint: str) -> FailureText:
     """Return the failure with the task's name, the sentence on the newest `checkpoint`, and the log's address."""
-    text, execution = err.text, orchestrator.execution()
+    execution, left = orchestrator.execution(), _records(orchestrator, recipe)
+    texts = [_text(record) for records in left for record in records if record.advice]
+    text = next((text for text in reversed(texts) if text.is_in(err.message)), err.text)
     lines, failed = list(text.further), text.task
-    if not failed and (last := _last_note(orchestrator, recipe)):
+    last = [record for records in left if (record := earlier_attempts.last_failed(records)) is not None]
+    if not failed and last:
         # Neither a killed process nor a deleted job has an error of ours, and its pods' logs are gone.
-        address, note = last
-        failed = note.task
-        if note.was_killed:
-            lines.append(f"last seen: {note}")
-        lines += earlier_attempts.lines(address, execution)
+        record = max(last, key=lambda record: (earlier_attempts.was_killed(record), record.retry))
+        failed = record.task
+        if earlier_attempts.was_killed(record):
+            lines.append(f"last seen: {record.last_seen}")
+        lines += next(earlier_attempts.lines(records, execution) for records in left if record in records)
     if not failed and err.node and not orchestrator.is_local():
         failed = f"node {err.node}"
     lines.append(checkpoint)
@@ -54,10 +58,13 @@ def _failure_text(orchestrator: Orchestrator, recipe: Recipe, err: Failed, check
     return FailureText(sentence, text.advice, further=tuple(lines), details=text.details)
 
 
-def _last_note(orchestrator: Orchestrator, recipe: Recipe) -> tuple[str, PhaseNote] | None:
-    """Return the last phase note that this execution's failed pods have left, a killed one's first, with its address."""
+def _records(orchestrator: Orchestrator, recipe: Recipe) -> list[list[NodeAttempt]]:
+    """Return the records that the pods of this execution have left, of each task."""
     if not (execution := orchestrator.execution()):
-        return None
-    addresses = [*find.addresses(recipe), *stored.attempt_notes_addresses(orchestrator)]
-    found = [(address, note) for address in addresses for note in phase_notes.read(address, execution)]
-    return max(found, key=lambda one: (one[1].was_killed, one[1].attempt), default=None)
+        return []
+    addresses = (*find.addresses(recipe), *stored.attempt_addresses(orchestrator))
+    return [earlier_attempts.read(address, execution) for address in addresses]
+
+
+def _text(record: NodeAttempt) -> FailureText:
+    return FailureText(record.reason, record.advice, record.task, tuple(record.further), record.details)

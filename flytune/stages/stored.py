@@ -11,7 +11,6 @@ from flytune.errors import DataError
 from flytune.recipe import Recipe
 from flytune.stages.orchestrator import Folder, Orchestrator, Stored
 from flytune.storage import Storage
-from flytune.training import attempt_notes
 from flytune.training.checkpoints import find
 
 
@@ -122,9 +121,9 @@ def saved_sentence(orchestrator: Orchestrator, recipe: Recipe) -> str:
     return f"step {found.checkpoint.step} is saved; the same command resumes from it ({found.address})"
 
 
-def attempt_notes_addresses(orchestrator: Orchestrator) -> list[str]:
-    """Return the addresses of the phase notes of all tasks of this execution."""
+def attempt_addresses(orchestrator: Orchestrator) -> list[str]:
+    """Return the addresses of the records of attempts of all tasks of this execution."""
     if not (root := orchestrator.shared_address("phases")) or not orchestrator.execution():
         return []
     execution = f"{root}/{orchestrator.execution()}"
-    return [f"{execution}/{key}" for key in attempt_notes.names(execution)]
+    return [f"{execution}/{key}" for key in Storage(execution, retry=False).names()]

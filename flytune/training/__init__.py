@@ -1,5 +1,5 @@
 """The training loop, its callbacks, and checkpoints."""
 
-from flytune.training.phase_notes import PhaseNote, PhaseNotes
+from flytune.training.attempt import AttemptWriter
 
-__all__ = ["PhaseNote", "PhaseNotes", "attempt_notes", "checkpoints", "loop", "phase_notes", "preemption"]
+__all__ = ["AttemptWriter", "attempt", "attempt_notes", "checkpoints", "earlier_attempts", "loop", "preemption"]

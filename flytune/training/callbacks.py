@@ -57,7 +57,7 @@ def step_callback(trainer: Any) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             step, is_last = state.global_step, state.global_step >= state.max_steps
-            run.attempts.end_step(step)
+            run.attempt.end_step(step)
             ends_epoch = trainer.train_dataset.ends_epoch(step)
             is_scored = run.recorder.end_step(step, is_last, ends_epoch)
             if is_scored:

@@ -1,53 +1,217 @@
-"""Reasons for which earlier attempts ended, from the notes of their nodes."""
+"""Records of a run's attempts, beside its checkpoints: why earlier ones ended, and what they have taken."""
 
+import logging
 import math
 from collections.abc import Sequence
 
-from flytune.failures.table import KINDS
-from flytune.training import phase_notes
-from flytune.training.phase_notes import SIGTERM, PhaseNote
+from flytune import files
+from flytune.errors import KilledAgain, TrainingError
+from flytune.failures import first_line
+from flytune.failures.table import KINDS, OUT_OF_HOST_MEMORY
+from flytune.records import Attempt, NodeAttempt, Plan, Step
+from flytune.records.attempt import DONE, SIGTERM
+from flytune.schema import RecordError
+from flytune.storage import Storage
+from flytune.training import earlier_format
 
+log = logging.getLogger(__name__)
+
+PREFIX = "attempt-"
 UNKNOWN = "it left no report"
-_NOTICES = {kind.name for kind in KINDS if kind.notices}
+_CONSEQUENCES = {kind.name for kind in KINDS if kind.notices}
+_KILLED = {None, OUT_OF_HOST_MEMORY}
+_SILENT = _KILLED | _CONSEQUENCES
+"""Ends of the nodes of an attempt of which one was killed: without a report, or by losing a peer."""
 
 
-def reasons(address: str, execution: str = "") -> dict[tuple[str, int], str]:
-    """Return the reason of each attempt that has left notes at an address, by its execution and Flyte's number, from 0 on."""
-    found: dict[tuple[str, int], list[PhaseNote]] = {}
-    for note in phase_notes.read(address, execution):
-        found.setdefault((note.execution, note.attempt), []).append(note)
-    return {attempt: _cause(found[attempt]) for attempt in sorted(found)}
+def names(address: str) -> list[str]:
+    """List the files of records at an address, those of earlier releases too."""
+    files_there = Storage(address, retry=False).names()
+    return [name for name in files_there if name.endswith(".json") and name.startswith((PREFIX, *earlier_format.PREFIXES))]
 
 
-def lines(address: str, execution: str, before: int | None = None) -> list[str]:
+def stored(address: str) -> list[NodeAttempt]:
+    """Return the records at an address, in the order of the attempts and their nodes.
+
+    Raises:
+        TrainingError: one is damaged.
+    """
+    records = []
+    for name in names(address):
+        try:
+            content = Storage(address, retry=False).read(name)
+            text = content if name.startswith(PREFIX) else earlier_format.converted(name, content)
+            records.append(NodeAttempt.parse(text).replaced(file_name=name))
+        except FileNotFoundError:  # deleted meanwhile
+            continue
+        except RecordError as error:
+            raise TrainingError(
+                f"{address}/{name}: not the record of an earlier attempt: {error}; restore the file, or delete it: then "
+                "data that was skipped is read again"
+            ) from None
+    return sorted(records, key=lambda record: (record.number, record.retry, record.node))
+
+
+def read(address: str, execution: str | None = None) -> list[NodeAttempt]:
+    """Return the records of one execution, or of all; none where they cannot be read: they are no reason to lose a run."""
+    try:
+        return [record for record in stored(address) if execution in (None, record.execution)]
+    except Exception as error:  # noqa: BLE001 (each file system has errors of its own)
+        log.warning("%s: the records of earlier attempts could not be read: %s", address, error)
+        return []
+
+
+def write(address: str, record: NodeAttempt) -> None:
+    """Write or replace a record; a reader sees the old one or the new one."""
+    Storage(address, retry=False).write(record.file_name, record.model_dump_json(indent=2).encode())
+
+
+def clear(address: str) -> None:
+    """Delete all records at an address, and what attempts left that were killed while they wrote one."""
+    storage = Storage(address, retry=False)
+    for name in (*names(address), *filter(files.is_temporary, storage.names())):
+        storage.remove(name)
+
+
+def placed(mine: NodeAttempt, records: Sequence[NodeAttempt]) -> tuple[NodeAttempt, list[NodeAttempt]]:
+    """Return the record of an attempt that begins with its number in the run, and the records of those before it.
+
+    Flyte counts attempts within an action; an action that Flyte 2's driver starts for the same stage is a further attempt.
+    """
+    execution = [record for record in records if mine.execution and record.execution == mine.execution]
+    others = [record.retry + 1 for record in execution if record.action != mine.action]
+    mine = mine.replaced(retry=max(others, default=0) + mine.retry)
+    same = [record.number for record in execution if record.retry == mine.retry and record.number]
+    before = [record for record in records if record not in execution or record.retry != mine.retry]
+    last = max((record.number for record in before), default=0)
+    return mine.replaced(number=same[0] if same else last + 1), before
+
+
+def check_kills(mine: NodeAttempt, before: Sequence[NodeAttempt], address: str, plan: Plan | None) -> None:
+    """Check that another attempt may end otherwise than the two before it.
+
+    Raises:
+        KilledAgain: both were killed in the same phase, and no step was saved in between.
+    """
+    execution = [record for record in before if record.execution == mine.execution]
+    first, second = ([record for record in execution if record.retry == mine.retry - back] for back in (2, 1))
+    if not all(record.kind in _SILENT for record in (*first, *second)):
+        return
+    for one in first:
+        for other in second:
+            were_killed = one.kind in _KILLED and other.kind in _KILLED and one.phase == other.phase
+            if were_killed and one.resumed_from_step == other.resumed_from_step == mine.resumed_from_step:
+                raise KilledAgain(_killed_again(one, other, address, plan))
+
+
+def _killed_again(first: NodeAttempt, second: NodeAttempt, address: str, plan: Plan | None) -> str:
+    used, then, allowed = (f"{size / 2**30:.1f}" for size in (first.used_bytes, second.used_bytes, second.allowed_bytes))
+    counted = plan.host_bytes(second.phase) if plan else None
+    planned = "the plan has no figure for it" if counted is None else f"the plan had {counted / 2**30:.1f} GiB"
+    return (
+        f"attempts {first.retry + 1} and {second.retry + 1} were killed without a report in the same phase, "
+        f"{second.phase}, at {used} and {then} of the {allowed} GiB of memory that the pod may take ({planned}); "
+        "no step was saved in between, and this attempt would end there too: the run does not continue by itself. "
+        f"Checkpoints are at {address}"
+    )
+
+
+def lines(records: Sequence[NodeAttempt], execution: str, before: int | None = None) -> list[str]:
     """Return a line for each attempt of an execution, `attempt 1: REASON, node NAME`.
 
     Args:
-        before: Flyte's number of the attempt that comes after the last one to name; None to name all that left notes.
+        records: records of attempts.
+        execution: Flyte's execution; empty for attempts of a machine of one's own.
+        before: number, from 1 on, of the attempt after the last one to name; None to name all that have left records.
     """
-    found = reasons(address, execution)
-    numbers = range(1 + max((number for _, number in found), default=-1) if before is None else before)
-    return [f"attempt {number + 1}: {found.get((execution, number), UNKNOWN)}" for number in numbers]
+    ends = _ends(records)
+    known = sorted(number for of, number in ends if of == execution and (before is None or number < before))
+    if execution:
+        known = list(range(1, before or max(known, default=0) + 1))
+    return [f"attempt {number}: {ends.get((execution, number), UNKNOWN)}" for number in known]
 
 
-def _cause(notes: Sequence[PhaseNote]) -> str:
+def of_run(records: Sequence[NodeAttempt]) -> list[Attempt]:
+    """Return the attempts of the run in their order, as training.json has them, with the reasons of their ends."""
+    ends = _ends(records)
+    return [record.figures(ends[record.key]) for record in records if record.is_of_run]
+
+
+def last_failed(records: Sequence[NodeAttempt]) -> NodeAttempt | None:
+    """Return the record of the last attempt, a killed node's first; None if it has succeeded, or there is none."""
+    last = max((record.retry for record in records if record.phase), default=0)
+    nodes = [record for record in records if record.phase and record.retry == last]
+    if not nodes or any(record.kind == DONE for record in nodes):
+        return None
+    return max(nodes, key=was_killed)
+
+
+def was_killed(record: NodeAttempt) -> bool:
+    """Return whether a node was killed."""
+    return record.kind in _KILLED
+
+
+def _ends(records: Sequence[NodeAttempt]) -> dict[tuple[str, int], str]:
+    """Return the reason for which each attempt ended, by its key."""
+    nodes: dict[tuple[str, int], list[NodeAttempt]] = {}
+    for record in records:
+        nodes.setdefault(record.key, []).append(record)
+    return {key: _cause(of_attempt) for key, of_attempt in nodes.items()}
+
+
+def _cause(nodes: Sequence[NodeAttempt]) -> str:
     """Return the reason of the node that ended first, with the node's name."""
-    note = min(notes, key=_place)
-    if note.reason:
-        said = note.reason
-    elif note.signalled is not None:
-        said = f"preempted: {SIGTERM} in the phase {note.phase}; the pod ended before it could say what it had saved"
+    known = [record for record in nodes if record.phase]
+    if not known:  # figures of an earlier release, which have the reason where there are no phases
+        return nodes[0].ended or UNKNOWN
+    record = min(known, key=_place)
+    if record.reason:
+        reason = first_line(record.reason)
+    elif record.signalled is not None:
+        reason = f"preempted: {SIGTERM} in the phase {record.phase}; the pod ended before it could say what it had saved"
+    elif record.kind == DONE or not record.execution:
+        return UNKNOWN
     else:
-        said = f"{note.ended or 'killed without a report'}: {note.phase}, {note.memory}"
-    return f"{said}, node {note.host or note.node}"
+        reason = f"{record.kind or 'killed without a report'}: {record.phase}, {record.memory}"
+    return f"{reason}, node {record.host or record.node}"
 
 
-def _place(note: PhaseNote) -> tuple[int, float]:
+def _place(record: NodeAttempt) -> tuple[int, float]:
     """Return the order in which nodes explain the end: errors, kills, signals by their time, consequences of others' ends."""
-    if note.ended in _NOTICES:
+    if record.kind == DONE:
+        return 5, 0.0
+    if record.kind in _CONSEQUENCES:
         return 4, 0.0
-    if note.signalled is not None:
-        return 2, note.signalled
-    if note.ended is None:
+    if record.signalled is not None:
+        return 2, record.signalled
+    if record.kind is None:
         return 1, 0.0
-    return (3, math.inf) if note.ended == "preempted" else (0, 0.0)
+    return (3, math.inf) if record.kind == "preempted" else (0, 0.0)
+
+
+def covering(found: Sequence[Attempt], mine: Attempt, steps: Sequence[Step], held_seconds: float) -> list[Attempt]:
+    """Return the attempts with what is known from those after them: a killed process's record is late.
+
+    Each has trained up to the step that the next one, or `mine`, resumed from, and has taken the seconds of its logged `steps`;
+    the last one that has trained held its machines for what is left of `held_seconds`.
+    """
+    if not mine.resumed_from_step:
+        return list(found)
+    unknown = {"number": 0, "resumed_from_step": 0, "last_step": 0, "seconds": 0.0, "ended": UNKNOWN}
+    attempts, last = list(found) or [mine.model_copy(update=unknown)], 0
+    for index, following in enumerate((*attempts[1:], mine)):
+        # A record at step 0 after others is of an attempt that could not read the checkpoints, and has trained nothing.
+        last = index if attempts[index].last_step else last
+        step = max(attempts[last].last_step, following.resumed_from_step)
+        attempts[last] = attempts[last].model_copy(update={"last_step": step})
+    for index, attempt in enumerate(attempts):
+        later = [other.resumed_from_step for other in (*attempts[index + 1 :], mine) if other.last_step]
+        end = min(attempt.last_step, *later)
+        logged = sum(step.seconds for step in steps if attempt.resumed_from_step < step.step <= end)
+        seconds = max(attempt.seconds, logged)
+        held = max(attempt.held_seconds, seconds)
+        attempts[index] = attempt.model_copy(update={"seconds": seconds, "held_seconds": held})
+    left = held_seconds - sum(attempt.held_seconds for index, attempt in enumerate(attempts) if index != last)
+    held = max(attempts[last].held_seconds, left)
+    attempts[last] = attempts[last].model_copy(update={"held_seconds": held})
+    return attempts

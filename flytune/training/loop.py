@@ -51,9 +51,8 @@ def fit(
     run = RunState.of(recipe, plan, shape, dataset, publisher, reference)
     shares = recipe.checkpoints.save_steps is not None and not export_only
     lock = running_lock.held(run.saver.address) if shares else nullcontext()
-    phases = run.phases.attempt(run.saver.newest_step)
-    attempts = run.attempts.keeping(run.saver.newest_step, is_kept=not export_only)
-    with lock, run.stopper.listening(), run.watch, run.gpu_monitor, phases, attempts, chat_templates.in_process():
+    attempt = run.attempt.keeping(run.saver.newest_step, exports_only=export_only)
+    with lock, run.stopper.listening(), run.watch, run.gpu_monitor, attempt, chat_templates.in_process():
         return _fit(run, out, export_only)
 
 
@@ -67,7 +66,8 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     if shape.is_gpu and recipe.sharding.offload != "none":
         # The optimizer runs on the host, where torchrun leaves each process one thread.
         torch.set_num_threads(max(1, shape.cpu // shape.processes))
-    notes = attempt_notes.read(saver.address).of_order(saver.order)
+    halves = recipe.training.auto_find_batch_size
+    notes = attempt_notes.read(saver.address, saver.order, halves_on=shape.name if halves else None)
     trainer, resumed = build(run, notes)
     attempt_notes.check_agreed(notes, trainer.args)
     if export_only and not saver.resumed_step:
@@ -80,16 +80,14 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     if resumed and stopper.has_ended(saver.resumed_step, trainer.args):
         # The run ends here: the checkpoint is loaded, and no step is trained.
         trainer.end_at(saver.resumed_step)
-    run.attempts.begin_steps()
+    run.attempt.begin_steps()
     try:
         trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
     except torch.OutOfMemoryError as error:
-        is_noted, step = recipe.training.auto_find_batch_size, trainer.state.global_step + 1
-        raise attempt_notes.out_of_memory(
-            saver.address, notes, trainer.args, run.plan.degrees, step, is_noted=is_noted, error=error
-        ) from error
+        rank, step = trainer.args.process_index, trainer.state.global_step + 1
+        raise attempt_notes.out_of_memory(notes.applied(run.plan), rank, step, goes_on=halves, error=error) from error
     stopper.end()
-    run.attempts.end_steps()
+    run.attempt.end_steps()
     trainer.learning.end(trainer, recorder.steps)
     exported = _load_exported(run, trainer)
 
@@ -135,8 +133,8 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
 
 def _attempts(run: RunState, args: Any) -> list[Attempt]:
     """Return the records of all attempts, this one last. Every process calls it, and gets the same."""
-    mine = run.attempts.now().model_copy(update=run.peaks.of_all_processes())
-    earlier = run.attempts.earlier(run.recorder.steps, run.saver.resumed_seconds) if args.process_index == 0 else []
+    mine = run.attempt.now().figures().model_copy(update=run.peaks.of_all_processes())
+    earlier = run.attempt.earlier(run.recorder.steps, run.saver.resumed_seconds) if args.process_index == 0 else []
     return gathered([*earlier, mine], args)[0]
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from flytune.data import Stream
 from flytune.errors import BadLoss
 from flytune.recipe import Training
-from flytune.training import attempt_notes
 from flytune.training.attempt_notes import Notes
 from flytune.training.checkpoints.resume import gathered
 
@@ -26,17 +25,26 @@ class LossGuard:
     """Check of every logged step of a run."""
 
     def __init__(
-        self, training: Training, stream: Stream, notes: Notes, address: str, args: Any, can_overflow: bool = False
+        self,
+        training: Training,
+        stream: Stream,
+        notes: Notes,
+        leave_out: Callable[[list[int], int], None],
+        args: Any,
+        can_overflow: bool = False,
     ) -> None:
         """Check the losses of a run over `stream`.
 
         Args:
-            notes: the notes of earlier attempts, at `address`.
+            training: the recipe's section.
+            stream: the run's data.
+            notes: the decisions of earlier attempts.
+            leave_out: records data that later attempts skip, and how many times data was skipped by now.
             args: the Trainer's arguments.
             can_overflow: gradients may overflow now and then, as float16's do.
         """
         self._limit, self._skips = training.max_loss_jump, training.on_bad_loss == "skip"
-        self._stream, self._notes, self._address = stream, notes, address
+        self._stream, self._notes, self._leave_out = stream, notes, leave_out
         self._args, self._can_overflow = args, can_overflow
         self._recent: deque[float] = deque(maxlen=WINDOW)
 
@@ -76,10 +84,8 @@ class LossGuard:
             )
         ruined = [self._stream.batch_of(number) for number in range(saved_step, step)]
         if self._args.process_index == 0:
-            left_out = sorted({*self._notes.left_out, *ruined})
-            rollbacks = self._notes.rollbacks + 1
-            attempt_notes.write(self._address, self._notes.model_copy(update={"left_out": left_out, "rollbacks": rollbacks}))
-        # The first failing rank ends the others: all wait for the note.
+            self._leave_out(sorted({*self._notes.left_out, *ruined}), self._notes.rollbacks + 1)
+        # The first failing rank ends the others: all wait for the record.
         gathered(None, self._args)
         back = f"step {saved_step}" if saved_step else "the beginning"
         return BadLoss(

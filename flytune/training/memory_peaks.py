@@ -19,7 +19,7 @@ class Peaks:
     def __init__(self, on_enter: Sequence[Callable[[str], None]] = ()) -> None:
         """Begin with phase LOAD; each function of `on_enter` is called with the name of each later phase as it begins."""
         self.phase = LOAD
-        self._on_enter = on_enter
+        self.on_enter = list(on_enter)
         self.bytes: dict[str, int] = {}
         self.reserved: dict[str, int] = {}
         """Peak bytes that the GPU's allocator had reserved, by phase; empty without a GPU."""
@@ -31,7 +31,7 @@ class Peaks:
         """Begin `phase`, one of PHASES."""
         self._note()
         self.phase = phase
-        for begun in self._on_enter:
+        for begun in self.on_enter:
             begun(phase)
 
     @contextmanager

@@ -17,13 +17,12 @@ from flytune.recipe import Recipe
 from flytune.records import Plan
 from flytune.sharding import ShardingBase, sharding_of
 from flytune.training import reference
-from flytune.training.attempt_records import AttemptRecords
+from flytune.training.attempt import AttemptWriter
 from flytune.training.checkpoints import Saver
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import Scorer
 from flytune.training.gpu_monitor import GpuMonitor
 from flytune.training.memory_peaks import Peaks
-from flytune.training.phase_notes import PhaseNotes
 from flytune.training.preemption import Stopper
 from flytune.training.reference import Reference
 from flytune.training.step_log import Recorder
@@ -47,11 +46,10 @@ class RunState:
     saver: Saver
     stopper: Stopper
     watch: Watch
-    phases: PhaseNotes
     peaks: Peaks
     gpu_monitor: GpuMonitor
     recorder: Recorder
-    attempts: AttemptRecords
+    attempt: AttemptWriter
 
     @classmethod
     def of(
@@ -86,13 +84,20 @@ class RunState:
             recipe.checkpoints, shape, saver, budget.of(recipe.hardware, shape.total_price_per_hour), recipe.evaluation
         )
         watch = Watch(recipe.training.hang_minutes)
-        phases = PhaseNotes(saver.address, plan, lambda: stopper.is_signalled)
-        # The watchdog first: a phase's note may wait for the storage.
-        peaks = Peaks([watch.enter, phases.enter])
+        peaks = Peaks([watch.enter])
         gpu_monitor = GpuMonitor()
         recorder = Recorder(recipe, sharding, plan.degrees, scorer, peaks, gpu_monitor)
-        attempts = AttemptRecords(saver.address, plan, shape, peaks, has_checkpoints=recipe.checkpoints.save_steps is not None)
-        followers = (saver, stopper, watch, phases, peaks, gpu_monitor, recorder, attempts)
+        attempt = AttemptWriter(
+            saver.address,
+            plan,
+            peaks,
+            is_signalled=lambda: stopper.is_signalled,
+            has_checkpoints=recipe.checkpoints.save_steps is not None,
+            goes_on=recipe.training.auto_find_batch_size or recipe.training.on_bad_loss == "skip",
+        )
+        # After the watchdog: a phase may wait for the storage of its record.
+        peaks.on_enter.append(attempt.enter)
+        followers = (saver, stopper, watch, peaks, gpu_monitor, recorder, attempt)
         if os.environ.get("RANK", "0") == "0":
             step_lines.show(run_lines.data_line(recipe.name, manifest))
             stored_contract = data.contract.stored(dataset)

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from flytune.errors import TrainingError
 from flytune.storage import Storage
-from flytune.training import phase_notes
+from flytune.training import attempt
 
 _LONGEST = 1000
 
@@ -66,7 +66,7 @@ def _locked(path: Path, address: str) -> TextIO | None:
         file.close()
         return _locked(path, address)
     file.truncate(0)
-    file.write(f"process {os.getpid()} on {phase_notes.host()}, since {datetime.now():%Y-%m-%d %H:%M:%S}")
+    file.write(f"process {os.getpid()} on {attempt.host()}, since {datetime.now():%Y-%m-%d %H:%M:%S}")
     file.flush()
     return file
 

@@ -160,7 +160,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         )
     run.saver.begin(args)
     resumed = run.saver.resume(sharding.resizes)
-    run.attempts.resume(args, run.saver.resumed_step)
+    run.attempt.resume(args, run.saver.resumed_step)
     sharding.before_load(args.device.type)
     loading.import_libraries(*sharding.libraries)
     sliced, dtype = sharding.reads_slices, sharding.load_dtype
@@ -208,7 +208,14 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     with adapters, vocabulary.collected_rows(), head, first_values as first_values_of:
         trainer = kind(
             run,
-            LossGuard(recipe.training, stream, notes, run.saver.address, args, can_overflow=recipe.model.dtype == "float16"),
+            LossGuard(
+                recipe.training,
+                stream,
+                notes,
+                functools.partial(run.attempt.leave_out, order=run.saver.order),
+                args,
+                can_overflow=recipe.model.dtype == "float16",
+            ),
             stream,
             model=model,
             args=args,

@@ -10,8 +10,7 @@ from flytekit import FlyteContextManager, current_context
 from flytekit.core.data_persistence import FileAccessProvider
 from flytekit.exceptions.user import FlyteDataNotFoundException
 
-EXECUTION = "FLYTE_INTERNAL_EXECUTION_ID"
-"""Variable of a pod with the identifier of its execution."""
+from flytune.pods import spec
 
 
 class Flyte:
@@ -53,7 +52,7 @@ class Flyte:
 
     def execution(self) -> str:
         """Return the identifier of the execution; empty on this machine."""
-        return os.environ.get(EXECUTION, "")
+        return os.environ.get(spec.EXECUTION, "")
 
     def is_local(self) -> bool:
         """Return True if tasks' outputs stay on this machine: a run without a cluster."""
@@ -72,8 +71,8 @@ def _files() -> FileAccessProvider:
     return FlyteContextManager.current_context().file_access
 
 
-def attempt_notes_address() -> str | None:
-    """Return the address of the phase notes that all attempts of this task share; None on this machine."""
+def attempts_address() -> str | None:
+    """Return the address of the records that all attempts of this task share; None on this machine."""
     root = FLYTE.shared_address("phases")
     if root is None:
         return None

@@ -13,7 +13,7 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytune.failures import Failure, FailureText, reports
 from flytune.stages import attempts
 from tasks.runtime import interrupts
-from tasks.runtime.orchestrator import attempt_notes_address
+from tasks.runtime.orchestrator import attempts_address
 
 
 class RunFailed(FlyteException):
@@ -67,8 +67,8 @@ def classify_failures() -> Iterator[None]:
 
 
 def record_phase(phase: str) -> AbstractContextManager[None]:
-    """Write phase notes for a task of one process that loads a model; refuse a third attempt where two were killed."""
-    return attempts.record_phase(phase, attempt_notes_address())
+    """Keep the record of a task of one process that loads a model; refuse a third attempt where two were killed."""
+    return attempts.record_phase(phase, attempts_address())
 
 
 def flyte_error(failure: Failure, is_alone: bool = False) -> RunFailed:
@@ -76,5 +76,5 @@ def flyte_error(failure: Failure, is_alone: bool = False) -> RunFailed:
 
     Of several nodes' errors, Flyte shows the earliest.
     """
-    text = attempts.text_of(failure, is_alone)
+    text = attempts.text_of(failure, is_alone, address=attempts_address())
     return (AttemptFailed if failure.recoverable else RunFailed)(text, timestamp=failure.time)

@@ -13,9 +13,8 @@ from flytekit.types.file import FlyteFile
 from flytekit.types.structured import StructuredDataset
 from pydantic import BaseModel
 
-from flytune.failures import messages
 from flytune.schema import Strict
-from flytune.stages import value_types
+from flytune.stages import attempts, value_types
 from flytune.stages.orchestrator import Failed, File, Folder, Listed, Stored, StoredRows
 
 ARTIFACT = Artifact(name="flytune", partition_keys=["recipe", "base_model", "data"])
@@ -53,9 +52,10 @@ def _table(value: StructuredDataset) -> StoredRows:
 
 
 def _failed(value: FlyteError | None) -> Failed:
-    text = messages.parse_message(value.message if value else "")
+    if value is None:
+        return attempts.failed("")
     # On a cluster, Flyte names the node of the task that reports: fn0.
-    return Failed(text, value.failed_node_id if value and not value.failed_node_id.startswith("fn") else "")
+    return attempts.failed(value.message, "" if value.failed_node_id.startswith("fn") else value.failed_node_id)
 
 
 def _listed(value: Listed) -> Any:

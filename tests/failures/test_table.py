@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import time
 from multiprocessing.connection import wait as real_wait
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,12 +24,14 @@ from flytune.errors import (
     PreparedDataError,
     RewardError,
     StorageError,
+    StorageFull,
+    StorageRefused,
     TrainingError,
 )
 from flytune.failures import Failure, reports, table
-from flytune.records import Degrees
+from flytune.records import Plan
 from flytune.selftest import processes as ranks_module
-from flytune.training import attempt_notes
+from flytune.training import AttemptWriter, attempt_notes, earlier_attempts
 from flytune.training.attempt_notes import Notes
 from tests.support import ranks
 from tests.support.waiting import LIMIT, until
@@ -131,6 +134,7 @@ CASES = {
     "broken GPU": [lambda: throw(RuntimeError("CUDA error: uncorrectable ECC error encountered"))],
     "storage full": [
         fill_a_full_disk,
+        lambda: throw(StorageFull("x")),
         lambda: throw(OSError(errno.EFBIG, "File too large")),
         lambda: throw(RuntimeError("Error while serializing: I/O error: Disk quota exceeded (os error 122)")),
         lambda: throw(StorageError("own/answers.jsonl: cannot be written: No space left on device; make room")),
@@ -147,10 +151,19 @@ CASES = {
         lambda: throw(PermissionError(13, "Permission denied", "/home/x/.cache/huggingface/hub")),
         lambda: throw(OSError(30, "Read-only file system", "/home/x/.triton/autotune")),
     ],
-    "storage refused": [lambda: storage_answers("AccessDenied"), lambda: throw(PermissionError(13, "Permission denied"))],
+    "storage refused": [
+        lambda: throw(StorageRefused("x")),
+        lambda: storage_answers("AccessDenied"),
+        lambda: throw(PermissionError(13, "Permission denied")),
+    ],
     "collective timeout": [lambda: throw(RuntimeError(NCCL_TIMEOUT))],
     "rendezvous": [wait_for_clients, rendezvous],
-    "storage away": [no_storage, lambda: storage_answers("SlowDown"), lambda: throw(OSError(116, "Stale file handle"))],
+    "storage away": [
+        lambda: throw(StorageError("x")),
+        no_storage,
+        lambda: storage_answers("SlowDown"),
+        lambda: throw(OSError(116, "Stale file handle")),
+    ],
     "damaged prepared data": [lambda: throw(PreparedDataError("a: incomplete: train/00000.parquet missing"))],
     "bad data": [lambda: throw(DataError("rows.jsonl:3: not JSON"))],
     "bad reward": [lambda: throw(RewardError("reward own: raises ValueError: no such thing"))],
@@ -287,21 +300,19 @@ def test_an_error_that_prepared_the_next_attempt_is_recoverable():
 
 
 @pytest.mark.parametrize("address", ["{folder}/new", "memory://notes/run"])
-def test_notes_are_kept_at_folders_and_addresses(address, tmp_path):
+def test_records_are_kept_at_folders_and_addresses(address, tmp_path):
     address = address.format(folder=tmp_path)
     assert attempt_notes.read(address) == Notes()
-    notes = Notes(per_device_train_batch_size=2, left_out=[3, 4], rollbacks=1)
-    attempt_notes.write(address, Notes())
-    attempt_notes.write(address, notes)
-    assert attempt_notes.read(address) == notes
-    attempt_notes.clear(address)
-    attempt_notes.clear(address)
-    assert attempt_notes.read(address) == Notes()
+    with contextlib.suppress(OutOfMemory), AttemptWriter(address, goes_on=True).keeping():
+        raise OutOfMemory("x")
+    (record,) = earlier_attempts.read(address)
+    assert (record.kind, record.reason, record.phase) == ("out of GPU memory", "out of GPU memory: x", "load")
+    earlier_attempts.clear(address)
+    earlier_attempts.clear(address)
+    assert earlier_attempts.read(address) == []
 
 
 def agree(notes):
-    from types import SimpleNamespace
-
     import torch.distributed
 
     torch.distributed.init_process_group("gloo")
@@ -314,7 +325,7 @@ def agree(notes):
 
 def test_ranks_that_read_different_notes_do_not_start():
     assert ranks.run(2, agree, "same")
-    with pytest.raises(ranks.RankFailed, match=r"notes.json differs between them; name a file system that is mounted"):
+    with pytest.raises(ranks.RankFailed, match=r"attempts differ between them; name a file system that is mounted"):
         ranks.run(2, agree, "different")
 
 
@@ -334,18 +345,28 @@ def test_ranks_that_read_different_notes_do_not_start():
     ],
 )
 def test_out_of_memory_names_the_same_global_batch_in_smaller_batches(micro_batch, accumulation, auto, said, noted, tmp_path):
-    from types import SimpleNamespace
-
-    args = SimpleNamespace(
-        process_index=3, world_size=2, per_device_train_batch_size=micro_batch, gradient_accumulation_steps=accumulation
+    plan = Plan.model_construct(
+        shape="a",
+        global_batch_size=2 * micro_batch * accumulation,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=accumulation,
+        world_size=2,
+        nodes=1,
+        price_per_hour=1.0,
+        needs=[],
     )
-    error = attempt_notes.out_of_memory(
-        str(tmp_path), Notes(rollbacks=1), args, Degrees(2), 7, is_noted=auto, error=raised(gpu_is_full)
-    )
-    with pytest.raises(OutOfMemory, match=f"rank 3: out of GPU memory at {said if 'step' in said else f'.*{said}'}"):
+    error = attempt_notes.out_of_memory(plan, 3, 7, goes_on=auto, error=raised(gpu_is_full))
+    with (
+        pytest.raises(OutOfMemory, match=f"rank 3: out of GPU memory at {said if 'step' in said else f'.*{said}'}"),
+        AttemptWriter(str(tmp_path), plan, goes_on=True).keeping(),
+    ):
         raise error
     assert error.goes_on == (noted is not None)
-    assert attempt_notes.read(str(tmp_path)) == (Notes(per_device_train_batch_size=noted, rollbacks=1) if noted else Notes())
+    notes = attempt_notes.read(str(tmp_path), halves_on="a" if auto else None)
+    applied = notes.applied(plan)
+    assert applied.per_device_train_batch_size == (noted or micro_batch)
+    # On other machines it may fit.
+    assert attempt_notes.read(str(tmp_path), halves_on="b").applied(plan) is plan
 
 
 def test_the_plan_keeps_its_global_batch(tmp_path):

@@ -17,10 +17,23 @@ def test_our_sentences_come_first_and_the_traceback_last():
         "",
         "Traceback (most recent call last):",
     ]
-    assert FailureText.parsed(str(TEXT)) == TEXT
-    assert FailureText.parsed("KeyError: 'x'") is None
-    nowhere = TEXT._replace(task="", further=(), details="")
-    assert FailureText.parsed(str(nowhere)) == nowhere
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "{}",
+        "[4/4] currentAttempt done. Last Error: USER::{}",
+        "[primary] terminated with exit code (1). Reason [Error]. Message: \n!! Begin User Error Captured by Flyte !!\n{}",
+        "Encountered error while executing workflow 'w':\n  Error encountered while executing 'tasks.train.other':\n  {}",
+    ],
+)
+def test_a_text_is_recognized_in_a_message_of_flyte(around):
+    whole = str(TEXT)
+    # Propeller cuts the middle.
+    for text in (whole, whole[:1024] + whole[-1024:]):
+        assert TEXT.is_in(around.format(text))
+        assert not TEXT._replace(sentence="out of GPU memory: at step 4").is_in(around.format(text))
 
 
 @pytest.mark.parametrize("limit", [1, 300, 3000])

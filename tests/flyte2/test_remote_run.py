@@ -1,6 +1,7 @@
 """A run of Flyte 2 from the command to the fetched artifact, with a stand-in of the backend and the commands of pods."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flytune.records import TrainingResult
 from tests.support.flyte2_actions import PREFIX, SUCCEEDED
 from tests.support.flyte2_plane import configured, plane2
 from tests.support.paths import ROOT
@@ -56,14 +58,23 @@ def test_a_run_goes_from_the_command_through_a_killed_pod_to_an_artifact_that_is
         # The log's stream ends long before the run.
         assert "train: succeeded" in said
         assert "run first: succeeded" in said
-        actions = {one.task.rpartition(".")[2]: one for one in plane.executor.of_run("first")}
-        assert {one.phase for one in actions.values()} == {SUCCEEDED}, [one.error for one in actions.values() if one.error]
+        actions = plane.executor.of_run("first")
+        first, second = (one for one in actions if one.task.endswith(".train"))
+        assert {one.phase for one in actions if one is not first} == {SUCCEEDED}, [one.error for one in actions]
         assert killed
-        assert actions["train"].attempt == 2
-        assert "attempt 2: resumes at step " in actions["train"].logs[-1].read_text()
+        # An action that the driver starts for the stage of a killed one is the next attempt of the run.
+        assert (first.attempt, first.error.code, second.attempt) == (1, "OOMKilled", 1)
+        reason = (
+            r"attempt 1: killed without a report: (first step|steady step|save), \d+\.\d of \d+\.\d GiB of the pod's memory"
+        )
+        assert re.search(rf"attempt 2.*: resumes at step \d+ from \S+; {reason}, node ", second.logs[-1].read_text())
         # No stage looks below an address of its own action for what runs share.
         shared = [key for key in plane.below("") if "/flytune-" in key]
         assert all(key.startswith(f"{PREFIX}/flytune-") for key in shared)
 
         flytune("fetch", "first", tmp_path / "out")
+        training = TrainingResult.read(tmp_path / "out" / "training.json")
+        lost, last = training.attempts
+        assert re.match(reason.partition(": ")[2], lost.ended)
+        assert (lost.number, lost.retry, last.number, last.retry, last.ended) == (1, 0, 2, 1, "")
         assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -44,11 +44,13 @@ def train(values, monkeypatch, *errors):
 
 
 def test_out_of_gpu_memory_goes_to_the_next_candidate_once_and_says_so(values, monkeypatch, capsys):
-    made, tried = train(values, monkeypatch, OOMError("OOM", "full"))
+    made, tried = train(values, monkeypatch, OOMError("OOMOutOfGPUMemory", "full"))
     assert tried == [(4, "t4-1", True), (2, "t4-1", True)]
     assert made["trained"] == "folder"
     assert made["plan"].key == values["plan"].key
     assert "out of GPU memory on t4-1 with 4 samples a pass; once more on t4-1 with 2" in capsys.readouterr().out
+    train(values, monkeypatch, OOMError("OOMKilled", "exit code 137"))
+    assert "out of host memory on t4-1 with 4 samples a pass; once more on t4-1 with 2" in capsys.readouterr().out
     with pytest.raises(OOMError, match="again"):
         train(values, monkeypatch, OOMError("OOM", "full"), OOMError("OOM", "again"))
 
@@ -89,4 +91,4 @@ def test_an_action_stores_and_fetches_folders_and_files_by_fsspec_s_own_file_sys
     assert fsspec.get_filesystem_class("s3") is of_the_sdk
     assert (tmp_path / "got" / "below" / "a.txt").read_text() == "a"
     assert (tmp_path / "one.txt").read_text() == "a"
-    assert action.notes_address() != Flyte2(action.raw, action.base, action.scope, action.run, "a2").notes_address()
+    assert action.attempts_address() != Flyte2(action.raw, action.base, action.scope, action.run, "a2").attempts_address()

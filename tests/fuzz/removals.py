@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from flytune.errors import TrainingError
 from flytune.rewards import process as worker_process
 from tests.fuzz.removing import Removal, each, instead, recoded, returns, schema, then
 
@@ -100,11 +101,14 @@ def _size_alone(old: Any) -> Any:
     return applied
 
 
-def _notes_as_they_are(address: str) -> Any:
-    from flytune.training import attempt_notes
+def _undamaged_alone(old: Any) -> Any:
+    def stored(address: str) -> Any:
+        try:
+            return old(address)
+        except TrainingError:
+            return []
 
-    found = attempt_notes.content(address, attempt_notes.FILE)
-    return attempt_notes.Notes() if found is None else attempt_notes.Notes.parse(found)
+    return stored
 
 
 def _never_rolled_back(old: Any) -> Any:
@@ -315,8 +319,8 @@ REMOVALS = [
         "flytune.models.tensor_headers:_parse", _larger_file)),
     Removal("a note keeps the batch", "flytune/training/attempt_notes.py", ("attempts",), instead(
         "flytune.training.attempt_notes:Notes.applied", _size_alone)),
-    Removal("damaged notes are one error", "flytune/training/attempt_notes.py", ("attempts",), instead(
-        "flytune.training.attempt_notes:read", lambda old: _notes_as_they_are)),
+    Removal("damaged records of attempts are refused", "flytune/training/earlier_attempts.py", ("attempts",), instead(
+        "flytune.training.earlier_attempts:stored", _undamaged_alone)),
     Removal("a rollback accepts the model before", "flytune/registry/history.py", ("decisions",), instead(
         "flytune.registry.history:_accepted", _never_rolled_back)),
     Removal("a list has all files", "flytune/records/contents.py", ("sealed",), instead(

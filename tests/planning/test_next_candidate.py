@@ -39,7 +39,8 @@ def test_a_named_row_has_no_other():
 
 
 def test_the_run_keeps_its_key_and_the_plan_says_why():
-    recipe, first = made("auto", 8, 1)
-    other = next_candidate.adopted(recipe, first, first.model_copy(update={"key": "another", "per_device_train_batch_size": 4}))
+    _, first = made("auto", 8, 1)
+    second = first.model_copy(update={"key": "another", "per_device_train_batch_size": 4})
+    other = next_candidate.adopted(first, second, "out of GPU memory")
     assert other.key == first.key
     assert other.reasons[-1] == "out of GPU memory on t4-1 with 8 samples a pass; once more on t4-1 with 4"

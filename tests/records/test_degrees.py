@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from flytune.hardware import load_shapes
 from flytune.planning import planner
 from flytune.records import Degrees, Plan
-from flytune.records import degrees as batches
 from flytune.sharding import SHARDINGS
 from flytune.training.attempt_notes import Notes
 from flytune.training.eval_loss import live_loss
@@ -137,4 +136,7 @@ HALVES = [(8, 1, 4), (6, 1, 3), (5, 2, 2), (3, 1, 1), (2, 3, 1), (1, 8, None)]
 
 @pytest.mark.parametrize(("size", "accumulation", "half"), HALVES)
 def test_half_of_a_micro_batch_makes_the_same_global_batch(size, accumulation, half):
-    assert batches.halved(size, accumulation) == half
+    plan = Plan.model_construct(per_device_train_batch_size=size, gradient_accumulation_steps=accumulation)
+    smaller = plan.halved()
+    assert (smaller and smaller.per_device_train_batch_size) == half
+    assert smaller is None or smaller.per_device_train_batch_size * smaller.gradient_accumulation_steps == size * accumulation

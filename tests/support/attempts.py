@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flytune.training import PhaseNotes, phase_notes
+from flytune.training import AttemptWriter, earlier_attempts
 from tests.support.waiting import LIMIT, until
 
 
@@ -17,25 +17,26 @@ def execution(monkeypatch):
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
 
 
-def run(place, attempt, phase, end, saved_step, node, execution):
+def run(place, attempt, phase, end, saved_step, node, execution, action):
+    os.environ["FLYTUNE_ACTION"] = action
     os.environ |= {"FLYTE_ATTEMPT_NUMBER": str(attempt), "GROUP_RANK": str(node), "FLYTE_INTERNAL_EXECUTION_ID": execution}
     signalled = []
-    mine = PhaseNotes(place, None, lambda: bool(signalled))
-    with mine.attempt(lambda: saved_step):
+    mine = AttemptWriter(place, is_signalled=lambda: bool(signalled))
+    with mine.keeping(lambda: saved_step):
         mine.enter(phase)
         if end == "SIGTERM":
             signalled.append(True)
-            until(lambda: phase_notes.read(place, execution)[0].ended)
+            until(lambda: earlier_attempts.read(place, execution)[-1].kind)
         if isinstance(end, Exception):
             raise end
         if end != "done":
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def attempt(place, number, phase="load", end="killed", saved_step=0, node=0, execution="abc"):
+def attempt(place, number, phase="load", end="killed", saved_step=0, node=0, execution="abc", action=""):
     """Run one attempt in another process; return its exit code."""
     one = multiprocessing.get_context("fork").Process(
-        target=run, args=(str(place), number, phase, end, saved_step, node, execution)
+        target=run, args=(str(place), number, phase, end, saved_step, node, execution, action)
     )
     one.start()
     one.join(LIMIT)

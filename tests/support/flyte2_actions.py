@@ -7,6 +7,7 @@ each action's own; the base of the run has none.
 
 import hashlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -199,6 +200,10 @@ class Executor:
             return execution_pb2.ExecutionError(code=error.code, message=error.message, kind=error.origin), recoverable
         if code == 0 and self._storage.stored(f"{prefix}/outputs.pb") is not None:
             return None, False
+        if code == -signal.SIGKILL:
+            # As the open backend was seen to end an action: its driver may start another one.
+            killed = "[primary] terminated with exit code (137). Reason [OOMKilled]. Message: \n."
+            return execution_pb2.ExecutionError(code="OOMKilled", message=killed, kind=execution_pb2.ExecutionError.USER), False
         said = f"the pod ended with {code}, and stored neither outputs nor an error"
         return execution_pb2.ExecutionError(code="Interrupted", message=said, kind=execution_pb2.ExecutionError.SYSTEM), True
 

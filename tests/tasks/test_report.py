@@ -8,7 +8,9 @@ from flytekit.types.error.error import FlyteError
 
 from flytune.artifacts import notify
 from flytune.recipe import Recipe
-from flytune.training import phase_notes
+from flytune.training import attempt as attempt_module
+from flytune.training import earlier_attempts
+from flytune.training.attempt import record_failure
 from flytune.training.checkpoints import paths
 from tasks.report import report_failure
 from tasks.runtime import face
@@ -53,7 +55,12 @@ def sent(monkeypatch):
     return texts
 
 
-def test_the_message_has_the_task_s_own_sentence(recipe, sent):
+def test_the_message_has_the_task_s_own_sentence(recipe, sent, tmp_path, monkeypatch):
+    phases = tmp_path / "phases"
+    monkeypatch.setattr(OnCluster, "shared_address", lambda self, name: str(phases) if name == "phases" else None)
+    for text in (OURS._replace(sentence="another task's"), OURS):
+        record_failure(text, "bug", str(phases / "abc" / text.sentence[:5]))
+        attempt_module._kept.clear()
     report_failure(recipe=recipe, err=FlyteError(f"[4/4] currentAttempt done. Last Error: USER::{OURS}", "fn0"))
     first, second, *others = sent[0].splitlines()
     assert first == "tiny: train_cpu_2 failed: rank 1: bug: KeyError: 'a'"
@@ -105,4 +112,4 @@ def test_notes_of_another_execution_are_ignored(recipe, sent):
     attempt(place, 0, execution="before")
     report_failure(recipe=recipe, err=FlyteError(OOM, "fn0"))
     assert "last seen" not in sent[0]
-    assert phase_notes.read(place, "before")
+    assert earlier_attempts.read(place, "before")

@@ -1,3 +1,6 @@
+import contextlib
+import functools
+
 import pytest
 
 from flytune import data
@@ -6,7 +9,8 @@ from flytune.errors import BadLoss, TrainingError
 from flytune.hardware import shape_named
 from flytune.planning import planner
 from flytune.recipe import Recipe, Training
-from flytune.training import attempt_notes, checkpoints, loop
+from flytune.records import NodeAttempt
+from flytune.training import AttemptWriter, attempt_notes, checkpoints, loop
 from flytune.training.attempt_notes import Notes
 from flytune.training.loss_guard import LossGuard
 from tests.support import ranks
@@ -35,7 +39,11 @@ def guarded(tmp_path, notes=None, can_overflow=False, **changes):
     training = training_of(**changes)
     stream = Stream(Rows(), training)
     stream.left_out = (notes or Notes()).left_out
-    return LossGuard(training, stream, notes or Notes(), str(tmp_path), ALONE, can_overflow)
+    writer = AttemptWriter(str(tmp_path), goes_on=True)
+    leave_out = functools.partial(writer.leave_out, order="o")
+    guard = LossGuard(training, stream, notes or Notes(), leave_out, ALONE, can_overflow)
+    guard.writer = writer
+    return guard
 
 
 @pytest.mark.parametrize(
@@ -65,11 +73,13 @@ def test_losses_that_vary_or_have_no_predecessors_are_fine(tmp_path):
 def test_skip_notes_the_data_since_the_last_checkpoint(tmp_path):
     guard = guarded(tmp_path, notes=Notes(left_out=[3], rollbacks=1), on_bad_loss="skip")
     message = "step 6: the loss is nan; the next attempt goes back to step 4 and skips the data of steps 5 to 6"
-    with pytest.raises(BadLoss, match=message) as caught:
+    (tmp_path / "notes.json").write_text('{"left_out": [3], "rollbacks": 1, "order": "o"}')
+    with pytest.raises(BadLoss, match=message) as caught, guard.writer.keeping():
         guard.check(6, lambda: 4, float("nan"), None)
     assert caught.value.goes_on
     # Steps 5 and 6 trained turns 5 and 6 of the data, as turn 3 was skipped.
-    assert attempt_notes.read(str(tmp_path)) == Notes(left_out=[3, 5, 6], rollbacks=2)
+    assert attempt_notes.read(str(tmp_path), "o") == Notes(left_out=[3, 5, 6], rollbacks=2)
+    assert attempt_notes.read(str(tmp_path), "p") == Notes()
 
 
 @pytest.mark.parametrize(
@@ -77,14 +87,14 @@ def test_skip_notes_the_data_since_the_last_checkpoint(tmp_path):
     [
         ('{"rollbacks": 1, "rollbacks": 2}', "the key 'rollbacks' is there twice"),
         ("{", "not JSON"),
-        ('{"per_device_train_batch_size": 0}', "per_device_train_batch_size: must be greater than 0"),
+        ('{"per_device_train_batch_size": []}', "per_device_train_batch_size: must be an integer"),
         ('{"left_out": [-1]}', "must be 0 or greater"),
         ('{"rollbacks": -1}', "rollbacks: must be 0 or greater"),
     ],
 )
 def test_damaged_notes_are_refused(text, said, tmp_path):
     (tmp_path / "notes.json").write_text(text)
-    with pytest.raises(TrainingError, match="notes.json: not the notes of an earlier attempt: ") as caught:
+    with pytest.raises(TrainingError, match="notes.json: not the record of an earlier attempt: ") as caught:
         attempt_notes.read(str(tmp_path))
     assert said in str(caught.value)
 
@@ -133,7 +143,7 @@ def fit(inputs, out, bad_step=None, left_out=None):
             self, step, saved_step, float("nan") if step == bad_step else loss, norm
         )
     if left_out:
-        attempt_notes.read = lambda address: Notes(left_out=left_out)
+        attempt_notes.read = lambda *given, **named: Notes(left_out=left_out)
     plan = planner.make(recipe)
     return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
 
@@ -148,15 +158,19 @@ def test_a_run_goes_back_and_skips_the_data_of_the_bad_step(inputs, tmp_path):
     assert [step.loss for step in resumed.steps[2:]] == [step.loss for step in without.steps[2:]]
     with_all = ranks.run(2, fit, inputs, tmp_path / "again", None, [9])
     assert with_all.steps[2].loss != without.steps[2].loss
-    (note,) = tmp_path.glob("kept/*/notes.json")
+    (note, _) = sorted(tmp_path.glob("kept/*/attempt-000[12]-0-*.json"))
+    assert NodeAttempt.read(note).left_out == [2]
     checkpoints.clear(recipe_for(inputs, tmp_path / "kept"), data.read_manifest(inputs / "dataset"), resumed)
     assert not note.exists()
 
 
-def test_skipped_data_is_skipped_only_in_the_same_order(caplog):
-    notes = Notes(left_out=[3], rollbacks=1).of_order("a")
-    assert (notes.of_order("a").left_out, notes.of_order("a").rollbacks) == ([3], 1)
+def test_skipped_data_is_skipped_only_in_the_same_order(tmp_path, caplog):
+    (tmp_path / "notes.json").write_text('{"left_out": [3], "rollbacks": 1}')
+    assert attempt_notes.read(str(tmp_path), "b").left_out == [3], "an earlier release did not say of which order"
+    with contextlib.suppress(BadLoss), (guard := guarded(tmp_path, on_bad_loss="skip")).writer.keeping():
+        guard.check(1, lambda: 0, float("nan"), None)
+    (tmp_path / "notes.json").unlink()
+    assert attempt_notes.read(str(tmp_path), "o") == Notes(left_out=[0], rollbacks=1)
     assert not caplog.text
-    assert (notes.of_order("b").left_out, notes.of_order("b").rollbacks, notes.of_order("b").order) == ([], 0, "b")
-    assert "nothing is skipped now" in caplog.text
-    assert Notes.parse('{"left_out": [3]}').of_order("b").left_out == [3], "an earlier release did not say of which order"
+    assert attempt_notes.read(str(tmp_path), "b") == Notes()
+    assert "it is not skipped now" in caplog.text

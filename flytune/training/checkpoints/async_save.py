@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flytune import patches
-from flytune.errors import StorageError
+from flytune.errors import StorageFull
 
 
 class AsyncSave:
@@ -49,4 +49,4 @@ class AsyncSave:
         except CheckpointException as error:
             # It is not an Exception; it contains the errors of all processes.
             cause = next((one for one, _ in error.failures.values()), error)
-            raise StorageError(f"the checkpoint could not be written: {cause}") from error
+            raise StorageFull(f"the checkpoint could not be written: {cause}") from error

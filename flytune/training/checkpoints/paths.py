@@ -7,7 +7,7 @@ from flytune.objectives import objective_of
 from flytune.recipe import Recipe
 from flytune.records import Manifest, TrainingResult
 from flytune.storage import Storage
-from flytune.training import attempt_notes, attempt_records, phase_notes
+from flytune.training import earlier_attempts
 from flytune.training.checkpoints import staging
 from flytune.training.checkpoints.ledger import Ledger
 
@@ -40,17 +40,12 @@ def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:
     ledger = ledger_of(recipe, run_key(recipe, manifest.content_sha256))
     objective_of(recipe).clear(ledger.storage.address)
     if not recipe.checkpoints.save_steps:
-        if any(attempt.execution for attempt in training.attempts):
-            attempt_records.clear(ledger.storage.address)
-            attempt_notes.sweep(ledger.storage.address)
+        earlier_attempts.clear(ledger.storage.address)
         _remove_if_empty(ledger)
         return
     ledger.begin(training.attempt)
     ledger.clear()
-    attempt_notes.clear(ledger.storage.address)
-    phase_notes.clear(ledger.storage.address)
-    attempt_records.clear(ledger.storage.address)
-    attempt_notes.sweep(ledger.storage.address)
+    earlier_attempts.clear(ledger.storage.address)
     if ledger.storage.is_local:
         # Folders of attempts that were killed after the last sweep.
         staging.sweep(Path(ledger.storage.address))

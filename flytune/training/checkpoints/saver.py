@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flytune import __version__
-from flytune.errors import StorageError
+from flytune.errors import StorageError, StorageFull
 from flytune.models import Row, base_identity, initial_adapter
 from flytune.objectives import objective_of
 from flytune.recipe import Recipe
@@ -277,7 +277,7 @@ class Saver:
             # torch and safetensors each have their own error for a full disk.
             if (free := shutil.disk_usage(self.folder).free) > _NO_ROOM and failure(error) != "full":
                 raise
-            raise StorageError(
+            raise StorageFull(
                 f"rank {self.args.process_index}: {folder}: the checkpoint could not be written, {free:,} bytes are free: make "
                 f"room, or lower checkpoints.save_total_limit; the run resumes from step {self.saved_step} when it is started "
                 f"again: {error}"

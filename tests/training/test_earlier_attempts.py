@@ -9,7 +9,7 @@ from flytune.artifacts.comparison import compare
 from flytune.artifacts.reproduction import _losses
 from flytune.planning import planner
 from flytune.records import Attempt, Step, TrainingResult
-from flytune.training import attempt_records, checkpoints, step_log
+from flytune.training import checkpoints, earlier_attempts, step_log
 from tests.support import ranks
 from tests.support.saved_runs import fit, fit_and_die_in_the_export, recipe_for
 
@@ -63,7 +63,7 @@ def covered(*spans, held_seconds=6.0):
     """Return the records of attempts that resumed and ended at these steps; each step takes 2.5 s, and the last one resumes."""
     *found, mine = (row(number, first, last) for number, (first, last) in spans)
     steps = [SimpleNamespace(step=step, seconds=2.5) for step in range(1, mine.last_step + 1)]
-    return attempt_records._covering(found, mine, steps, held_seconds)
+    return earlier_attempts.covering(found, mine, steps, held_seconds)
 
 
 def test_an_attempt_without_a_record_counts_as_far_as_its_checkpoint():

@@ -1,10 +1,12 @@
-"""Notes on phases of processes that are killed, and the decision of the next attempt."""
+"""Records of attempts, of processes that are killed too, and the decision of the next attempt."""
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -13,9 +15,11 @@ from flytune.errors import DataError, KilledAgain, Preempted
 from flytune.hardware import pod_memory
 from flytune.records import Need, Plan
 from flytune.records.plan import EXPORT
-from flytune.training import PhaseNotes, attempt_notes, phase_notes
+from flytune.training import AttemptWriter, attempt_notes, earlier_attempts
+from flytune.training import attempt as writer
 from tasks.runtime import orchestrator, retries
 from tests.support.attempts import attempt, execution  # noqa: F401 (fixtures)
+from tests.support.paths import ROOT
 from tests.support.waiting import LIMIT, until
 
 GIB = 2**30
@@ -24,7 +28,7 @@ GIB = 2**30
 def stop_message(place, number, saved_step=0):
     os.environ["FLYTE_ATTEMPT_NUMBER"] = str(number)
     try:
-        with PhaseNotes(str(place)).attempt(lambda: saved_step):
+        with AttemptWriter(str(place)).keeping(lambda: saved_step):
             return None
     except KilledAgain as error:
         return str(error)
@@ -38,8 +42,8 @@ def test_no_third_attempt_where_two_were_killed_in_the_same_phase(tmp_path):
     said = stop_message(tmp_path, 2)
     assert said.startswith("attempts 1 and 2 were killed without a report in the same phase, load, at ")
     assert f"Checkpoints are at {tmp_path}" in said
-    (last, *_) = phase_notes.read(str(tmp_path), "abc")
-    assert (last.attempt, last.ended) == (2, "killed again")
+    (*_, last) = earlier_attempts.read(str(tmp_path), "abc")
+    assert (last.retry, last.kind) == (2, "killed again")
 
 
 @pytest.mark.slow
@@ -89,42 +93,40 @@ def test_a_killed_node_counts_unless_another_reports_the_cause(other, is_stop, t
     assert (stop_message(tmp_path, 2) is not None) == is_stop
 
 
-def test_a_successful_attempt_leaves_no_note(tmp_path):
+def test_a_successful_attempt_that_trains_nothing_leaves_no_record(tmp_path):
     attempt(tmp_path, 0)
     assert attempt(tmp_path, 1, end="done") == 0
-    assert phase_notes.read(str(tmp_path)) == []
+    assert earlier_attempts.read(str(tmp_path)) == []
 
 
-def test_runs_without_flyte_leave_no_note(tmp_path, monkeypatch):
+def test_runs_without_flyte_and_checkpoints_leave_no_record(tmp_path, monkeypatch):
     monkeypatch.delenv("FLYTE_INTERNAL_EXECUTION_ID")
-    with PhaseNotes(str(tmp_path)).attempt():
-        assert attempt_notes.names(str(tmp_path)) == []
+    with AttemptWriter(str(tmp_path)).keeping():
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unavailable_storage_delays_nothing(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(phase_notes, "WAIT", 0.2)
+    monkeypatch.setattr(writer, "WAIT", 0.2)
     (tmp_path / "file").write_text("no folder")
-    with PhaseNotes(str(tmp_path / "file")).attempt():
+    with AttemptWriter(str(tmp_path / "file")).keeping():
         pass
-    until(lambda: "a note on phase load could not be written" in caplog.text)
+    until(lambda: "the record of phase load could not be written" in caplog.text)
 
 
-def test_a_note_has_the_used_memory_as_it_grows(tmp_path, monkeypatch):
+def test_a_record_has_the_used_memory_as_it_grows(tmp_path, monkeypatch):
     used = [GIB]
-    monkeypatch.setattr(phase_notes, "memory", lambda: (used[0], 16 * GIB))
-    monkeypatch.setattr(phase_notes, "SECONDS", 0.02)
-    need = Need(resource="host memory", available_bytes=16 * GIB, phases={"load": {"processes": GIB, "weights": 2 * GIB}})
-    mine = PhaseNotes(str(tmp_path), plan_with(need))
-    with mine.attempt():
-        assert phase_notes.read(str(tmp_path))[0].used_bytes == GIB
+    monkeypatch.setattr(writer, "memory", lambda: (used[0], 16 * GIB))
+    monkeypatch.setattr(writer, "SECONDS", 0.02)
+    mine = AttemptWriter(str(tmp_path))
+    with mine.keeping():
+        assert earlier_attempts.read(str(tmp_path))[0].used_bytes == GIB
         used[0] = 15 * GIB
-        until(lambda: phase_notes.read(str(tmp_path))[0].used_bytes == 15 * GIB)
-        (note,) = phase_notes.read(str(tmp_path))
-        assert str(note) == "train_l4_1, attempt 1, load: 15.0 of 16.0 GiB of the pod's memory"
-        assert note.counted_bytes == 3 * GIB
+        until(lambda: earlier_attempts.read(str(tmp_path))[0].used_bytes == 15 * GIB)
+        (record,) = earlier_attempts.read(str(tmp_path))
+        assert record.last_seen == "train_l4_1, attempt 1, load: 15.0 of 16.0 GiB of the pod's memory"
         mine.enter(EXPORT)
-        (note,) = phase_notes.read(str(tmp_path))
-        assert (note.phase, note.counted_bytes) == ("export", None)
+        (record,) = earlier_attempts.read(str(tmp_path))
+        assert record.phase == "export"
 
 
 def plan_with(need):
@@ -133,7 +135,8 @@ def plan_with(need):
 
 def test_a_cpu_shapes_processes_are_counted_together():
     need = Need(resource="process memory", available_bytes=GIB, phases={"load": {"process": GIB}})
-    assert phase_notes._counted(plan_with(need), "load") == 4 * GIB
+    assert plan_with(need).host_bytes("load") == 4 * GIB
+    assert plan_with(need).host_bytes("export") is None
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_the_pods_memory_is_the_kernels_figure(version, limit, expected, tmp_pat
 def evaluate(place, attempt, number):
     os.environ["FLYTE_ATTEMPT_NUMBER"] = str(attempt)
     with (
-        mock.patch.object(retries, "attempt_notes_address", return_value=place),
+        mock.patch.object(retries, "attempts_address", return_value=place),
         retries.classify_failures(),
         retries.record_phase("evaluate"),
     ):
@@ -182,7 +185,7 @@ def test_a_pod_that_evaluates_is_not_tried_a_third_time_either(number, is_stop, 
             evaluate(str(tmp_path), 2, None)
     else:
         evaluate(str(tmp_path), 2, None)
-        assert phase_notes.read(str(tmp_path)) == []
+        assert earlier_attempts.read(str(tmp_path)) == []
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
@@ -194,7 +197,53 @@ def test_the_attempts_of_a_task_have_an_address_in_common(monkeypatch):
         monkeypatch.setattr(sys, "argv", [*command, f"s3://bucket/metadata/n3/data/{output}"])
         monkeypatch.setenv("BATCH_JOB_ARRAY_INDEX_VAR_NAME", "FLYTE_K8S_ARRAY_INDEX")
         monkeypatch.setenv("FLYTE_K8S_ARRAY_INDEX", index)
-        places.append(orchestrator.attempt_notes_address())
+        places.append(orchestrator.attempts_address())
     first, retry, part = places
     assert first == retry != part
     assert first.startswith("s3://bucket/flytune-phases/abc/")
+
+
+def test_an_action_for_the_same_stage_is_the_next_attempt(tmp_path, monkeypatch):
+    attempt(tmp_path, 0, phase="steady step", action="a1")
+    attempt(tmp_path, 1, end=DataError("x"), action="a1")
+    # Flyte 2's driver starts another action, which counts its own attempts from 0 on.
+    monkeypatch.setenv("FLYTUNE_ACTION", "a2")
+    monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "0")
+    with AttemptWriter(str(tmp_path)).keeping():
+        records = earlier_attempts.read(str(tmp_path), "abc")
+        first, second, third = earlier_attempts.lines(records, "abc")
+        assert first.startswith("attempt 1: killed without a report: steady step, ")
+        assert second.startswith("attempt 2: bad data: x, node ")
+        assert third.startswith("attempt 3: killed without a report: load, ")
+        assert [record.number for record in records] == [1, 2, 3]
+
+
+def test_files_of_release_0_2_are_read(tmp_path, monkeypatch, capsys):
+    """Two attempts have left them: one hung in step 4, the next one resumed at step 2 and was killed in step 6."""
+    shutil.copytree(ROOT / "tests/support/attempts_of_0_2", tmp_path, dirs_exist_ok=True)
+    place = str(tmp_path)
+    monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "2")
+    plan = Plan.model_construct(
+        shape="cpu-2", world_size=2, per_device_train_batch_size=4, gradient_accumulation_steps=1, needs=[], price_per_hour=1.0
+    )
+    args = SimpleNamespace(process_index=0, world_size=2, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    third = AttemptWriter(place, plan, has_checkpoints=True)
+    with third.keeping(lambda: 4):
+        third.resume(args, 4)
+        earlier = third.earlier([], 0.0)
+    assert capsys.readouterr().out.strip() == (
+        f"attempt 3: resumes at step 4 from {place}; attempt 1: hang: nothing finished for 600 s, node n1; "
+        "attempt 2: killed without a report: steady step, 2.6 of 23.5 GiB of the pod's memory, node n1"
+    )
+    assert [(one.number, one.resumed_from_step, one.last_step, one.price_per_hour) for one in earlier] == [
+        (1, 0, 3, 1.5),
+        (2, 2, 5, 1.5),
+    ]
+    assert [one.ended.partition(",")[0] for one in earlier] == [
+        "hang: nothing finished for 600 s",
+        "killed without a report: steady step",
+    ]
+    notes = attempt_notes.read(place, "o", halves_on="cpu-2")
+    assert (notes.left_out, notes.rollbacks, notes.applied(plan).gradient_accumulation_steps) == ([4], 1, 2)
+    earlier_attempts.clear(place)
+    assert list(tmp_path.iterdir()) == []
