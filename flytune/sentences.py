@@ -1,6 +1,7 @@
 """Numbers, and texts of libraries, in sentences."""
 
 import re
+from collections.abc import Sequence
 
 
 def counted(count: float, one: str, many: str = "") -> str:
@@ -14,6 +15,12 @@ def counted(count: float, one: str, many: str = "") -> str:
 def counted_of(count: int, whole: int, noun: str, one: str, many: str) -> str:
     """Return a share of a number with its verb, "1 of 5 rows is": with the verb for 1 and for others."""
     return f"{count:,} of {counted(whole, noun)} {one if count == 1 else many}"
+
+
+def enumerated(names: Sequence[str]) -> str:
+    """Return several names in a sentence: "a, b and c"."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def one_line(text: object, longest: int = 300) -> str:

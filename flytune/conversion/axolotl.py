@@ -1,9 +1,8 @@
 """Configurations of axolotl."""
 
-from typing import Any
-
 from flytune.conversion import axolotl_data, grpo, sharding, training
 from flytune.conversion.draft import Draft, other_objective
+from flytune.recipe import TRACKER_NAMES
 
 _OBJECTIVES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "grpo": "grpo"}
 _PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "kernels", "swanlab")
@@ -178,10 +177,14 @@ def _records(draft: Draft) -> None:
     draft.same(("eval_batch_size", "evaluation.batch_size"), ("eval_max_new_tokens", "evaluation.max_new_tokens"))
     if isinstance(tasks := draft.take("lm_eval_tasks"), list) and tasks:
         draft.put("evaluation.tasks", tasks)
-    names: list[str] = []
-    project: Any = draft.take("wandb_project")
-    for tool, key in (("wandb", "use_wandb"), ("mlflow", "use_mlflow"), ("tensorboard", "use_tensorboard")):
-        if draft.take(key) or (tool == "wandb" and project):
-            names.append(tool)
-    training.put_tracking(draft, names, project or draft.take("mlflow_experiment_name"))
+    _tracking(draft)
     training.put_publishing(draft, draft.take("hub_model_id"))
+
+
+def _tracking(draft: Draft) -> None:
+    project = draft.take("wandb_project")
+    # A project of Weights & Biases is enough for axolotl to report to it.
+    used = [tracker for tracker in TRACKER_NAMES if draft.take(f"use_{tracker}") or (project and tracker == "wandb")]
+    for tracker in TRACKER_NAMES:
+        project = project or draft.take(f"{tracker}_project_name") or draft.take(f"{tracker}_experiment_name")
+    training.put_tracking(draft, used, project)

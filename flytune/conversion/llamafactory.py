@@ -5,6 +5,8 @@ from typing import Any
 
 from flytune.conversion import llamafactory_data, sharding, training
 from flytune.conversion.draft import Draft, other_objective
+from flytune.recipe import TRACKER_NAMES
+from flytune.sentences import enumerated
 
 _STAGES = {"sft": "sft", "pt": "sft", "dpo": "dpo", "kto": "kto", "rm": "reward"}
 _FOR_OTHERS = {
@@ -155,8 +157,8 @@ def _records(draft: Draft) -> None:
     reports = _parts(reports) if isinstance(reports, str) else [str(one) for one in reports]
     training.put_tracking(draft, reports)
     for name in reports:
-        if name not in ("none", "all", "wandb", "mlflow", "tensorboard"):
-            draft.note(f"report_to: {name}", "trackers are wandb, mlflow and tensorboard")
+        if name not in ("none", "all", *TRACKER_NAMES):
+            draft.note(f"report_to: {name}", f"trackers are {enumerated(TRACKER_NAMES)}")
     if draft.take("push_to_hub"):
         training.put_publishing(draft, draft.take("hub_model_id", "?"))
 

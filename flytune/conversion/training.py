@@ -1,13 +1,14 @@
 """Fields that are named nearly alike in all tools, which hand them on to transformers."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from flytune import limits
 from flytune.conversion import sharding
 from flytune.conversion.draft import Draft
 from flytune.models.config_files import known_name
-from flytune.recipe import OPTIMIZERS, Data, Training
+from flytune.recipe import OPTIMIZERS, TRACKER_NAMES, Data, Training
 from flytune.recipe.schedules import SCHEDULES
 from flytune.sentences import counted
 
@@ -255,9 +256,9 @@ def put_publishing(draft: Draft, name: Any) -> None:
         draft.note("push_to_hub", "publish.address: hf://owner/name names the repository")
 
 
-def put_tracking(draft: Draft, names: list[str], project: Any = None) -> None:
+def put_tracking(draft: Draft, names: Sequence[str], project: Any = None) -> None:
     """Set the trackers that are offered."""
-    known = [name for name in dict.fromkeys(names) if name in ("wandb", "mlflow", "tensorboard")]
+    known = [name for name in dict.fromkeys(names) if name in TRACKER_NAMES]
     if known:
         draft.put("tracking.report_to", known)
         draft.put("tracking.project", project)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from flytune.models import Row
+from flytune.objectives.heldout import HeldoutRows
 from flytune.recipe import Recipe
 from flytune.records import Manifest
 from flytune.records.figures import Figure
@@ -55,6 +56,9 @@ class ObjectiveBase:
     def logged_rewards(self, recipe: Recipe) -> dict[str, str]:
         """Return the name in TRL's logs of each reward, by its name; none where nothing is drawn."""
         return {}
+
+    heldout_rows: ClassVar[type[HeldoutRows]] = HeldoutRows
+    """Held-out rows as it evaluates them, which measure its figures."""
 
     def figures(self, recipe: Recipe) -> list[Figure]:
         """List its figures, the most important first; models are compared by the first one that is paired."""

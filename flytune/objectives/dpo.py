@@ -16,6 +16,8 @@ from flytune import patches
 from flytune.models import Row
 from flytune.models.scoring import IGNORED, padded, sequences_of
 from flytune.objectives.base import ObjectiveBase, ReferenceKind, tables_beside_adapter
+from flytune.objectives.heldout import HeldoutRows
+from flytune.objectives.preferences import PairRows
 from flytune.recipe import Dpo, Kto, Recipe
 from flytune.records.figures import ACCURACY, LOSS, MARGIN, PERPLEXITY, PREFERRED, Figure, of_answers
 from flytune.sentences import counted
@@ -49,6 +51,8 @@ class DirectPreference(ObjectiveBase):
     references: ClassVar[tuple[ReferenceKind, ...]] = ("adapter", "copy", "precomputed")
     logged: ClassVar[Mapping[str, str]] = {"reward_accuracy": "rewards/accuracies", "reward_margin": "rewards/margins"}
     head_outputs: ClassVar[tuple[str, ...]] = ("log_probs", "entropy", "mean_logits", "is_top1")
+
+    heldout_rows: ClassVar[type[HeldoutRows]] = PairRows
 
     card_rows: ClassVar[str] = "pairs of answers"
     """The rows, in the model card."""

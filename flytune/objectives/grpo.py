@@ -16,6 +16,7 @@ from flytune.data import Collator
 from flytune.data.order import PLACE
 from flytune.models import Row
 from flytune.objectives.base import Draws, ObjectiveBase, ReferenceKind, tables_beside_adapter
+from flytune.objectives.drawn_answers import PromptRows
 from flytune.objectives.rollout_steps import Rollouts, evaluated
 from flytune.recipe import Grpo, Recipe
 from flytune.records.figures import LOSS, Figure, of_answers
@@ -67,6 +68,7 @@ class GroupPolicy(ObjectiveBase):
     name = "grpo"
     references: ClassVar[tuple[ReferenceKind, ...]] = ("none", "adapter", "copy")
     head_outputs = ("log_probs", "entropy")
+    heldout_rows = PromptRows
     logged: ClassVar[Mapping[str, str]] = {
         "reward": "reward", "equal_rewards": "frac_reward_zero_std", "answer_tokens": "completions/mean_length",
         "truncated": "completions/clipped_ratio", "entropy": "entropy", "kl": "kl", "rollout_seconds": "rollout_seconds",

@@ -19,6 +19,7 @@ from flytune.models import Row
 from flytune.models.scoring import IGNORED
 from flytune.objectives.base import FILLER, ReferenceKind
 from flytune.objectives.dpo import PREFERENCE_LOSS, REWARD, DirectPreference, sequence_batch, trained_loss
+from flytune.objectives.preferences import LabelledRows
 from flytune.recipe import Kto, Recipe
 from flytune.records import Manifest
 from flytune.records.figures import ACCURACY, LOSS, MARGIN, PERPLEXITY, PREFERRED, Figure, of_answers, of_labels
@@ -71,6 +72,7 @@ class UnpairedPreference(DirectPreference):
     card_rows = "labelled answers; a pair is any desirable answer with any undesirable one"
     logged: ClassVar[Mapping[str, str]] = {"reward_margin": "rewards/margins"}
     head_outputs = ("log_probs", "entropy", "mean_logits")
+    heldout_rows = LabelledRows
 
     def figures(self, recipe: Recipe) -> list[Figure]:
         return [

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from flytune.models import Row, reward_head
 from flytune.models.scoring import padded, sequences_of
 from flytune.objectives.base import ObjectiveBase, tables_beside_adapter
+from flytune.objectives.heldout import HeldoutFigures, HeldoutRows, intervals
 from flytune.recipe import Recipe
 from flytune.recipe import Reward as RewardSection
 from flytune.records.figures import ACCURACY, LOSS, MARGIN, Figure
@@ -19,10 +20,33 @@ from flytune.sentences import counted
 from flytune.sharding import sharding_of
 
 
+class RewardedRows(HeldoutRows):
+    """Pairs by the rewards of both answers."""
+
+    def without_words(self, model: Any) -> HeldoutFigures:
+        """Return the figures of a reward model.
+
+        Raises:
+            ExportError: a reward is not finite.
+        """
+        import numpy
+
+        assert isinstance(self.recipe.objective, RewardSection)
+        pad, batch_size = self.tokenizer.pad_token_id, self.recipe.evaluation.batch_size
+        rewards = reward_head.finite_rewards(model, self.sequences, pad, batch_size, "reward model")
+        chosen, rejected = numpy.split(rewards, 2)
+        losses = reward_head.pair_losses(rewards, self.recipe.objective.center_rewards_coefficient)
+        values = {"reward_accuracy": chosen > rejected, "loss": losses, "reward_margin": chosen - rejected}
+        weights = numpy.ones(len(chosen), dtype=int)
+        figures = {name: {"tuned": interval} for name, interval in intervals(values, weights).items()}
+        return HeldoutFigures(figures, weights, {name: values[name] for name in ("reward_accuracy", "loss")})
+
+
 class RewardModeling(ObjectiveBase):
     """TRL's RewardTrainer on pairs of sequences; all pairs have the same weight."""
 
     name = "reward"
+    heldout_rows = RewardedRows
     logged: ClassVar[Mapping[str, str]] = {"reward_accuracy": "accuracy", "reward_margin": "margin"}
 
     def figures(self, recipe: Recipe) -> list[Figure]:

@@ -8,6 +8,7 @@ from flytune.recipe.objectives import SECTIONS, Dpo, Grpo, Kto, ObjectiveSection
 from flytune.recipe.optimizers import OPTIMIZERS, OptimizerKind
 from flytune.recipe.recipe import DataRequest, Recipe, json_schema
 from flytune.recipe.sections import (
+    TRACKER_NAMES,
     Checkpoints,
     Evaluation,
     Guard,
@@ -24,6 +25,7 @@ __all__ = [
     "OF_HELDOUT",
     "OPTIMIZERS",
     "SECTIONS",
+    "TRACKER_NAMES",
     "Checkpoints",
     "Data",
     "DataRequest",

@@ -11,7 +11,9 @@ from pydantic import BaseModel
 
 from flytune import yaml_core
 from flytune.recipe.objectives import SECTIONS
+from flytune.recipe.sections import TRACKER_NAMES
 from flytune.schema import alternatives, is_model
+from flytune.sentences import enumerated
 
 _FILE = Path(__file__).with_name("peers.yaml")
 _BASE = "transformers"
@@ -65,7 +67,8 @@ class Counterpart(NamedTuple):
 @cache
 def table() -> dict[str, dict[str, Counterpart]]:
     """Return the names of each tool with their counterparts; a name that ends in `*` stands for all that begin so."""
-    return {tool: _counterparts(tool, groups) for tool, groups in yaml_core.load(_FILE.read_bytes()).items()}
+    content = _FILE.read_bytes().replace(b"{trackers}", enumerated(TRACKER_NAMES).encode())
+    return {tool: _counterparts(tool, groups) for tool, groups in yaml_core.load(content).items()}
 
 
 def _counterparts(tool: str, groups: Mapping[str, Mapping[str, str]]) -> dict[str, Counterpart]:

@@ -6,7 +6,7 @@ A field that is added after 0.1.0 is marked with its version (Recipe.key).
 
 import re
 import tempfile
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,9 @@ from flytune import limits
 from flytune.schema import PathOrAddress, Positive, Strict
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+TrackerName = Literal["wandb", "mlflow", "tensorboard"]
+"""A tracker; each is a file in flytune/training/trackers."""
+TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)
 
 
 class Model(Strict):
@@ -230,7 +233,7 @@ class Checkpoints(Strict):
 class Tracking(Strict):
     """Experiment trackers that receive each step, in addition to the artifact's steps.jsonl."""
 
-    report_to: list[Literal["wandb", "mlflow", "tensorboard"]] = Field(default=[])
+    report_to: list[TrackerName] = Field(default=[])
     """Trackers to report to."""
     project: str = "flytune"
     """Project of Weights & Biases; experiment of MLflow."""

@@ -2,6 +2,7 @@ import json
 import math
 import os
 import sys
+import weakref
 from pathlib import Path
 
 import numpy
@@ -12,11 +13,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flytune.data import heldout_rows
 from flytune.dryrun.allocations import AllocationLedger
 from flytune.errors import DataError, ExportError, RecipeError
+from flytune.evaluation import language_models
 from flytune.evaluation import score as evaluation_score
 from flytune.evaluation.sample_answers import Questions
 from flytune.export import gate, manifest
 from flytune.models import clean_process, loading, probe, scoring
 from flytune.recipe import Recipe
+from flytune.records import Interval
 from tests.support.process_kills import end_at_once, in_which_process
 from tests.support.stages import copy_tree, recipe_for, write_dataset, write_trained
 
@@ -240,9 +243,29 @@ def test_one_sample_proves_nothing():
 
 
 def test_perplexity_of_a_huge_loss_is_still_json():
-    score = evaluation_score._score(2000.0, -sys.float_info.max, sys.float_info.max)
-    assert score.perplexity == sys.float_info.max
-    assert type(score).model_validate_json(score.model_dump_json()) == score
+    loss = Interval(value=2000.0, low=-sys.float_info.max, high=sys.float_info.max)
+    perplexity = language_models._perplexity(loss)
+    assert (perplexity.value, perplexity.low, perplexity.high) == (sys.float_info.max, 0.0, sys.float_info.max)
+    assert "Infinity" not in perplexity.model_dump_json()
+
+
+def test_a_fully_trained_model_is_gone_before_its_base_is_loaded(base, dataset, tmp_path, monkeypatch):
+    recipe, loaded, alive = recipe_for(base, "full", **{"evaluation.sample_answers": 1}), [], []
+    trained = write_trained(tmp_path, recipe, dataset)
+
+    def tuned_model(*arguments):
+        model = language_models.tuned_model(*arguments)
+        loaded.append(weakref.ref(model))
+        return model
+
+    def base_model(recipe):
+        alive.append(loaded[0]() is not None)
+        return loading.base_model(recipe, recipe.model.dtype)
+
+    monkeypatch.setattr(evaluation_score, "tuned_model", tuned_model)
+    monkeypatch.setattr(language_models, "base_model", base_model)
+    evaluation_score.score(recipe, trained, dataset)
+    assert alive == [False]
 
 
 @pytest.mark.parametrize(

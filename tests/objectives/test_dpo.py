@@ -7,10 +7,10 @@ import pytest
 
 from flytune import data
 from flytune.errors import DataError, DoesNotFit, RecipeError
-from flytune.evaluation import preferences, score
+from flytune.evaluation import score
 from flytune.hardware import shape_named
 from flytune.models import loading, scoring
-from flytune.objectives import OBJECTIVES, objective_of
+from flytune.objectives import OBJECTIVES, objective_of, preferences
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Metrics

@@ -9,9 +9,9 @@ import pytest
 
 from flytune import data
 from flytune.errors import DataError, DoesNotFit, RecipeError
-from flytune.evaluation import preferences, score
+from flytune.evaluation import score
 from flytune.hardware import shape_named
-from flytune.objectives import OBJECTIVES, kto, objective_of
+from flytune.objectives import OBJECTIVES, kto, objective_of, preferences
 from flytune.planning import planner
 from flytune.recipe import Recipe
 from flytune.records import Metrics

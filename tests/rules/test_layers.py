@@ -30,7 +30,7 @@ ALLOWED = {
     "estimates": "hardware models records sharding",
     "export": "models recipe records sharding",
     "objectives": "data models patches recipe records rewards rollouts sharding",
-    "evaluation": "console data export models objectives patches recipe records rewards rollouts",
+    "evaluation": "console data export models objectives patches recipe records",
     "planning": "cluster console data estimates hardware models objectives pods recipe records sharding",
     "dryrun": "console data estimates hardware models objectives patches planning recipe records rollouts sharding",
     "report": "data hardware models objectives recipe records",

@@ -1,14 +1,19 @@
-"""Real trackers, each where it is installed, with a real run; none of them reaches a network."""
+"""What every tracker must do, and each where it is installed with a real run; none of them reaches a network."""
 
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from flytune import yaml_core
+from flytune.conversion import convert
 from flytune.errors import TrainingError
 from flytune.hardware import shape_named
 from flytune.planning import planner
-from flytune.recipe import Recipe
+from flytune.recipe import TRACKER_NAMES, Recipe
 from flytune.records import GpuUse
 from flytune.training import gpu_monitor, loop, step_log, trackers
 from tests.support import ranks
@@ -32,13 +37,50 @@ def fit(recipe, inputs, folder, environment):
     return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", folder / "out")
 
 
-@pytest.mark.parametrize("tracker", ["wandb", "mlflow", "tensorboard"])
+@pytest.fixture(params=TRACKER_NAMES)
+def tracker(request):
+    return trackers.TRACKERS[request.param]
+
+
+def test_transformers_has_its_callback_and_its_package(tracker):
+    assert {*trackers.TRACKERS} == {*TRACKER_NAMES}
+    assert type(tracker).name in INTEGRATION_TO_CALLBACK
+    assert tracker.requirement
+
+
 def test_a_tracker_that_is_missing_is_named_before_anything_is_loaded(tracker, inputs, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, tracker, None)
-    recipe = recipe_for(inputs, tracker, tmp_path, **{"model.name_or_path": str(tmp_path / "never read")})
-    said = rf"tracking.report_to: {tracker} is not installed here, so the run does not start; install flytune\[{tracker}\]"
-    with pytest.raises(TrainingError, match=said):
+    monkeypatch.setitem(sys.modules, tracker.name, None)
+    recipe = recipe_for(inputs, tracker.name, tmp_path, **{"model.name_or_path": str(tmp_path / "never read")})
+    message = (
+        f"tracking.report_to: {tracker.name} is not installed here, so the run does not start; install {tracker.requirement} "
+    )
+    with pytest.raises(TrainingError, match=re.escape(message)):
         trackers.arguments(recipe, tmp_path)
+
+
+def test_it_resumes_a_run_by_variables_that_the_next_run_does_not_have(tracker, monkeypatch):
+    before = dict(os.environ)
+    assert tracker.variables("additions", Path("runs/one")).keys().isdisjoint(tracker.resume_variables("id-1"))
+    trackers.resume_runs({tracker.name: "id-1"})
+    assert dict(os.environ) == before | tracker.resume_variables("id-1")
+    trackers.finish([])
+    assert dict(os.environ) == before
+
+
+def test_without_a_run_it_has_no_id_and_nothing_to_close(tracker):
+    library = pytest.importorskip(tracker.name)
+    assert tracker.run_id(library) is None
+    tracker.close()
+
+
+def test_files_of_other_tools_with_it_are_converted(tracker, tmp_path):
+    (tmp_path / "axolotl.yaml").write_text(
+        f"base_model: a/b\ndatasets: [{{path: a/c, type: alpaca}}]\nuse_{tracker.name}: true\nlearning_rate: 1e-4\n"
+    )
+    (tmp_path / "run.sh").write_text(f"trl sft --model_name_or_path a/b --dataset_name a/c --report_to {tracker.name}\n")
+    for file in ("axolotl.yaml", "run.sh"):
+        recipe = Recipe.model_validate(yaml_core.load(convert(str(tmp_path / file))))
+        assert recipe.tracking.report_to == [tracker.name]
 
 
 def test_a_folder_of_runs_is_no_package(inputs, tmp_path, monkeypatch):

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from flytune.data.rows.prompts import prompt_length, stored_prompt
-from flytune.evaluation.preferences import HeldoutFigures, exact, intervals
 from flytune.models import Row
+from flytune.objectives.heldout import HeldoutFigures, HeldoutRows, ModelScores, exact, intervals
 from flytune.objectives.rollout_steps import drawing_of, judged, most_tokens, text_of
 from flytune.recipe import Grpo, Recipe
 from flytune.rewards import RewardProcess
@@ -26,50 +26,54 @@ class DrawnRewards(NamedTuple):
     """Rewards of the drawn answers: float64 (prompts, answers)."""
 
 
-class Judge:
-    """Judge of the answers of base and tuned model to the same held-out prompts, with the same random numbers."""
+class PromptRows(HeldoutRows):
+    """Prompts: both models' answers, drawn with the same random numbers, are judged; reference answers describe a model."""
+
+    answers = "reference"
 
     def __init__(self, recipe: Recipe, rows: Sequence[Row], tokenizer: Any) -> None:
+        super().__init__(recipe, rows, tokenizer)
         assert isinstance(recipe.objective, Grpo)
-        self._recipe, self._section, self._rows, self._tokenizer = recipe, recipe.objective, rows, tokenizer
+        self._section = recipe.objective
 
-    def rewards(self, model: Any, label: str) -> DrawnRewards:
+    def own_scores(self, model: Any, label: str) -> DrawnRewards:
         """Return the rewards of a model's answers."""
         import numpy
 
         each, found = self._section.eval_answers, list[list[float]]()
-        with RewardProcess(self._section) as process, tqdm(total=len(self._rows) * (1 + each), desc=label, delay=2) as bar:
+        total = len(self.rows) * (1 + each)
+        with RewardProcess(self._section) as process, tqdm(total=total, desc=f"{label}: rewards", delay=2) as bar:
             for index in range(-1, each):
                 texts = self._texts(model, index, bar)
-                items = [judged(row, text, "a held-out row") for row, text in zip(self._rows, texts, strict=True)]
+                items = [judged(row, text, "a held-out row") for row, text in zip(self.rows, texts, strict=True)]
                 found.append([self._section.total(values) for values in process.values(items)])
         rewards = numpy.asarray(found).T
         return DrawnRewards(rewards[:, 0], rewards[:, 1:])
 
     def _texts(self, model: Any, index: int, bar: Any) -> list[str]:
         """Return an answer to each prompt: the most probable ones with index -1."""
-        drawing = drawing_of(self._section, self._tokenizer, model, 0.0 if index < 0 else self._section.temperature)
-        found, size = list[Completion](), self._recipe.evaluation.batch_size
-        prompts = [row["input_ids"][: prompt_length(row)] for row in self._rows]
+        drawing = drawing_of(self._section, self.tokenizer, model, 0.0 if index < 0 else self._section.temperature)
+        found, size = list[Completion](), self.recipe.evaluation.batch_size
+        prompts = [row["input_ids"][: prompt_length(row)] for row in self.rows]
         for start in range(0, len(prompts), size):
             batch = prompts[start : start + size]
             uniforms = [
-                numbers(self._recipe.training.seed, 0, prompt, index, most_tokens(self._recipe, prompt)) for prompt in batch
+                numbers(self.recipe.training.seed, 0, prompt, index, most_tokens(self.recipe, prompt)) for prompt in batch
             ]
             found += draw(model, batch, uniforms, drawing)
             bar.update(len(batch))
-        return [text_of(self._tokenizer, one) for one in found]
+        return [text_of(self.tokenizer, one) for one in found]
 
-    def figures(self, base: DrawnRewards, tuned: DrawnRewards) -> HeldoutFigures:
+    def figures(self, base: ModelScores, tuned: ModelScores) -> HeldoutFigures:
         """Return the figures of both models, paired by prompt."""
         import numpy
 
-        references = [stored_prompt(row).reference for row in self._rows]
+        references = [stored_prompt(row).reference for row in self.rows]
         places = [place for place, reference in enumerate(references) if reference is not None]
         with RewardProcess(self._section) as process:
-            items = [judged(self._rows[place], str(references[place]), "a held-out row") for place in places]
+            items = [judged(self.rows[place], str(references[place]), "a held-out row") for place in places]
             full = numpy.asarray([self._section.total(values) for values in process.values(items)])
-        sides = {"base": base, "tuned": tuned}
+        sides: dict[str, DrawnRewards] = {"base": base.own, "tuned": tuned.own}
         values = {"reward": {side: one.greedy for side, one in sides.items()}}
         if self._section.eval_answers and places:
             passed = {side: one.drawn[places] >= full[:, None] - _SAME for side, one in sides.items()}
@@ -84,4 +88,4 @@ class Judge:
             figures[name] = {
                 side: exact(one, samples) if is_share and side != "difference" else one for side, one in found.items()
             }
-        return HeldoutFigures(figures, numpy.ones(len(self._rows), dtype=int), {"reward": tuned.greedy})
+        return HeldoutFigures(figures, numpy.ones(len(self.rows), dtype=int), {"reward": sides["tuned"].greedy})

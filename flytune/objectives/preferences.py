@@ -1,52 +1,49 @@
-"""Figures of preferences: which of two answers to one prompt, or with two labels, each model prefers, or rewards."""
+"""Figures of preferences: which of two answers to one prompt, or with two labels, each model prefers."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from flytune.models import Row, bootstrap, reward_head
+from flytune.models import Row
 from flytune.models.scoring import RESAMPLES
-from flytune.recipe import Recipe, Reward
+from flytune.objectives.heldout import HeldoutFigures, HeldoutRows, ModelScores, Sides, exact, intervals
+from flytune.recipe import Recipe
 from flytune.records import Interval
 
-Sides = dict[str, Interval]
-"""The intervals of a figure: base, tuned and difference, as far as it has them."""
+
+class PairRows(HeldoutRows):
+    """Pairs: both answers are scored, and the chosen ones describe a model."""
+
+    answers = "chosen"
+
+    def figures(self, base: ModelScores, tuned: ModelScores) -> HeldoutFigures:
+        return of_pairs(base.nll, tuned.nll, self.recipe.objective.reward_scale)
 
 
-class HeldoutFigures(NamedTuple):
-    """Figures of the held-out samples, and the scores by which models are compared."""
+class LabelledRows(HeldoutRows):
+    """Labelled answers: the desirable ones describe a model, or the undesirable ones where there are no others."""
 
-    figures: dict[str, Sides]
-    """Sides of each figure, named as the figure is."""
-    weights: Any
-    """Weight of each sample, shape (samples,)."""
-    scores: dict[str, Any]
-    """Scores of each sample times its weight, shape (samples,), named as their figure is."""
+    def __init__(self, recipe: Recipe, rows: Sequence[Row], tokenizer: Any) -> None:
+        super().__init__(recipe, rows, tokenizer)
+        self.desirable = sum(row["label"] for row in rows)
+        self.answers = "desirable" if self.desirable else "undesirable"
 
+    @property
+    def described(self) -> int:
+        return self.desirable or len(self.rows)
 
-def intervals(values: Mapping[str, Any], weights: Any) -> dict[str, Interval]:
-    """Return the mean of each array of values times weights, with the same resamples for all of them.
+    def by_sequence(self, of_rows: Sequence[str]) -> list[str]:
+        if not self.desirable:
+            return list(of_rows)
+        return [value for value, row in zip(of_rows, self.rows, strict=True) if row["label"]]
 
-    Arrays of booleans are shares. Where all values of one are equal, no resample differs, and the interval is that of Clopper
-    and Pearson (1934).
-    """
-    import numpy
+    def left_out(self) -> dict[str, int]:
+        return {"undesirable answers": len(self.rows) - self.described}
 
-    columns = numpy.stack([numpy.asarray(value, dtype=float) for value in values.values()], axis=1)
-    ends = zip(*bootstrap(columns, weights), strict=True)
-    found = {name: Interval(value=value, low=low, high=high) for name, (value, low, high) in zip(values, ends, strict=True)}
-    return {
-        name: exact(interval, len(weights)) if numpy.asarray(values[name]).dtype == bool else interval
-        for name, interval in found.items()
-    }
-
-
-def exact(share: Interval, samples: int) -> Interval:
-    """Return the interval of a share, widened if it is 0 or 1, of so many samples."""
-    if share.value not in (0.0, 1.0) or not share.is_known:
-        return share
-    reach = 1 - 0.025 ** (1 / samples)
-    return Interval(value=share.value, low=max(0.0, share.value - reach), high=min(1.0, share.value + reach))
+    def figures(self, base: ModelScores, tuned: ModelScores) -> HeldoutFigures:
+        if not 0 < self.desirable < len(self.rows):
+            return HeldoutFigures({}, base.tokens, {})
+        return of_labelled(base.nll, tuned.nll, base.tokens, self.desirable, self.recipe.objective.reward_scale)
 
 
 def of_pairs(base: Any, tuned: Any, beta: float) -> HeldoutFigures:
@@ -162,24 +159,3 @@ def _share(drawn: Any, others_drawn: Any, values: Any, others: Any) -> Any:
     below = numpy.hstack([numpy.zeros((len(others_drawn), 1)), others_drawn[:, order].cumsum(axis=1)])
     smaller = below[:, numpy.searchsorted(others[order], values, side="left")]
     return (drawn * smaller).sum(axis=1) / (len(values) * len(others))
-
-
-def of_rewards(recipe: Recipe, model: Any, sequences: Sequence[Row], pad_token_id: int) -> HeldoutFigures:
-    """Return the figures of a reward model. Its base has no head of rewards, and so no figures.
-
-    Args:
-        sequences: the chosen sequence of each pair, then the rejected ones (models.scoring.sequences_of).
-
-    Raises:
-        ExportError: a reward is not finite.
-    """
-    import numpy
-
-    assert isinstance(recipe.objective, Reward)
-    found = reward_head.finite_rewards(model, sequences, pad_token_id, recipe.evaluation.batch_size, "reward model")
-    chosen, rejected = numpy.split(found, 2)
-    losses = reward_head.pair_losses(found, recipe.objective.center_rewards_coefficient)
-    values = {"reward_accuracy": chosen > rejected, "loss": losses, "reward_margin": chosen - rejected}
-    weights = numpy.ones(len(chosen), dtype=int)
-    figures = {name: {"tuned": interval} for name, interval in intervals(values, weights).items()}
-    return HeldoutFigures(figures, weights, {name: values[name] for name in ("reward_accuracy", "loss")})
