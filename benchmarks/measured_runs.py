@@ -23,13 +23,14 @@ from rich.table import Table
 
 from benchmarks import frameworks
 from benchmarks.frameworks import LAYOUTS
-from flytune.errors import DataError, FlytuneError
-from flytune.estimates import Framework, Optimizer, Workload
-from flytune.estimates.config_sizes import geometry
-from flytune.hardware.accelerators import workspace_bytes
+from flytune.errors import DataError
 from flytune.models.config_files import shipped
-from flytune.records import Geometry
-from flytune.sharding import Layout
+from training_estimates import Framework, Optimizer, Workload
+from training_estimates.accelerators import workspace_bytes
+from training_estimates.config_sizes import geometry
+from training_estimates.errors import SizesError
+from training_estimates.layout import Layout
+from training_estimates.sizes import Geometry
 
 TABLE = Path(__file__).with_name("measurements.csv")
 """508 published measurements; quality A: fully specified, B: mostly, C: with gaps."""
@@ -224,7 +225,7 @@ def model(name: str) -> Geometry:
         raise NotKnownError(f"model {name or '(empty)'} (add its config to {MODELS.name}, or name a folder: --models)")
     try:
         return geometry(config, name, as_llama=True)
-    except FlytuneError as error:
+    except SizesError as error:
         raise NotKnownError(f"model {name}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise NotKnownError(f"model {name}: its config.json cannot be read ({type(error).__name__}: {error})") from None
@@ -297,7 +298,7 @@ def _workload(row: dict[str, str], sizes: Geometry) -> Workload:
         layout=layout,
         gpus=gpus,
         nodes=nodes,
-        workspaces=workspace_bytes("H100" if row["gpu"].startswith("H") else "A100-80GB"),
+        workspaces=workspace_bytes("GH100" if row["gpu"].startswith("H") else "GA100"),
         gpu_memory_gib=DEVICE_GIB.get(row["gpu"].split("(")[0]) or _number(row, "gpu_gib") or 80.0,
         weight_dtype=_known(_DTYPES, row, "weight_dtype"),
         precision=precision,  # type: ignore[arg-type]

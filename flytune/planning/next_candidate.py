@@ -5,7 +5,7 @@ from flytune.planning import candidates
 from flytune.planning.planner import on_shape
 from flytune.recipe import Recipe
 from flytune.records import Plan
-from flytune.records.degrees import halved
+from flytune.records.plan import halved
 from flytune.sentences import counted
 
 

@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from flytune.records.degrees import Degrees
 from flytune.schema import Record, Strict
+from training_estimates.degrees import Degrees
 
 LOAD, FIRST_STEP, STEP, EVALUATE, SAVE, EXPORT = "load", "first step", "steady step", "evaluate", "save", "export"
 DRAW = "draw answers"
@@ -17,6 +17,12 @@ PHASES = (LOAD, FIRST_STEP, STEP, DRAW, EVALUATE, SAVE, EXPORT)
 TIGHT = 0.9
 """Share of a resource above which a plan is tight: the estimate is wrong for some of the published runs within 10 % of the
 limit, and for about one in a hundred of those further away (docs/measured/memory.md)."""
+
+
+def halved(micro_batch: int, accumulation: int) -> int | None:
+    """Return the largest micro batch of at most half the size that makes the same global batch; None if there is none."""
+    share = micro_batch * accumulation
+    return next((fewer for fewer in range(micro_batch // 2, 0, -1) if share % fewer == 0), None)
 
 
 class Need(Strict):

@@ -5,10 +5,10 @@ from typing import Self
 
 from pydantic import Field
 
-from flytune.records.degrees import Degrees
 from flytune.records.figures import ACCURACY, LOSS, MARGIN, Figure
 from flytune.records.plan import Plan
 from flytune.schema import Record, Strict
+from training_estimates.degrees import Degrees
 
 PARTS = ("data", "forward", "backward", "update", "eval", "other")
 """Parts of the time of a step."""

@@ -7,11 +7,12 @@ from pydantic import Field
 
 from flytune import files, limits
 from flytune.errors import OutOfMemory, TrainingError
-from flytune.records import Degrees, Plan
-from flytune.records.degrees import halved
+from flytune.records import Plan
+from flytune.records.plan import halved
 from flytune.schema import Positive, RecordError, Strict
 from flytune.sentences import counted
 from flytune.storage import Storage
+from training_estimates.degrees import Degrees
 
 log = logging.getLogger(__name__)
 

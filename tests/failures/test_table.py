@@ -24,12 +24,12 @@ from flytune.errors import (
     TrainingError,
 )
 from flytune.failures import Failure, reports, table
-from flytune.records import Degrees
 from flytune.selftest import processes as ranks_module
 from flytune.training import attempt_notes
 from flytune.training.attempt_notes import Notes
 from tests.support import ranks
 from tests.support.waiting import LIMIT, until
+from training_estimates.degrees import Degrees
 
 
 def raised(function):

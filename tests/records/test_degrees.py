@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from flytune.hardware import load_shapes
 from flytune.planning import planner
-from flytune.records import Degrees, Plan
-from flytune.records import degrees as batches
+from flytune.records import Plan
+from flytune.records.plan import halved as half_of
 from flytune.sharding import SHARDINGS
 from flytune.training.attempt_notes import Notes
 from flytune.training.eval_loss import live_loss
 from tests.support.plans import GEOMETRY, recipe_of
+from training_estimates.degrees import Degrees
 
 WORLDS = st.integers(1, 64)
 
@@ -137,4 +138,4 @@ HALVES = [(8, 1, 4), (6, 1, 3), (5, 2, 2), (3, 1, 1), (2, 3, 1), (1, 8, None)]
 
 @pytest.mark.parametrize(("size", "accumulation", "half"), HALVES)
 def test_half_of_a_micro_batch_makes_the_same_global_batch(size, accumulation, half):
-    assert batches.halved(size, accumulation) == half
+    assert half_of(size, accumulation) == half

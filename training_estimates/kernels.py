@@ -7,10 +7,10 @@ a tensor, backward adds their gradients up, each in a kernel that reads two and 
 
 from dataclasses import dataclass
 
-from flytune.estimates.flops import recomputes
-from flytune.estimates.framework import FUSED_ADAPTERS, AdapterKernels, Passes
-from flytune.estimates.workload import BYTES, Workload
-from flytune.hardware import Accelerator
+from training_estimates.accelerators import Accelerator
+from training_estimates.flops import recomputes
+from training_estimates.framework import FUSED_ADAPTERS, AdapterKernels, Passes
+from training_estimates.workload import BYTES, Workload
 
 BANDWIDTH_SHARE = 0.78
 """Fitted. Share of `memory_gbs` that these kernels reach."""

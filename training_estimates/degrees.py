@@ -3,12 +3,6 @@
 from dataclasses import dataclass
 
 
-def halved(micro_batch: int, accumulation: int) -> int | None:
-    """Return the largest micro batch of at most half the size that makes the same global batch; None if there is none."""
-    share = micro_batch * accumulation
-    return next((fewer for fewer in range(micro_batch // 2, 0, -1) if share % fewer == 0), None)
-
-
 @dataclass(frozen=True, slots=True)
 class Degrees:
     """The processes of a run, and what they divide among themselves: samples, rows, work (as torchtitan's ParallelDims).

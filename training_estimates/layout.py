@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from flytune.records import Degrees
+from training_estimates.degrees import Degrees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

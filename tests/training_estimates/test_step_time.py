@@ -9,12 +9,12 @@ from benchmarks import throughput
 from benchmarks.frameworks import COMPOSER, HF, LAYOUTS, TRANSFORMERS
 from benchmarks.measured_runs import MeasuredRun, model
 from flytune.errors import RecipeError
-from flytune.estimates import Optimizer, Workload
-from flytune.estimates.communication import communication_bytes, link_rate
-from flytune.estimates.flops import flops, product_seconds
-from flytune.estimates.framework import FLYTUNE
-from flytune.estimates.step_time import likely, step
 from flytune.hardware import accelerator_named, load_accelerators, load_shapes
+from flytune.planning.workloads import FLYTUNE
+from training_estimates import Optimizer, Workload
+from training_estimates.communication import communication_bytes, link_rate
+from training_estimates.flops import flops, product_seconds
+from training_estimates.step_time import likely, step
 
 A100 = accelerator_named("A100-80GB")
 LLAMA = Workload(

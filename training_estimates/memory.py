@@ -6,8 +6,8 @@ No constant belongs to one run or one publication: differences between framework
 
 from dataclasses import dataclass
 
-from flytune.estimates import activations, decoding, model_states
-from flytune.estimates.workload import BYTES, Workload
+from training_estimates import activations, decoding, model_states
+from training_estimates.workload import BYTES, Workload
 
 GIB = 2**30
 # GiB outside torch's allocator: a CUDA context with the kernels of torch, and NCCL's buffers where there are peers.
@@ -241,7 +241,7 @@ def _retained(workload: Workload, batch: activations.Activations) -> float:
 
     It reshards frozen parameters from hooks on the gradients of a unit's inputs (_register_post_backward_reshard_only_hooks).
     Only within a reentrant checkpoint, they stay while the checkpoints are freed
-    (tests/estimates/test_fsdp1_retained.py).
+    (tests/training_estimates/test_fsdp1_retained.py).
     """
     if workload.method == "full" or not workload.layout.retains_frozen or not model_states.reentrant(workload):
         return 0.0

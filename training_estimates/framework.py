@@ -21,14 +21,12 @@ class Loss:
     """Bytes through GPU memory per vocabulary entry, forward and backward."""
     tiles: bool = False
     """True if it is computed in tiles of logits, which need memory of their own: TRL's chunked loss."""
+    cpu_tokens: int = 4096
+    """Tokens of a tile on a CPU."""
 
 
 CHUNKED = Loss(keeps_norm=False, per_hidden=4, moved_per_word=24, tiles=True)
 """TRL's chunked loss (trl 1.16, chunked_nll): the hidden states and their gradient, in 16 bits; no tensor of all logits."""
-
-OWN_LOGITS = Loss(per_word=8, moved_per_word=40, tiles=True)
-"""Flytune's loss of the model's own logits (models/own_logits.py): the logits and what caps them, in 16 bits, their gradient,
-and its parts before they are joined; a few rows at a time are in float32."""
 
 
 class Passes(NamedTuple):
@@ -110,17 +108,5 @@ class Framework:
     """Seconds per token to read and collate batches between steps."""
 
 
-FLYTUNE = Framework(
-    loss=CHUNKED,
-    float32_copies=True,
-    prepares_kbit=True,
-    fsdp_reduces_float32=True,
-    expandable_segments=True,
-    # deepspeed_configs/ have offload_param.
-    offloads_parameters=True,
-    # Logits in bfloat16, and the float32 copy that accelerate makes of them (training/eval_loss.py).
-    evaluated_row=6.0,
-    # Collator takes 0.8e-6 of one core of a Xeon at 2.5 GHz, for packed rows of 4,096.
-    data_seconds=1e-6,
-)
-"""Flytune's own training loop."""
+TRL = Framework(loss=CHUNKED)
+"""TRL's trainer, with its own loss."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from flytune.errors import RecipeError
-from flytune.models.config_json import MOST_LAYERS, Config, text_part
-from flytune.records.sizes import Geometry, Linear, joined
+from training_estimates.config_json import MOST_LAYERS, Config, text_part
+from training_estimates.errors import SizesError
+from training_estimates.sizes import Geometry, Linear, joined
 
 _LLAMA = (*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down")))
 _NAMES = (*"qkvo", "gate", "up", "down")
@@ -79,7 +79,7 @@ KINDS = {
         key_value_heads=2, paths=(*_LLAMA[:4], "mlp.c_fc", "mlp.c_proj"),
     ),
 }  # fmt: skip
-"""Model types that the closed form counts; tests/estimates/test_counting.py compares each with what transformers builds."""
+"""Model types that the closed form counts; tests compare each with what transformers builds (test_counting.py)."""
 
 
 def geometry(config: dict[str, Any], name: str, as_llama: bool = False) -> Geometry:
@@ -92,14 +92,12 @@ def geometry(config: dict[str, Any], name: str, as_llama: bool = False) -> Geome
             litgpt, and transformers before 5, train them so.
 
     Raises:
-        RecipeError: it lacks a size, has a wrong one, or is of another model type.
+        SizesError: it lacks a size, has a wrong one, or is of another model type.
     """
     found = text_part(config, name)
     if found.kind not in KINDS:
         found.check()
-        raise RecipeError(
-            f"model.name_or_path: {name}: the sizes of a {found.kind:.40} do not follow from its config.json in closed form"
-        )
+        raise SizesError(f"{name}: the sizes of a {found.kind:.40} do not follow from its config.json in closed form")
     return _count(_with_llama_keys(found), KINDS[found.kind], Config(config, name).quantized, as_llama)
 
 
