@@ -90,7 +90,7 @@ def with_loss(framework: Framework, name: str) -> Framework:
 
 
 _FSDP2 = SHARDINGS["fsdp"].estimated_as
-_FSDP1 = replace(_FSDP2, name="fsdp1", retains_frozen=True)
+_FSDP1 = replace(_FSDP2, name="fsdp1")
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
     for layout in (

@@ -24,7 +24,7 @@ def count(config: dict[str, Any], tensors: dict[str, Tensor] | None = None, name
     if tensors is not None and not tensors:
         raise SizesError(f"{name}: its safetensors hold no tensor")
     kind = KINDS.get(text.kind)
-    if kind is not None and text.content is config and kind.is_built:
+    if kind is not None and text.content is config:
         found, built = geometry(config, name), None
     else:
         config_json.check_sizes(Config(config, name))

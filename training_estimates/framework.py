@@ -59,6 +59,21 @@ scale (4), and B's two products read its gradient (2+2)."""
 FUSED_ADAPTERS = AdapterKernels(inputs=Passes(2, 4), outputs=Passes(6, 12))
 
 
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Bytes that one token moves in one layer, for each number of a width."""
+
+    norm: Passes
+    """Bytes per hidden_size, for each of the two norms; backward with the sums of its gradient and the residual stream's, and
+    of the gradients of the products that take its result: three behind the first norm, two behind the second one."""
+    rotary: Passes
+    """Bytes per width of queries and keys."""
+    activation: Passes
+    """Bytes per intermediate_size of the MLP, with the product of gate and up where it has one."""
+    launches: int
+    """Kernels in one layer's forward pass, products included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
     """Differences between training frameworks. The defaults are those of plain torch."""
@@ -66,6 +81,8 @@ class Framework:
     loss: Loss
     fused_kernels: bool = False
     """True if norms and rotations are each one fused kernel."""
+    kernels: Kernels | None = None
+    """Kernels around the matrix products, where they are none of those of kernels.py."""
     fused_adapters: bool = False
     """True if adapters beside a quantized base are one fused kernel."""
     attention_share: float = 1.0
@@ -92,6 +109,8 @@ class Framework:
     """True if torch's allocator lets segments grow (PYTORCH_ALLOC_CONF), so that longer rows use the memory of shorter ones."""
     reentrant: bool = False
     """True if a checkpointed layer runs a backward pass inside of backward (torch.utils.checkpoint, use_reentrant=True)."""
+    retained_streams: int = 0
+    """Tensors of the residual stream's size that each layer keeps until backward ends."""
     prefetches: bool = True
     """True if FSDP gathers the next layer while one is at work in backward."""
     gathers_adapters: bool = False

@@ -344,7 +344,7 @@ def _linear(one: Parameter, share: float) -> Linear | None:
     )
 
 
-VERIFIED = frozenset({*KINDS, "ernie4_5_moe", "glm4_moe", "qwen2_moe"})
+VERIFIED = frozenset({*KINDS, "ernie4_5_moe", "glm4_moe", "mpt", "qwen2_moe"})
 """Model types of which the closed form of activations and time is shown to hold: by published runs, or by the dry run, whose
 memory differs from it no more than Llama's (docs/plan.md, "Counted models")."""
 

@@ -5,10 +5,10 @@ import pytest
 from benchmarks import frameworks, gpu, measured_runs
 from benchmarks.frameworks import LAYOUTS, TRANSFORMERS, TRANSFORMERS_4_45, with_loss
 from benchmarks.measured_runs import model
+from benchmarks.published_models import as_run, geometry
 from flytune.planning.workloads import FLYTUNE
 from training_estimates import Optimizer, Workload, activations, memory, model_states
 from training_estimates.accelerators import workspace_bytes
-from training_estimates.config_sizes import geometry
 from training_estimates.memory import GIB
 
 MISTRAL = model("Mistral-7B")
@@ -258,7 +258,7 @@ def test_frozen_units_of_fsdp1_keep_what_fsdp2_does_not():
     """LoRA of 70B takes 72 to 80 GB a GPU under FSDP1 and a reentrant checkpoint, and far less under FSDP2."""
     published = {"geometry": model("Llama-2-70b"), "gpus": 8, "lora_r": 8, "lora_targets": ALL, "micro_batch": 8}
     published |= {"sequence_length": 2048}
-    older = memory.memory(lora(layout=LAYOUTS["fsdp1"], **published))
+    older = memory.memory(as_run(lora(layout=LAYOUTS["fsdp1"], **published)))
     newer = memory.memory(lora(layout=LAYOUTS["fsdp2"], framework=FLYTUNE, **published))
     assert 72e9 < older.allocated < 80e9
     assert newer.allocated < 60e9

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from benchmarks import throughput
 from benchmarks.frameworks import COMPOSER, HF, LAYOUTS, TRANSFORMERS
 from benchmarks.measured_runs import MeasuredRun, model
+from benchmarks.published_models import as_run
 from flytune.errors import RecipeError
 from flytune.hardware import accelerator_named, load_accelerators, load_shapes
 from flytune.planning.workloads import FLYTUNE
@@ -307,10 +308,10 @@ def test_a_third_of_the_rows_is_held_out():
 
 def test_published_throughputs_are_met():
     # Rows of llm-foundry's and fms-acceleration's tables: tokens a second of one GPU.
-    mpt = replace(
+    mpt = as_run(replace(
         LLAMA, geometry=model("mpt-7b"), layout=LAYOUTS["fsdp1"], gpus=8, weight_dtype="float32", precision="policy",
         sequence_length=2048, micro_batch=6, checkpointing="none", framework=COMPOSER,
-    )  # fmt: skip
+    ))  # fmt: skip
     assert step(mpt, A100).tokens_per_second == pytest.approx(4641, rel=0.1)
     assert step(mpt, accelerator_named("H100")).tokens_per_second == pytest.approx(10643, rel=0.1)
     mistral = replace(LLAMA, geometry=model("Mistral-7B"), micro_batch=4, framework=TRANSFORMERS)
