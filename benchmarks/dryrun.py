@@ -16,7 +16,7 @@ from flytune import dryrun
 from flytune.hardware.shapes import GIB
 from flytune.models import config_files
 from flytune.recipe import Recipe
-from flytune.records import Degrees
+from training_estimates.degrees import Degrees
 
 MISTRAL_7B = {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336} | {
     "num_hidden_layers": 32,

@@ -28,8 +28,8 @@ from rich.table import Table
 from benchmarks import estimators, measured_runs
 from benchmarks.measured_runs import LeftOut, MeasuredRun
 from flytune.errors import FlytuneError
-from flytune.estimates import Memory, memory
-from flytune.estimates.memory import GIB
+from training_estimates import Memory, memory
+from training_estimates.memory import GIB
 
 BAND = 0.1
 """Distance from the GPU's memory, as a share, within which a verdict is close."""

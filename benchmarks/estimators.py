@@ -5,8 +5,8 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from flytune.estimates import Workload
-from flytune.estimates.workload import BYTES
+from training_estimates import Workload
+from training_estimates.workload import BYTES
 
 GIB = 2**30
 MIB = 2**20

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from flytune.estimates import AdapterKernels, Framework, Loss
-from flytune.estimates.framework import CHUNKED, FLYTUNE, Passes
-from flytune.sharding import SHARDINGS, Layout
+from flytune.planning.workloads import FLYTUNE
+from flytune.sharding import SHARDINGS
+from training_estimates import AdapterKernels, Framework, Loss
+from training_estimates.framework import CHUNKED, Passes
+from training_estimates.layout import Layout
 
 HF = Loss(per_word=2 + 4 + 4, shift_per_word=4, moved_per_word=48)
 """transformers since 4.46 (loss/loss_utils.py): 16-bit logits are held, float32 copy, shifted copy, log-softmax. Bandwidth:
@@ -88,7 +90,7 @@ def with_loss(framework: Framework, name: str) -> Framework:
 
 
 _FSDP2 = SHARDINGS["fsdp"].estimated_as
-_FSDP1 = replace(_FSDP2, name="fsdp1", retains_frozen=True)
+_FSDP1 = replace(_FSDP2, name="fsdp1")
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
     for layout in (

@@ -2,7 +2,7 @@
 
     python -m benchmarks.intervals [--held-out]
 
-prints the lines of flytune/estimates/intervals.py. An interval has the 5th to the 95th percentile of measured over estimated,
+prints the lines of training_estimates/intervals.py. An interval has the 5th to the 95th percentile of measured over estimated,
 by groups: memory of batches of one shape and of lengths that vary, speed with many and with few tokens. In "calibrated"
 the estimate is multiplied by the ratio of one other row of the same source, machines, method and sharding, as `flytune
 calibrate` does after a run; "same model": a row with other batches, lengths or kernels. Held-out rows are read only with
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import estimates, measured_runs, throughput
 from benchmarks.measured_runs import MeasuredRun
-from flytune.estimates.intervals import LEVEL, Band, is_enough
+from training_estimates.intervals import LEVEL, Band, is_enough
 
 
 def ratios(table: Path = measured_runs.TABLE) -> dict[str, list[tuple[MeasuredRun, float]]]:

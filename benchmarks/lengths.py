@@ -23,7 +23,7 @@ from benchmarks import measured_runs, reserved
 from flytune.dryrun import Case, allocator, trace
 from flytune.dryrun.allocations import OPTIMIZER, AllocationLedger
 from flytune.dryrun.allocator import CachingAllocator
-from flytune.estimates.memory import GIB
+from training_estimates.memory import GIB
 
 ROW, TRACED = "365", (512, 1024)
 MEAN, DEVIATION = 3234, 2547

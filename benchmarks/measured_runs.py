@@ -21,15 +21,15 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks import frameworks
+from benchmarks import frameworks, published_models
 from benchmarks.frameworks import LAYOUTS
-from flytune.errors import DataError, FlytuneError
-from flytune.estimates import Framework, Optimizer, Workload
-from flytune.estimates.config_sizes import geometry
-from flytune.hardware.accelerators import workspace_bytes
+from flytune.errors import DataError
 from flytune.models.config_files import shipped
-from flytune.records import Geometry
-from flytune.sharding import Layout
+from training_estimates import Framework, Optimizer, Workload
+from training_estimates.accelerators import workspace_bytes
+from training_estimates.errors import SizesError
+from training_estimates.layout import Layout
+from training_estimates.sizes import Geometry
 
 TABLE = Path(__file__).with_name("measurements.csv")
 """508 published measurements; quality A: fully specified, B: mostly, C: with gaps."""
@@ -223,8 +223,8 @@ def model(name: str) -> Geometry:
     if config is None:
         raise NotKnownError(f"model {name or '(empty)'} (add its config to {MODELS.name}, or name a folder: --models)")
     try:
-        return geometry(config, name, as_llama=True)
-    except FlytuneError as error:
+        return published_models.geometry(config, name)
+    except SizesError as error:
         raise NotKnownError(f"model {name}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise NotKnownError(f"model {name}: its config.json cannot be read ({type(error).__name__}: {error})") from None
@@ -291,32 +291,34 @@ def _workload(row: dict[str, str], sizes: Geometry) -> Workload:
     if "litgpt" in row["framework"]:
         # Its head is a parameter of its own in every model (scripts/convert_hf_checkpoint.py).
         sizes = sizes.model_copy(update={"tie_word_embeddings": False})
-    return Workload(
-        geometry=sizes,
-        method=method,  # type: ignore[arg-type]
-        layout=layout,
-        gpus=gpus,
-        nodes=nodes,
-        workspaces=workspace_bytes("H100" if row["gpu"].startswith("H") else "A100-80GB"),
-        gpu_memory_gib=DEVICE_GIB.get(row["gpu"].split("(")[0]) or _number(row, "gpu_gib") or 80.0,
-        weight_dtype=_known(_DTYPES, row, "weight_dtype"),
-        precision=precision,  # type: ignore[arg-type]
-        compute_dtype="float16" if row["weight_dtype"] == "fp16" and mixed == "none" else "bfloat16",
-        optimizer=_optimizer(row["optimizer"] or "adamw"),
-        sequence_length=_count(row, "seq_len"),
-        micro_batch=_count(row, "micro_batch"),
-        accumulation=_count(row, "grad_accum", 1),
-        quantization=quantization,
-        lora_r=_count(row, "lora_r", 0),
-        lora_targets=tuple(_target(name.strip(), row) for name in row["lora_targets"].split(",") if name.strip()),
-        offload=_known(_OFFLOADS, row, "offload"),
-        checkpointing=_known(_CHECKPOINTING, row, "act_ckpt"),
-        attention=_known(_ATTENTION, row, "attn"),
-        variable_length="variable length" in words or "longest" in row["mem_note"].lower(),
-        compiled=row["compile"] == "yes",
-        # TRL does not prepare a model that FSDP will shard (SFTTrainer, is_sharded_qlora).
-        kbit_float32="prepare_model_for_kbit" in words and not layout.fsdp,
-        framework=_framework(row, sizes, layout),
+    return published_models.as_run(
+        Workload(
+            geometry=sizes,
+            method=method,  # type: ignore[arg-type]
+            layout=layout,
+            gpus=gpus,
+            nodes=nodes,
+            workspaces=workspace_bytes("GH100" if row["gpu"].startswith("H") else "GA100"),
+            gpu_memory_gib=DEVICE_GIB.get(row["gpu"].split("(")[0]) or _number(row, "gpu_gib") or 80.0,
+            weight_dtype=_known(_DTYPES, row, "weight_dtype"),
+            precision=precision,  # type: ignore[arg-type]
+            compute_dtype="float16" if row["weight_dtype"] == "fp16" and mixed == "none" else "bfloat16",
+            optimizer=_optimizer(row["optimizer"] or "adamw"),
+            sequence_length=_count(row, "seq_len"),
+            micro_batch=_count(row, "micro_batch"),
+            accumulation=_count(row, "grad_accum", 1),
+            quantization=quantization,
+            lora_r=_count(row, "lora_r", 0),
+            lora_targets=tuple(_target(name.strip(), row) for name in row["lora_targets"].split(",") if name.strip()),
+            offload=_known(_OFFLOADS, row, "offload"),
+            checkpointing=_known(_CHECKPOINTING, row, "act_ckpt"),
+            attention=_known(_ATTENTION, row, "attn"),
+            variable_length="variable length" in words or "longest" in row["mem_note"].lower(),
+            compiled=row["compile"] == "yes",
+            # TRL does not prepare a model that FSDP will shard (SFTTrainer, is_sharded_qlora).
+            kbit_float32="prepare_model_for_kbit" in words and not layout.fsdp,
+            framework=_framework(row, sizes, layout),
+        )
     )
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from benchmarks import measured_runs
 from benchmarks.measured_runs import MeasuredRun
 from benchmarks.throughput import accelerator
-from flytune.estimates import Memory, Workload, memory, step_time
-from flytune.estimates.memory import GIB
 from flytune.hardware import shape_named
 from flytune.planning import candidates
 from flytune.planning.base_sizes import read_geometry
 from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe
+from training_estimates import Memory, Workload, memory, step_time
+from training_estimates.memory import GIB
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "recipes.md"

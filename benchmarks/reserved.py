@@ -22,8 +22,8 @@ from benchmarks.measured_runs import MeasuredRun
 from flytune import dryrun
 from flytune.dryrun import Case, DryRun
 from flytune.errors import FlytuneError
-from flytune.estimates import Memory
-from flytune.estimates.memory import GIB
+from training_estimates import Memory
+from training_estimates.memory import GIB
 
 TARGETS = {name: f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
 

@@ -17,7 +17,7 @@ PACKAGES = {
     **dict.fromkeys(
         ("flytekit", "flyteidl", "grpc", "google", "fsspec", "s3fs", "pydantic", "rich", "mashumaro"), "import flytekit"
     ),
-    **dict.fromkeys(("flytune", "tasks", "workflows", "images"), "import the project"),
+    **dict.fromkeys(("flytune", "training_estimates", "tasks", "workflows", "images"), "import the project"),
     **dict.fromkeys(("flytekitplugins", "kubernetes"), "import kfpytorch, kubernetes"),
     "torch": "import torch",
     **dict.fromkeys(

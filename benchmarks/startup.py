@@ -142,7 +142,7 @@ def show_complete_runs(folder: Path) -> None:
 def missing_in_light_image() -> str:
     """Return the top-level names of the packages here that the light image lacks; pods hide them (HIDE)."""
     locked = {_plain(line.split("==")[0]) for line in LIGHT_LOCK.read_text().split()}
-    own = {"flytune", "tasks", "workflows", "images", "flytekitplugins", "google"}
+    own = {"flytune", "training_estimates", "tasks", "workflows", "images", "flytekitplugins", "google"}
     found = metadata.packages_distributions()
     return " ".join(
         name for name, made_by in found.items() if name not in own and not {_plain(one) for one in made_by} & locked

@@ -1,8 +1,8 @@
-"""Tokens a second as flytune.estimates.step_time estimates them, beside published measurements.
+"""Tokens a second as training_estimates.step_time estimates them, beside published measurements.
 
     python -m benchmarks.throughput [--measurements FILE] [--rows]
 
-A third of the rows, chosen by a hash of their ids, had no part in fitting the constants that flytune.estimates.flops,
+A third of the rows, chosen by a hash of their ids, had no part in fitting the constants that training_estimates.flops,
 kernels and step_time mark as fitted: its errors are listed separately.
 """
 
@@ -20,10 +20,11 @@ from rich.table import Table
 from benchmarks import measured_runs
 from benchmarks.measured_runs import MeasuredRun
 from flytune.errors import FlytuneError
-from flytune.estimates import StepTime, Workload
-from flytune.estimates.intervals import ENOUGH_TOKENS
-from flytune.estimates.step_time import step
-from flytune.hardware import Accelerator, load_accelerators
+from flytune.hardware import load_accelerators
+from training_estimates import StepTime, Workload
+from training_estimates.accelerators import Accelerator
+from training_estimates.intervals import ENOUGH_TOKENS
+from training_estimates.step_time import step
 
 WORST = 15
 NAMES = {"A100-80": "A100-80GB", "A100-40": "A100-40GB", "H100-80": "H100", "A6000Ada": "RTX6000-Ada"}

@@ -13,7 +13,7 @@ import sys
 from flytekit.bin import entrypoint
 
 COMMANDS = {"pyflyte-execute": entrypoint.execute_task_cmd, "pyflyte-map-execute": entrypoint.map_execute_task_cmd}
-PROJECT = ("flytune", "tasks", "workflows", "images")
+PROJECT = ("flytune", "training_estimates", "tasks", "workflows", "images")
 start_process = entrypoint._run_subprocess
 
 

@@ -27,7 +27,7 @@ FOLDERS = {
     "training": ["training", "objectives", "rewards", "rollouts", "sharding", "export"],
     "models": ["models", "adapters", "evaluation", "inference"],
     "data": ["data", "conversion", "report"],
-    "planning": ["dryrun", "estimates", "planning", "hardware"],
+    "planning": ["dryrun", "training_estimates", "planning", "hardware"],
     "jobs": ["tasks", "failures", "pods"],
     "runs": ["end_to_end", "workflows", "stages", "sweeps", "flyte2"],
 }

@@ -17,7 +17,7 @@ from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
 from flytune.files import new_output
 from flytune.models import base as models_base
-from flytune.models import config_files, config_json, expert_layers, expert_probe, loading, probe, published, vocabulary
+from flytune.models import config_files, config_json, expert_probe, loading, probe, published, vocabulary
 from flytune.models.library_errors import named
 from flytune.recipe import Recipe
 from flytune.records import Contents
@@ -26,6 +26,7 @@ from flytune.records.contents import verify as verify_files
 from flytune.records.lineage import LINEAGE
 from flytune.schema import Record, Strict
 from flytune.storage import Storage
+from training_estimates.sizes import is_fused_name
 
 MERGED = "merge.json"
 Onto = Literal["16-bit weights", "dequantized 4-bit weights", "dequantized 8-bit weights", "the base's weights"]
@@ -203,7 +204,7 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
     tied = head.weight if head is not None and head.weight is model.get_input_embeddings().weight else None
     with torch.no_grad():
         for name, layer, delta, magnitude in _layers(trained):
-            is_parameter = expert_layers.is_fused_name(name)
+            is_parameter = is_fused_name(name)
             target = model.get_parameter(name) if is_parameter else model.get_submodule(name).weight
             if delta is not None and target is tied:
                 raise ExportError(

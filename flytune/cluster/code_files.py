@@ -11,6 +11,7 @@ from flytune.sentences import counted
 
 PATTERNS = (
     *("flytune/**/*.py", "flytune/**/*.json", "flytune/**/*.yaml", "flytune/**/*.jinja", "flytune/py.typed"),
+    *("training_estimates/*.py", "training_estimates/README.md", "training_estimates/py.typed"),
     *("tasks/**/*.py", "workflows/**/*.py", "flyte2/**/*.py", "images/*.py", "images/*.sh"),
     *("recipes/*.yaml", "recipes/recipe.schema.json", "recipes/tasks/*.yaml", "recipes/tasks/*.py"),
     *("chat_templates/*.jinja", "deepspeed_configs/*.json"),

@@ -2,7 +2,7 @@
 
 The model, PEFT's adapters, FSDP2 at the true number of processes, checkpointing, TRL's loss, clipping and AdamW run on
 tensors that have sizes and no memory (torch's FakeTensorMode), while a ledger records the lifetime of storages. Recipes that
-cannot be run so are planned by the closed form (flytune/estimates/memory.py).
+cannot be run so are planned by the closed form (training_estimates/memory.py).
 """
 
 import os
@@ -14,8 +14,8 @@ from pathlib import Path
 from flytune.dryrun.case import Case, DryRun, PeakStorage, Profile
 from flytune.errors import RecipeError
 from flytune.recipe import Recipe
-from flytune.records import Degrees
 from flytune.sharding import SHARDINGS, sharding_of
+from training_estimates.degrees import Degrees
 
 __all__ = ["Case", "DryRun", "PeakStorage", "Profile", "confirm", "left_out", "refusal", "run"]
 

@@ -3,8 +3,8 @@
 from typing import Literal
 
 from flytune.recipe import Recipe
-from flytune.records import Degrees
 from flytune.schema import Record, Strict
+from training_estimates.degrees import Degrees
 
 
 class Profile(Strict):

@@ -14,7 +14,6 @@ from typing import Any
 from flytune import dryrun
 from flytune.dryrun import DryRun
 from flytune.errors import DoesNotFit, RecipeError
-from flytune.estimates.memory import GIB
 from flytune.hardware import Shape, shape_named
 from flytune.models import config_files
 from flytune.models.config_files import config_file
@@ -22,9 +21,11 @@ from flytune.planning import candidates, evidence
 from flytune.planning.base_sizes import read_geometry
 from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe
-from flytune.records import Geometry, Need, Plan
+from flytune.records import Need, Plan
 from flytune.records.plan import DRAW, FIRST_STEP, LOAD, STEP
 from flytune.sharding import sharding_of
+from training_estimates.memory import GIB
+from training_estimates.sizes import Geometry
 
 _NOT_TRACED = ("cuBLAS", "CUDA context", "NCCL", "fragmentation", "loading")
 _LIBRARIES = ("torch", "transformers", "peft", "trl")

@@ -10,8 +10,8 @@ from typing import Any
 from flytune.dryrun import quantized
 from flytune.dryrun.allocations import COMMUNICATION, GATHERED, GRADIENTS, MASTERS, OPTIMIZER, PARAMETERS, AllocationLedger
 from flytune.dryrun.case import Case
-from flytune.estimates.zero import ZeroParts
 from flytune.sharding import sharding_of
+from training_estimates.zero import ZeroParts
 
 
 @dataclass(slots=True)

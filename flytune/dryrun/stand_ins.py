@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from flytune import patches
 from flytune.dryrun import passes
 from flytune.dryrun.case import Case
-from flytune.records import Degrees
+from training_estimates.degrees import Degrees
 
 
 @contextmanager

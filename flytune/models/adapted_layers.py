@@ -5,6 +5,7 @@ from typing import Any
 
 from flytune.models import expert_layers
 from flytune.recipe import Method
+from training_estimates.meta_model import decoder_of
 
 _FIXED = (
     r"(?:.*\.)?(?:[^.]*router[^.]*|gate|indexer|encoder_attn|cross_attn|crossattention)\..*|"
@@ -106,11 +107,3 @@ def _linear_layers(model: Any) -> list[str]:
 
 def _type_of(model: Any) -> str:
     return str(getattr(model.config, "model_type", None))
-
-
-def decoder_of(model: Any) -> str | None:
-    """Return the name of the text decoder in a model of several parts; None if there is one part."""
-    if model.config.get_text_config() is model.config:
-        return None
-    decoder = model.get_decoder()
-    return next((name for name, layer in model.named_modules() if layer is decoder and name), None)

@@ -12,6 +12,8 @@ from typing import Any
 from flytune.errors import RecipeError
 from flytune.models import adapted_layers, expert_layers
 from flytune.recipe import Method, Recipe
+from training_estimates.meta_model import decoder_of
+from training_estimates.sizes import is_fused_name
 
 MOST_SHOWN = 3
 """Wrong names of a list that a message shows."""
@@ -59,7 +61,7 @@ def matcher(method: Method, model_type: str, decoder: str | None) -> Callable[[s
     is_named = _by_target_modules(method, model_type, decoder)
 
     def is_adapted(name: str) -> bool:
-        if expert_layers.is_fused_name(name):
+        if is_fused_name(name):
             return method.experts
         return (method.experts and expert_layers.is_listed(name)) or is_named(name)
 
@@ -134,7 +136,7 @@ def _modules_of(model: Any) -> Modules:
         head=names.get(id(tables[1]), ""),
         experts=list(expert_layers.fused(model)),
         others=[name for name, is_able in kinds.items() if not is_able],
-        decoder=adapted_layers.decoder_of(model),
+        decoder=decoder_of(model),
     )
 
 
@@ -192,7 +194,7 @@ def _patterns(name: str, patterns: dict[str, int], adapted: list[str], modules: 
         return  # a refused plan tries hundreds of recipes
     wrong, left = 0, list(adapted)
     ends = {end for one in adapted for end in _ends(one)}
-    experts = [one for one in adapted if expert_layers.is_fused_name(one)]
+    experts = [one for one in adapted if is_fused_name(one)]
     for key in patterns:
         where, pattern = f"method.{name}: {key}", _ending(key)
         is_own = [bool(pattern.match(one)) for one in left]

@@ -7,17 +7,13 @@ transformers 5 keeps a layer's experts in parameters of a module `experts`, JetM
 import re
 from typing import Any
 
+from training_estimates.sizes import is_fused_name
+
 _LISTED = re.compile(r".*\.experts\.\d+\..*")
-_FUSED = re.compile(r".*\.experts\.(?!\d)\w+(?<!\.weight)|.*\.(?:input|output)_linear\.weight")
 REFUSED = {
     "dbrx": "PEFT's layer around its experts hides the matrices that the model reads (ParamWrapper has no attribute v1)",
 }
 """Model types whose experts get no adapter, with the reason."""
-
-
-def is_fused_name(name: str) -> bool:
-    """Return whether a name is that of a parameter of routed experts; those that all tokens pass have other names."""
-    return _FUSED.fullmatch(name) is not None
 
 
 def is_fused(name: str, dimensions: int) -> bool:

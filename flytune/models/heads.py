@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from flytune.models import reward_head
 from flytune.models.scoring import Row, finite_loss
 from flytune.recipe import Recipe, Reward
-from flytune.records import Geometry
+from training_estimates.sizes import Geometry
 
 
 class Head:

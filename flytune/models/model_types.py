@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune import json_core
-from flytune.models.config_json import shown
+from training_estimates.config_json import shown
 
 FILE = Path(__file__).resolve().parent / "model_types.json"
 """Written by `python -m benchmarks.model_types --write`: the version of transformers, and a row for each of its causal

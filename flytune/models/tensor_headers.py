@@ -5,8 +5,6 @@ A file begins with 8 bytes, the length of a JSON object that describes each tens
 
 import json
 import logging
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from flytune.models.remote import INDEX
 from flytune.recipe import Model
 from flytune.sentences import counted
 from flytune.storage import Storage
+from training_estimates.tensor_counts import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -25,20 +24,6 @@ LARGEST = 100_000_000
 """Bytes of a header at most, safetensors' own limit."""
 SINGLE = "model.safetensors"
 _KEY = "model.name_or_path"
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor as it is stored."""
-
-    dtype: str
-    """Name in safetensors: BF16, F32, F8_E4M3, U8."""
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Numbers in it."""
-        return math.prod(self.shape)
 
 
 def read(model: Model) -> dict[str, Tensor] | None:

@@ -4,13 +4,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from flytune import garbage_collection
 from flytune.errors import RecipeError
-from flytune.estimates.config_sizes import geometry
-from flytune.estimates.counting import count
 from flytune.models import config_json, model_types, positions, tensor_headers, vocabulary
 from flytune.models.config_files import config_file, known_config, shipped_config
 from flytune.recipe import Model
-from flytune.records import Geometry
+from training_estimates import config_sizes, counting
+from training_estimates.sizes import Geometry
+from training_estimates.tensor_counts import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,8 @@ def layer_counter(model: Model) -> Callable[[int], Geometry]:
     key = "n_layers" if "n_layers" in inner else "num_hidden_layers"
 
     def counted(layers: int) -> Geometry:
-        return _with_added_tokens(_with_loss(geometry({**inner, key: layers}, model.name_or_path), config, model), model)
+        found = geometry({**inner, key: layers}, model.name_or_path)
+        return _with_added_tokens(_with_loss(found, config, model), model)
 
     counted(1)
     return counted
@@ -57,7 +59,28 @@ def _read(model: Model) -> Geometry:
             raise
         log.warning("%s: the hub did not answer; its sizes are those that Flytune knows of this name", name)
         return _with_loss(geometry(known, name), known, model)
+    config_json.check_expressions(config, name)
     return _with_loss(count(config, tensor_headers.read(model), name), config, model)
+
+
+def geometry(config: dict[str, Any], name: str) -> Geometry:
+    """Return the sizes that follow from a config.json in closed form.
+
+    Raises:
+        RecipeError: it lacks a size, has a wrong one, or is of a model type whose sizes do not follow from it.
+    """
+    with config_json.recipe_errors():
+        return config_sizes.geometry(config, name)
+
+
+def count(config: dict[str, Any], tensors: dict[str, Tensor] | None, name: str) -> Geometry:
+    """Return the sizes of a model from its config.json and the tensors in its files, where these are at hand.
+
+    Raises:
+        RecipeError: config.json has no or wrong sizes, it and the weights disagree, or the model's type cannot be counted here.
+    """
+    with config_json.recipe_errors(), garbage_collection.paused():
+        return counting.count(config, tensors, name)
 
 
 def _with_added_tokens(found: Geometry, model: Model) -> Geometry:

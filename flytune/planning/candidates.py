@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flytune.errors import RecipeError
-from flytune.estimates import StepTime, Workload, model_states, step_time
 from flytune.hardware import Shape, this_machine
 from flytune.hardware.shapes import GIB
 from flytune.models import heads, liger, model_types
@@ -13,10 +12,12 @@ from flytune.objectives import objective_of
 from flytune.planning import requirements, workloads
 from flytune.planning.calibration import load_factors
 from flytune.recipe import OPTIMIZERS, Recipe, learning_rates
-from flytune.records import Geometry, Need
+from flytune.records import Need
 from flytune.records.plan import STEP, TIGHT
 from flytune.sentences import counted
 from flytune.sharding import pair_problem, sharding_of
+from training_estimates import StepTime, Workload, model_states, step_time
+from training_estimates.sizes import Geometry
 
 # Samples in one forward pass at most: more take memory, and make no step of the GPUs in shapes.yaml faster.
 TRAINABLE_QUANTIZATION = "bitsandbytes"

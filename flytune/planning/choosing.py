@@ -10,9 +10,9 @@ from flytune.hardware import Shape, this_machine
 from flytune.planning import candidates, ranking
 from flytune.planning.candidates import Fit
 from flytune.recipe import Hardware, Recipe, Sharding
-from flytune.records import Geometry
 from flytune.sentences import counted
 from flytune.sharding import SHARDINGS, sharding_of
+from training_estimates.sizes import Geometry
 
 
 class Timed(NamedTuple):

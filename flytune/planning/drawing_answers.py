@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from flytune.estimates import decoding, model_states
 from flytune.hardware.shapes import GIB
 from flytune.planning import candidates, requirements, workloads
 from flytune.planning.candidates import Fit
 from flytune.sentences import counted
+from training_estimates import decoding, model_states
 
 _WORTH = 1.2
 """Times as fast that drawing must be with another batch for a plan to name it."""

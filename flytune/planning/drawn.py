@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 from flytune import data
 from flytune.errors import DataError, RecipeError
-from flytune.estimates import model_states
 from flytune.hardware import Shape, load_shapes
 from flytune.objectives import objective_of
 from flytune.planning import planner, workloads
 from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe, Training
-from flytune.records import Geometry, Plan
+from flytune.records import Plan
 from flytune.sentences import counted
+from training_estimates import model_states
+from training_estimates.sizes import Geometry
 
 MOST_POSITIONS = 2_000_000
 """Rows of the run whose order is looked at; further ones are taken to be like them."""

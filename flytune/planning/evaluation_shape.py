@@ -4,12 +4,13 @@ import logging
 from typing import NamedTuple
 
 from flytune.errors import DoesNotFit
-from flytune.estimates.model_states import quantized_bytes
 from flytune.hardware import Shape, load_shapes, shape_named
 from flytune.hardware.shapes import GIB
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Recipe
-from flytune.records import Geometry, Plan
+from flytune.records import Plan
+from training_estimates.model_states import quantized_bytes
+from training_estimates.sizes import Geometry
 
 log = logging.getLogger(__name__)
 

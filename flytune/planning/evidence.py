@@ -1,10 +1,10 @@
 """Intervals of a plan's figures, with the share of published runs that each of them held."""
 
-from flytune.estimates import intervals, memory
-from flytune.estimates.intervals import Band
 from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
 from flytune.records.plan import Estimate
+from training_estimates import intervals, memory
+from training_estimates.intervals import Band
 
 
 def of(fit: Fit, steps: int | None) -> dict[str, Estimate]:

@@ -14,8 +14,9 @@ from flytune.hardware import Shape, load_shapes, this_machine
 from flytune.planning import planner, sample_count
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import DataRequest, Recipe
-from flytune.records import Geometry, Plan
+from flytune.records import Plan
 from flytune.sentences import counted
+from training_estimates.sizes import Geometry
 
 Aim = Literal["price", "time", "quality"]
 AIMS: tuple[Aim, ...] = get_args(Aim)

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 from flytune import limits
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.hardware import Shape
-from flytune.models.config_json import MOST_LAYERS
 from flytune.planning import candidates
 from flytune.planning.base_sizes import layer_counter
 from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe
-from flytune.records import Geometry
 from flytune.records.plan import TIGHT
 from flytune.sharding import sharding_of
+from training_estimates.config_json import MOST_LAYERS
+from training_estimates.sizes import Geometry
 
 MAX_LENGTH, MICRO_BATCH, RANK = "data.max_length", "training.per_device_train_batch_size", "method.r"
 LAYERS = "num_hidden_layers"

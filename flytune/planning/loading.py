@@ -6,12 +6,12 @@ distributed-training-guide (05-training-llama-405b/README.md), where Llama 3.1 4
 minutes from a shared drive and in 3 minutes from a node's own disk; the rate of an object store is assumed.
 """
 
-from flytune.estimates import Workload
 from flytune.hardware import Cluster, Shape, Volume
 from flytune.models import base
 from flytune.recipe import Recipe
 from flytune.records import Loading
 from flytune.sharding import sharding_of
+from training_estimates import Workload
 
 SHARED_DRIVE_GBS = 811 / (50 * 60)
 """GB/s of all nodes together from a volume without read_gbs: the published run's."""

@@ -28,10 +28,11 @@ from flytune.planning.calibration import load_factors
 from flytune.planning.candidates import Fit
 from flytune.pods import disk
 from flytune.recipe import Hardware, Recipe, learning_rates, run_length
-from flytune.records import Calibration, Geometry, Plan
+from flytune.records import Calibration, Plan
 from flytune.records.plan import TIGHT
 from flytune.sentences import counted
 from flytune.sharding import sharding_of
+from training_estimates.sizes import Geometry
 
 Trace = Callable[[Recipe, Shape, Geometry], Fit | str]
 

@@ -11,8 +11,8 @@ from flytune.hardware import Shape
 from flytune.planning import candidates
 from flytune.planning.candidates import Fit
 from flytune.recipe import OPTIMIZERS, Recipe
-from flytune.records import Geometry
 from flytune.sharding import SHARDINGS
+from training_estimates.sizes import Geometry
 
 _AUTO = 2.0
 """Size of the change to the default optimizer, from another of its algorithm."""

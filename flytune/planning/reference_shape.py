@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from flytune.errors import DoesNotFit
-from flytune.estimates import model_states
 from flytune.hardware import Shape, load_shapes, shape_named
 from flytune.hardware.shapes import GIB
 from flytune.objectives import objective_of
@@ -11,7 +10,9 @@ from flytune.planning import evaluation_shape, workloads
 from flytune.planning.base_sizes import read_geometry
 from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe
-from flytune.records import Geometry, Plan
+from flytune.records import Plan
+from training_estimates import model_states
+from training_estimates.sizes import Geometry
 
 
 def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> Shape:

@@ -7,11 +7,6 @@ import sys
 from functools import cache
 from importlib import metadata
 
-from flytune.estimates import Memory, Workload, model_states
-from flytune.estimates import memory as estimates_memory
-from flytune.estimates.memory import GIB
-from flytune.estimates.model_states import States
-from flytune.estimates.workload import BYTES
 from flytune.hardware import Shape, load_cluster
 from flytune.planning import loading
 from flytune.planning.calibration import load_factors
@@ -20,6 +15,11 @@ from flytune.recipe import Recipe
 from flytune.records import Need
 from flytune.records.plan import DRAW, EXPORT, LOAD, PHASES, SAVE
 from flytune.sharding import sharding_of
+from training_estimates import Memory, Workload, model_states
+from training_estimates import memory as estimates_memory
+from training_estimates.memory import GIB
+from training_estimates.model_states import States
+from training_estimates.workload import BYTES
 
 # GiB of a Python process that has imported torch, transformers and trl, without a model (RSS on a CPU): with torch's CPU build,
 # and with PyPI's wheel for Linux, which is the CUDA build (1.36 GB).

@@ -15,7 +15,8 @@ from flytune.planning.candidates import Fit
 from flytune.planning.choosing import Timed, limits
 from flytune.planning.largest import LAYERS, MICRO_BATCH, Solution
 from flytune.recipe import Recipe
-from flytune.records import Geometry, Plan
+from flytune.records import Plan
+from training_estimates.sizes import Geometry
 
 GPUS, PRICE, HOURS = "gpus", "price", "hours"
 FIELDS = (*largest.FIELDS, GPUS, PRICE, HOURS)

@@ -5,12 +5,10 @@ from flytune.records.attempt import Attempt, NodeAttempt
 from flytune.records.comparison import Comparison
 from flytune.records.contents import Contents, StoredFile
 from flytune.records.dataset import Bin, Manifest, Shard, SourceCounts, SplitCounts
-from flytune.records.degrees import Degrees
 from flytune.records.export import Export
 from flytune.records.figures import Figure, Interval, MeasuredFigure, SampleScores
 from flytune.records.metrics import Answer, Metrics, Part, Score, TaskScore, Wins
 from flytune.records.plan import Calibration, Interruptions, Loading, Need, Plan
-from flytune.records.sizes import Geometry, Linear
 from flytune.records.training import GpuUse, Step, TrainingResult
 
 __all__ = [
@@ -20,14 +18,11 @@ __all__ = [
     "Calibration",
     "Comparison",
     "Contents",
-    "Degrees",
     "Export",
     "Figure",
-    "Geometry",
     "GpuUse",
     "Interruptions",
     "Interval",
-    "Linear",
     "Loading",
     "Manifest",
     "MeasuredFigure",
@@ -51,6 +46,5 @@ __all__ = [
     "contents",
     "environment",
     "plan",
-    "sizes",
     "training",
 ]

@@ -5,9 +5,9 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from flytune import limits
-from flytune.records.degrees import Degrees
 from flytune.records.plan import Plan
 from flytune.schema import Record
+from training_estimates.degrees import Degrees
 
 DONE = "done"
 """End of an attempt that has succeeded."""

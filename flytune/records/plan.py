@@ -5,8 +5,8 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from flytune.records.degrees import Degrees
 from flytune.schema import Record, Strict
+from training_estimates.degrees import Degrees
 
 LOAD, FIRST_STEP, STEP, EVALUATE, SAVE, EXPORT = "load", "first step", "steady step", "evaluate", "save", "export"
 DRAW = "draw answers"

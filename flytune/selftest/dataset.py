@@ -9,9 +9,9 @@ from typing import Any
 from flytune import data
 from flytune.data import pack
 from flytune.recipe import DataRequest, Recipe
-from flytune.records import Degrees
 from flytune.selftest.tiny_model import SENTENCES
 from flytune.sentences import counted
+from training_estimates.degrees import Degrees
 
 REWARD = """
 def letters(completion, prompt, answer, **columns):

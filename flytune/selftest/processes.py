@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytune.objectives import OBJECTIVES
-from flytune.records import Degrees
 from flytune.training import libraries
+from training_estimates.degrees import Degrees
 
 TIMEOUT = 300
 _LONGEST = timedelta(hours=24)

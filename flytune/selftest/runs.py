@@ -9,12 +9,13 @@ from flytune.hardware import Shape
 from flytune.models import loading
 from flytune.planning import planner
 from flytune.recipe import Hardware, Recipe
-from flytune.records import Degrees, TrainingResult
+from flytune.records import TrainingResult
 from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes, tiny_model
 from flytune.selftest.processes import Nodes, Share
 from flytune.training import loop, reference
+from training_estimates.degrees import Degrees
 
 # Warm-up from learning rate 0, the peak, and a cosine decay, over two epochs with different orders. The first epoch is SHORT
 # chats too short for its third step, which takes them from the second epoch.

@@ -8,10 +8,9 @@ from flytune.errors import RecipeError
 from flytune.hardware import shape_named
 from flytune.recipe import Recipe, Sharding
 from flytune.records import Plan
-from flytune.sharding.base import Precision, ShardingBase
-from flytune.sharding.layout import Layout
+from flytune.sharding.base import ShardingBase
 
-__all__ = ["ONE_PROCESS", "SHARDINGS", "Layout", "Precision", "ShardingBase", "pair_problem", "route", "sharding_of"]
+__all__ = ["ONE_PROCESS", "SHARDINGS", "ShardingBase", "pair_problem", "route", "sharding_of"]
 
 
 def _classes() -> dict[str, type[ShardingBase]]:

@@ -2,15 +2,14 @@
 
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from flytune.hardware import Shape
 from flytune.recipe import OPTIMIZERS, OptimizerKind, Recipe
-from flytune.records import Degrees, Plan
-from flytune.sharding.layout import Layout
-
-Precision = Literal["pure", "autocast", "policy"]
-"""Precision of a forward pass. pure: in the dtype of the weights; autocast: torch.autocast; policy: FSDP's mixed precision."""
+from flytune.records import Plan
+from training_estimates.degrees import Degrees
+from training_estimates.layout import Layout
+from training_estimates.workload import Precision
 
 
 class ShardingBase:
@@ -19,7 +18,7 @@ class ShardingBase:
     name: ClassVar[str]
     """Value of `sharding` in recipes."""
     estimated_as: ClassVar[Layout]
-    """Layout that flytune.estimates computes memory and time of."""
+    """Layout that training_estimates computes memory and time of."""
     refuses: ClassVar[Mapping[str, str]] = {}
     """Methods that cannot work with it, each with the reason."""
     offloads: ClassVar[tuple[str, ...]] = ("none",)

@@ -4,7 +4,7 @@ from typing import Any
 
 from flytune.hardware import Shape
 from flytune.sharding.base import ShardingBase
-from flytune.sharding.layout import Layout
+from training_estimates.layout import Layout
 
 
 class DistributedDataParallel(ShardingBase):

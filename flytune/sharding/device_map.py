@@ -6,7 +6,7 @@ from flytune.hardware import Shape
 from flytune.records import Plan
 from flytune.sentences import counted
 from flytune.sharding.base import ShardingBase
-from flytune.sharding.layout import Layout
+from training_estimates.layout import Layout
 
 
 class DeviceMap(ShardingBase):

@@ -7,8 +7,9 @@ from flytune import patches
 from flytune.hardware import Shape
 from flytune.recipe import OptimizerKind
 from flytune.sentences import counted
-from flytune.sharding.base import Precision, ShardingBase
-from flytune.sharding.layout import Layout
+from flytune.sharding.base import ShardingBase
+from training_estimates.layout import Layout
+from training_estimates.workload import Precision
 
 PREFETCHED_LAYERS = 1
 """Layers that are gathered while one computes; more would hide slower networks, and hold as many more gathered layers."""

@@ -2,7 +2,7 @@
 
 from flytune.hardware import Shape
 from flytune.sharding.base import ShardingBase
-from flytune.sharding.layout import Layout
+from training_estimates.layout import Layout
 
 
 class NoSharding(ShardingBase):

@@ -15,9 +15,10 @@ from flytune.recipe import OptimizerKind
 from flytune.records import Plan
 from flytune.sentences import counted
 from flytune.sharding import deepspeed_config
-from flytune.sharding.base import Precision, ShardingBase
+from flytune.sharding.base import ShardingBase
 from flytune.sharding.deepspeed_config import DeepSpeedConfig
-from flytune.sharding.layout import Layout
+from training_estimates.layout import Layout
+from training_estimates.workload import Precision
 
 CONFIGS = SETTINGS / "deepspeed_configs"
 _SUFFIX = {"none": "", "cpu": "_offload", "nvme": "_nvme"}

@@ -10,8 +10,8 @@ from flytune.models import Row
 from flytune.models.scoring import IGNORED
 from flytune.objectives import FILLER, ObjectiveBase, objective_of
 from flytune.recipe import Recipe
-from flytune.records import Degrees
 from flytune.training.reference import Reference
+from training_estimates.degrees import Degrees
 
 
 class Scorer:

@@ -11,7 +11,7 @@ from flytune.data import tokens_of
 from flytune.errors import TrainingError
 from flytune.objectives import objective_of
 from flytune.recipe import Recipe
-from flytune.records import Degrees, Step, TrainingResult
+from flytune.records import Step, TrainingResult
 from flytune.records.plan import EVALUATE, FIRST_STEP, STEP
 from flytune.records.training import LIVE, STEPS
 from flytune.schema import RecordError
@@ -20,6 +20,7 @@ from flytune.training import loss_check, step_timer, trackers
 from flytune.training.eval_loss import Scorer
 from flytune.training.gpu_monitor import GpuMonitor
 from flytune.training.memory_peaks import Peaks
+from training_estimates.degrees import Degrees
 
 
 class Recorder:

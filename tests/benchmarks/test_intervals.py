@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import intervals as fitted
-from flytune.estimates.intervals import BANDS
+from training_estimates.intervals import BANDS
 
 
 @pytest.fixture(scope="module")

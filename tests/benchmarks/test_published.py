@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import measured_runs, published
-from flytune.estimates import memory
 from tests.support.recipes import RECIPES
+from training_estimates import memory
 
 
 def test_the_page_has_the_current_table():

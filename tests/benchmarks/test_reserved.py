@@ -1,6 +1,6 @@
 from benchmarks import estimates, measured_runs, reserved
 from flytune.dryrun import DryRun
-from flytune.estimates.memory import GIB
+from training_estimates.memory import GIB
 
 
 def test_rows_that_can_be_traced_have_a_reserved_figure_and_the_loss_of_transformers():

@@ -20,13 +20,13 @@ from flytune.hardware import load_shapes
 from flytune.models import config_files, loading
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
-from flytune.records import Degrees
 from flytune.selftest import tiny_model
 from flytune.training.attempt_notes import Notes
 from flytune.training.run_state import RunState
 from flytune.training.trainer import build
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe
+from training_estimates.degrees import Degrees
 
 CPU = Profile(kernels="cpu")
 

@@ -5,16 +5,16 @@ import json
 import pytest
 
 from flytune.dryrun import Case, trace
-from flytune.estimates.memory import memory
 from flytune.hardware import shape_named
 from flytune.planning import workloads
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Recipe
-from flytune.records import Degrees
 from flytune.records.plan import DRAW
 from tests.support import ranks
 from tests.support.plans import LLAMA_8B
 from tests.support.tiny import tiny_recipe
+from training_estimates.degrees import Degrees
+from training_estimates.memory import memory
 
 SIZES = {"num_hidden_layers": 12, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16}
 SIZES |= {"num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000}

@@ -57,7 +57,9 @@ def test_the_uploaded_code_is_the_project_and_nothing_of_the_laptop(registered, 
         assert not [one.name for one in archive if not (one.isfile() or one.isdir())]
     assert set(files) >= NOT_PYTHON
     python = {
-        str(file.relative_to(laptop)) for top in ("flytune", "tasks", "workflows") for file in (laptop / top).rglob("*.py")
+        str(file.relative_to(laptop))
+        for top in ("flytune", "training_estimates", "tasks", "workflows")
+        for file in (laptop / top).rglob("*.py")
     }
     assert set(files) >= python
     assert not {name.split("/")[0] for name in files} & {

@@ -237,8 +237,8 @@ REMOVALS = [
         "flytune.records.plan:Need.share", lambda old: property(lambda self: 0.1))),
     Removal("what fits is planned", "flytune/planning/candidates.py", ("plan",), instead(
         "flytune.planning.candidates:best_fit", returns("does not fit"))),
-    Removal("all parameters are counted", "flytune/records/sizes.py", ("plan",), instead(
-        "flytune.records.sizes:Geometry.parameters", lambda old: property(lambda self: int(0.9 * old.fget(self))))),
+    Removal("all parameters are counted", "training_estimates/sizes.py", ("plan",), instead(
+        "training_estimates.sizes:Geometry.parameters", lambda old: property(lambda self: int(0.9 * old.fget(self))))),
     Removal("steps are those of all epochs", "flytune/data/order.py", ("plan",), instead(
         "flytune.data.order:steps_of", _whole_steps)),
     Removal("the price is that of all nodes", "flytune/hardware/shapes.py", ("plan",), instead(
@@ -347,10 +347,10 @@ REMOVALS = [
         "flytune.models.initial_adapter:load_weights", returns(None))),
     Removal("an adapter is merged as it was trained", "flytune/adapters/merging.py", ("sealed",), instead(
         "flytune.adapters.merging:_layers", then(_doubled))),
-    Removal("sizes of config.json are numbers", "flytune/models/config_json.py", ("config",), instead(
-        "flytune.models.config_json:Config.size", _unchecked_size)),
-    Removal("config.json is compared with the weights", "flytune/estimates/tensor_counts.py", ("config",), instead(
-        "flytune.estimates.tensor_counts:compare", returns(None))),
+    Removal("sizes of config.json are numbers", "training_estimates/config_json.py", ("config",), instead(
+        "training_estimates.config_json:Config.size", _unchecked_size)),
+    Removal("config.json is compared with the weights", "training_estimates/tensor_counts.py", ("config",), instead(
+        "training_estimates.tensor_counts:compare", returns(None))),
     Removal("a manifest of a checkpoint has its digest", "flytune/training/checkpoints/ledger.py", ("checkpoint",), instead(
         "flytune.training.checkpoints.ledger:Checkpoint.sealed", lambda old: lambda self: self)),
     Removal("files of a checkpoint are compared", "flytune/training/checkpoints/ledger.py", ("checkpoint",), instead(

@@ -67,7 +67,10 @@ def instead(place: str, make: Callable[[Any], Any]) -> Callable[[], None]:
         setattr(holder, last, new)
         for other in list(sys.modules.values()) if not above and callable(old) else ():
             name = getattr(other, "__name__", "")
-            if name.partition(".")[0] in ("flytune", "tasks", "workflows", "tests") and vars(other).get(last) is old:
+            if (
+                name.partition(".")[0] in ("flytune", "training_estimates", "tasks", "workflows", "tests")
+                and vars(other).get(last) is old
+            ):
                 setattr(other, last, new)
 
     return put

@@ -5,13 +5,13 @@ from typing import get_args
 
 import pytest
 
-from flytune.estimates import model_states
-from flytune.estimates.communication import link_rate
 from flytune.hardware import accelerator_named, load_shapes, shape_named
 from flytune.hardware.networks import NETWORKS, NetworkName
 from flytune.planning import workloads
 from flytune.planning.candidates import each
 from tests.support.plans import GEOMETRY, recipe_of, workload_of
+from training_estimates import model_states
+from training_estimates.communication import link_rate
 
 FULL = {"sharding": "fsdp", "method": "full", "training": {"learning_rate": 1e-4, "global_batch_size": 64}}
 OVER_TCP = {"network": "tcp", "network_devices": 0}

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from flytune.errors import RecipeError
-from flytune.estimates import counting
 from flytune.models import adapter_targets
 from flytune.planning import workloads
 from tests.support.model_types import tiny_config
 from tests.support.plans import recipe_of
+from training_estimates import counting
 
 WRONG = [
     (

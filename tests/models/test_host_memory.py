@@ -8,7 +8,6 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from flytune import data
-from flytune.estimates import activations
 from flytune.hardware import shape_named
 from flytune.models import host_memory, loading
 from flytune.planning import planner
@@ -18,6 +17,7 @@ from flytune.training import loop
 from flytune.training.memory_peaks import Peaks
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe
+from training_estimates import activations
 
 MIB = 2**20
 BLOCKS, BLOCK = 100, 3 * MIB

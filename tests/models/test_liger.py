@@ -3,11 +3,11 @@
 import pytest
 
 from flytune.errors import FlytuneError, RecipeError
-from flytune.estimates import activations, model_states
 from flytune.hardware import shape_named
 from flytune.planning import planner, workloads
 from flytune.training import trainer
 from tests.support.plans import GEOMETRY, SMALL, TRAINING, plan_of, recipe_of, workload_of
+from training_estimates import activations, model_states
 
 LIGER = TRAINING | {"use_liger_kernel": True}
 

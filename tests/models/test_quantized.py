@@ -7,7 +7,6 @@ itself runs everywhere. Where the switch is not in force, these tests fail on ev
 import pytest
 
 from flytune.adapters import merging
-from flytune.estimates import model_states
 from flytune.evaluation import score as evaluation_score
 from flytune.hardware import shape_named
 from flytune.models import loading, probe
@@ -19,6 +18,7 @@ from flytune.training import loop
 from tests.support import ranks
 from tests.support.stages import recipe_for
 from tests.support.tiny import tiny_recipe
+from training_estimates import model_states
 
 
 def repack():

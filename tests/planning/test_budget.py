@@ -6,7 +6,6 @@ import pytest
 
 from flytune import data
 from flytune.data import heldout_rows
-from flytune.estimates import config_sizes
 from flytune.hardware import shape_named
 from flytune.models import heldout_loss, loading
 from flytune.planning import budget as planning_budget
@@ -20,6 +19,7 @@ from tests.support import ranks
 from tests.support.plans import SMALL, recipe_of
 from tests.support.ranks import ALONE, NOTHING_SAVED
 from tests.support.tiny import tiny_recipe
+from training_estimates import config_sizes
 
 
 def test_the_scarcer_of_hours_and_money_counts():

@@ -6,12 +6,12 @@ import jsonschema
 import pytest
 
 from flytune.cli import main
-from flytune.estimates.intervals import BANDS
 from flytune.hardware import shape_named
 from flytune.planning import document, planner, solving
 from flytune.planning.calibration import Factor
 from tests.support.paths import ROOT
 from tests.support.plans import GEOMETRY, TRAINING, recipe_of
+from training_estimates.intervals import BANDS
 
 STORED = (ROOT / "docs/plan.schema.json").read_text()
 KINDS = [

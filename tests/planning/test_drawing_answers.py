@@ -5,11 +5,11 @@ import re
 import pytest
 
 from flytune.errors import RecipeError
-from flytune.estimates import decoding
 from flytune.hardware import accelerator_named, shape_named
 from flytune.planning import candidates, drawn, planner
 from flytune.records.plan import DRAW, EVALUATE, STEP
 from tests.support.plans import GEOMETRY, recipe_of
+from training_estimates import decoding
 
 GRPO = {"name": "grpo", "group_size": 8, "max_completion_length": 512}
 

@@ -5,13 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
-from flytune.estimates import config_sizes
 from flytune.hardware import Cluster, shape_named
 from flytune.planning import base_sizes, loading, planner, requirements, table
 from flytune.planning.candidates import best_fit
 from flytune.recipe import Recipe
 from tests.support.paths import ROOT
 from tests.support.plans import GEOMETRY, LLAMA_8B, TRAINING, recipe_of
+from training_estimates import config_sizes
 
 SIZE = 2.0 * GEOMETRY.parameters
 TEAM = {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt/team"}

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from flytune.cli import main
 from flytune.cluster import folders
 from flytune.errors import DoesNotFit, RecipeError
-from flytune.estimates import config_sizes
 from flytune.hardware import load_cluster, shape_named
 from flytune.hardware.shapes import GIB
 from flytune.models import base as models_base
@@ -21,6 +20,7 @@ from tests.support.paths import ROOT
 from tests.support.plans import GEOMETRY, LLAMA_8B, SMALL, plan_of, recipe_of, shape_of, workload_of
 from tests.support.recipes import RECIPES
 from tests.support.refusing_hub import refuse_connections
+from training_estimates import config_sizes
 
 BATCH = {"learning_rate": 1e-4, "global_batch_size": 8}
 

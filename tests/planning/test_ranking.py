@@ -9,12 +9,12 @@ from rich.console import Console
 
 from flytune.cli import main
 from flytune.errors import DoesNotFit
-from flytune.estimates import config_sizes
 from flytune.hardware import load_shapes, shape_named
 from flytune.planning import candidates, planner, table
 from flytune.planning import ranking as planning_ranking
 from tests.support.plans import GEOMETRY, LLAMA_8B, SMALL, TRAINING, ranked, recipe_of
 from tests.support.recipes import RECIPES
+from training_estimates import config_sizes
 
 
 @pytest.mark.parametrize("by", ["price", "time"])

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from flytune.errors import DoesNotFit
-from flytune.estimates.config_sizes import geometry
 from flytune.hardware import shape_named
 from flytune.planning import candidates, reference_shape
 from tests.support.plans import GEOMETRY, LLAMA_8B, plan_of, recipe_of
+from training_estimates.config_sizes import geometry
 
 DPO = {"objective": "dpo", "method": "lora", "sharding": "ddp", "hardware": {"shape": "a100-80gb-8"}}
 

@@ -6,7 +6,6 @@ from importlib import metadata
 import pytest
 
 from flytune.errors import DoesNotFit
-from flytune.estimates import model_states
 from flytune.hardware import shape_named
 from flytune.hardware.shapes import GIB
 from flytune.planning import planner, requirements
@@ -14,6 +13,7 @@ from flytune.records import Need
 from flytune.records.plan import DRAW, EVALUATE, EXPORT, LOAD, PHASES, SAVE, STEP, verdict
 from tests.support.paths import ROOT
 from tests.support.plans import GEOMETRY, recipe_of, shape_of, workload_of
+from training_estimates import model_states
 
 EIGHT = 8_030_261_248
 

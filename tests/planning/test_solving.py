@@ -6,13 +6,13 @@ import pytest
 
 from flytune.cli import main
 from flytune.errors import DoesNotFit, RecipeError
-from flytune.estimates import config_sizes
 from flytune.hardware import load_shapes, shape_named
 from flytune.planning import candidates, planner, ranking, solving
 from flytune.planning.largest import LAYERS, MAX_LENGTH, MICRO_BATCH, RANK
 from flytune.planning.solving import GPUS, HOURS, PRICE
 from flytune.recipe import Recipe
 from tests.support.plans import GEOMETRY, LLAMA_8B, recipe_of
+from training_estimates import config_sizes
 
 BASE = {"name_or_path": "meta-llama/Llama-3.1-8B-Instruct"}
 SHAPES = ["l4-1", "a100-80gb-1", "a100-80gb-8"]

@@ -3,11 +3,11 @@
 import pytest
 
 from benchmarks.frameworks import LAYOUTS
-from flytune.estimates import model_states
 from flytune.hardware import shape_named
 from flytune.planning import base_sizes, planner, workloads
 from flytune.recipe import Recipe
 from tests.support.paths import ROOT
+from training_estimates import model_states
 
 
 def recipe_named(name):

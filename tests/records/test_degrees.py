@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from flytune.hardware import load_shapes
 from flytune.planning import planner
-from flytune.records import Degrees, Plan
+from flytune.records import Plan
 from flytune.sharding import SHARDINGS
 from flytune.training.attempt_notes import Notes
 from flytune.training.eval_loss import live_loss
 from tests.support.plans import GEOMETRY, recipe_of
+from training_estimates.degrees import Degrees
 
 WORLDS = st.integers(1, 64)
 

@@ -1,4 +1,4 @@
-"""Nothing is divided by the number of processes outside flytune/records/degrees.py: samples have a degree of their own."""
+"""Nothing is divided by the number of processes outside training_estimates/degrees.py: samples have a degree of their own."""
 
 import ast
 from collections import defaultdict
@@ -8,8 +8,8 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.sources import files, name_of, tree_of
 
-FILES = files("flytune", "tasks", "workflows", "flyte2")
-DEGREES = ROOT / "flytune/records/degrees.py"
+FILES = files("flytune", "training_estimates", "tasks", "workflows", "flyte2")
+DEGREES = ROOT / "training_estimates/degrees.py"
 # Names and attributes that are the number of all processes, upstream's too, and functions that return it.
 NUMBERS = {"world_size", "num_processes"}
 CALLED = {"get_world_size"}

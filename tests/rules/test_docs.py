@@ -12,7 +12,8 @@ from tests.support.paths import ROOT
 ALL = markdown.pages()
 PAGES = [page for page in ALL if (page.parent == ROOT and page.name != "CHANGELOG.md") or ROOT / "docs" in page.parents]
 """Pages of today. CHANGELOG.md also names what earlier releases had."""
-FOLDERS = "benchmarks|chat_templates|deepspeed_configs|demo|docs|flyte2|flytune|images|recipes|tasks|tests|workflows"
+FOLDERS = "benchmarks|chat_templates|deepspeed_configs|demo|docs|flyte2|flytune|images|recipes|tasks|tests|workflows|"
+FOLDERS += "training_estimates"
 PATH = re.compile(rf"(?<![\w./:@$-])((?:{FOLDERS})/[\w./*-]*[\w*/])(?:: (\w+)(?![\w.(]))?")
 EXAMPLES = {"recipes/x.yaml", "docs/source/accelerate/fsdp.md"}
 """Paths that a page only supposes, or that are in another repository."""

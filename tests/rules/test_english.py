@@ -9,7 +9,7 @@ import pytest
 from tests.support import markdown, sources
 from tests.support.sources import files, name_of, nodes_of, tree_of
 
-PACKAGES = ("flytune", "tasks", "workflows", "flyte2")
+PACKAGES = ("flytune", "training_estimates", "tasks", "workflows", "flyte2")
 FILES = files(*PACKAGES, "images", "demo", "benchmarks", "tests/support", "tests/chaos")
 QUESTION = "Who|Whom|Whose|Whoever|What|Whatever|Which|Where|When|Whether|Why|How|That|If"
 PARTICLE = "Of|In|As|At|By|On|To|From|With|Within|Without|For|Than|Since|Until|Before|After|Over"

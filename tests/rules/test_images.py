@@ -44,7 +44,7 @@ def test_the_version_of_the_package_is_that_of_the_code():
     assert read_configuration(images.ROOT / "pyproject.toml")["project"]["version"] == flytune.__version__
     asking = [
         path
-        for top in ("flytune", "tasks", "workflows", "images")
+        for top in ("flytune", "training_estimates", "tasks", "workflows", "images")
         for path in (images.ROOT / top).rglob("*.py")
         if re.search(r"""(version|files|distribution|requires|metadata)\(["'](flytune|__package__)""", path.read_text())
     ]
@@ -217,7 +217,7 @@ def test_each_image_has_the_bytecode_of_python_packages_and_project(target, comp
 
 def test_the_project_compiles():
     done = subprocess.run(
-        [sys.executable, "-m", "compileall", "-q", "flytune", "tasks", "workflows", "images"],
+        [sys.executable, "-m", "compileall", "-q", "flytune", "training_estimates", "tasks", "workflows", "images"],
         cwd=images.ROOT,
         capture_output=True,
     )
@@ -256,6 +256,7 @@ def test_pods_get_only_the_files_that_they_read():
         "deepspeed_configs/zero3.json",
         "flytune/models/base_models.json",
         "flytune/data/__init__.py",
+        "training_estimates/__init__.py",
     ]
     assert [path for path in [*needed, "tasks/train.py", "workflows/finetune.py", "images/__init__.py"] if ignored(path)] == []
     left_out = [
@@ -301,7 +302,8 @@ def plain(name):
 locked = {plain(line.split("==")[0]) for line in Path("requirements-light.lock").read_text().split()}
 owners = importlib.metadata.packages_distributions()
 missing = {top for top, names in owners.items() if not any(plain(name) in locked for name in names)}
-missing -= {"flytune", "tasks", "workflows", "images", "demo", "_distutils_hack", "setuptools", "pkg_resources", "pip"}
+missing -= {"flytune", "training_estimates", "tasks", "workflows", "images", "demo"}
+missing -= {"_distutils_hack", "setuptools", "pkg_resources", "pip"}
 
 class Absent:
     def find_spec(self, name, path=None, target=None):

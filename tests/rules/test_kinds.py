@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 from tests.support.sources import files, nodes_of
 
 ROOMS = ("flytune/objectives", "flytune/recipe/objectives", "flytune/data", "flytune/models/heads.py")
-FILES = files("flytune", "tasks", "workflows", "flyte2")
+FILES = files("flytune", "training_estimates", "tasks", "workflows", "flyte2")
 OUTSIDE = [path for path in FILES if not any(path.is_relative_to(ROOT / room) for room in ROOMS)]
 KINDS = [
     *SECTIONS.values(),

@@ -10,8 +10,9 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.sources import files, name_of, nodes_of, tree_of
 
-# Packages that each package of flytune/ may import, in addition to the modules directly in flytune/ (errors, storage ...),
-# which import no package. An import points at least one layer down in the drawing of docs/design.md.
+# Packages that each package of flytune/ may import, in addition to the estimator (training_estimates/) and to the modules
+# directly in flytune/ (errors, storage ...), which import no package. An import points at least one layer down in the drawing
+# of docs/design.md.
 ALLOWED = {
     "failures": "",
     "recipe": "",
@@ -27,12 +28,11 @@ ALLOWED = {
     "rewards": "recipe",
     "rollouts": "models records",
     "data": "console models recipe records rewards",
-    "estimates": "hardware models records sharding",
     "export": "models recipe records sharding",
     "objectives": "data models patches recipe records rewards rollouts sharding",
     "evaluation": "console data export models objectives patches recipe records",
-    "planning": "cluster console data estimates hardware models objectives pods recipe records sharding",
-    "dryrun": "console data estimates hardware models objectives patches planning recipe records rollouts sharding",
+    "planning": "cluster console data hardware models objectives pods recipe records sharding",
+    "dryrun": "console data hardware models objectives patches planning recipe records rollouts sharding",
     "report": "data hardware models objectives recipe records",
     "artifacts": "data evaluation export failures models patches recipe records report",
     "sweeps": "console evaluation failures models recipe records report",
@@ -50,11 +50,11 @@ ALLOWED = {
 FLOORS = re.search(r"<!-- floors -->\n```\n(.*?)```", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.DOTALL)
 # Packages above flytune, from the lowest.
 TOPS = ("images", "tasks", "workflows", "flyte2")
-PROJECT = {*TOPS, "flytune", "demo", "tests", "benchmarks"}
+PROJECT = {*TOPS, "flytune", "training_estimates", "demo", "tests", "benchmarks"}
 # Libraries that are slow to import on a laptop, or missing in CPU pods.
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes", "datasets", "pyarrow", "numpy"}
 HEAVY |= {"matplotlib", "huggingface_hub", "safetensors", "fsspec", "tokenizers", "jinja2"}
-FILES = files("flytune", *TOPS)
+FILES = files("flytune", "training_estimates", *TOPS)
 # In a line of code or of a string: to parse all tests takes seconds.
 IMPORT_OF_TEST = re.compile(r"^\s*(from\s+\S+\s+)?import\b(\s*\([^)]*|.*)\btest_|^\s*from\s+\S*\btest_", re.MULTILINE)
 
@@ -95,11 +95,13 @@ def test_imports_point_down(top):
         if theirs not in PROJECT:
             continue
         if top != "flytune":
-            assert theirs == "flytune" or TOPS.index(theirs) <= TOPS.index(top), where
+            assert theirs in ("flytune", "training_estimates") or TOPS.index(theirs) <= TOPS.index(top), where
             # Two faces of the same stages.
             assert top != "flyte2" or theirs not in ("tasks", "workflows"), where
         else:
             assert module != "flytune", f"{where}: importing flytune does nothing else"
+            if theirs == "training_estimates":
+                continue
             assert theirs == "flytune", where
             assert package_of(name) in {"", mine, *ALLOWED.get(mine, "").split()}, f"{where}: not in ALLOWED[{mine!r}]"
 
@@ -127,14 +129,10 @@ def test_every_allowed_import_is_used(package):
     assert set(ALLOWED[package].split()) - used == set()
 
 
-def test_estimates_know_no_recipe_and_no_shape():
-    """Published runs of other frameworks test them, which have neither."""
-    for path in (ROOT / "flytune/estimates").rglob("*.py"):
-        for name, node in imports(path):
-            imported = {alias.name for alias in node.names} & {"Recipe", "Shape", "shapes"}
-            assert imported == set(), f"{path.name}:{node.lineno}"
-            assert package_of(name) not in {"recipe", "planning"}, f"{path.name}:{node.lineno}"
-    assert not {"recipe", "planning"} & set(ALLOWED["estimates"].split())
+def test_the_estimator_imports_nothing_of_flytune():
+    """It is a house of its own: published runs of other frameworks test it, and others may use it."""
+    for path in files("training_estimates"):
+        assert {name.split(".")[0] for name, _ in imports(path)} & PROJECT <= {"training_estimates"}, path.name
 
 
 def test_a_class_has_a_name_of_its_own():

@@ -61,15 +61,15 @@ def names(wheel):
     return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
 
-def test_the_wheel_holds_flytune_alone(wheel):
+def test_the_wheel_holds_flytune_and_its_estimator_alone(wheel):
     """tasks, workflows and images in site-packages would hide those of a user's own Flyte project."""
-    assert {name.partition("/")[0] for name in names(wheel)} == {"flytune"}
+    assert {name.partition("/")[0] for name in names(wheel)} == {"flytune", "training_estimates"}
 
 
 def test_the_wheel_has_every_file_of_flytune_and_copies_of_the_settings(wheel):
     copies = {f"flytune/shipped/{name}" for name in tracked(*SETTINGS)}
     assert len(copies) > 10
-    assert names(wheel) == tracked("flytune") | copies
+    assert names(wheel) == tracked("flytune", "training_estimates/*.py", "training_estimates/py.typed") | copies
     archive = zipfile.ZipFile(wheel)
     assert [name for name in copies if archive.read(name) != (ROOT / name.removeprefix("flytune/shipped/")).read_bytes()] == []
 

@@ -14,7 +14,7 @@ from tests.support.patches import RECORDS
 from tests.support.paths import ROOT
 from tests.support.sources import files, tree_of
 
-FILES = files("flytune", "tasks", "workflows", "flyte2", "images")
+FILES = files("flytune", "training_estimates", "tasks", "workflows", "flyte2", "images")
 # What sets the names that the records have.
 SETTER = ROOT / "flytune/patches/record.py"
 # The first runs before the project's code is there, and so without flytune; the second in a process that only judges answers.

@@ -7,7 +7,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.sources import files, name_of, nodes_of
 
-FILES = files("flytune", "tasks", "workflows")
+FILES = files("flytune", "training_estimates", "tasks", "workflows")
 READERS = {"json": {"load", "loads", "JSONDecoder"}, "yaml": {"load", "load_all", "safe_load", "safe_load_all", "full_load"}}
 EXCEPTIONS = {
     "flytune/json_core.py": "the reader of JSON",

@@ -20,7 +20,7 @@ OTHER_MEANINGS = {
     "flytune/conversion/sharding.py": {"fsdp", "ddp", "zero", "zero1", "zero2", "zero3"},
     "flytune/dryrun/allocations.py": {"fsdp"},  # the namespace of torch's operators
 }
-FILES = files("flytune", "images", "tasks", "workflows")
+FILES = files("flytune", "training_estimates", "images", "tasks", "workflows")
 
 
 def keys_in(tree):

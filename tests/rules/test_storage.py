@@ -4,7 +4,7 @@ import ast
 
 from tests.support.sources import files, name_of, nodes_of
 
-FILES = files("flytune", "tasks", "workflows")
+FILES = files("flytune", "training_estimates", "tasks", "workflows")
 
 
 def imported(path):

@@ -15,7 +15,6 @@ from flytune.cli import main
 from flytune.errors import ExportError, RecipeError, TrainingError
 from flytune.hardware import load_shapes
 from flytune.recipe import Recipe
-from flytune.records import Degrees
 from flytune.selftest import Matrix, Trials, compare, matrix, table, tiny_model
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes as selftest_shapes
@@ -25,6 +24,7 @@ from flytune.sharding import SHARDINGS, pair_problem
 from tests.support import ranks
 from tests.support.paths import ROOT
 from tests.support.stages import training_result
+from training_estimates.degrees import Degrees
 
 # One of each family: `make selftest` runs all.
 COMPARED = {

@@ -2,12 +2,12 @@
 
 import json
 
-from flytune.estimates import counting
 from flytune.hardware import shape_named
 from flytune.models import loading
 from flytune.planning import workloads
 from tests.support.model_types import tiny_config
 from tests.support.plans import recipe_of
+from training_estimates import counting
 
 
 def built(config):

@@ -25,7 +25,7 @@ SITE = """
 import atexit, os, sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
 def write():
-    names = {"flytune", "tasks", "workflows", "images", "demo", "tests"}
+    names = {"flytune", "training_estimates", "tasks", "workflows", "images", "demo", "tests"}
     files = [m.__file__ for n, m in sys.modules.items() if n.split(".")[0] in names and getattr(m, "__file__", None)]
     with open(os.environ["IMPORTED"], "a") as imported:
         imported.write("".join(file + chr(10) for file in files))

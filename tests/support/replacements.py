@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Collection, Iterator
 
-OWN = {"flytune", "tasks", "workflows", "images"}
+OWN = {"flytune", "training_estimates", "tasks", "workflows", "images"}
 # Functions that set an attribute or an item, and those of mappings and lists that change them.
 SETTERS = {"setattr", "delattr", "__setattr__", "__delattr__", "__setitem__"}
 CHANGES = {"update", "setdefault", "pop", "popitem", "clear", "append", "insert", "extend", "remove"}

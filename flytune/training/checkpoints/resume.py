@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from flytune import __version__
 from flytune.errors import StorageError, TrainingError
-from flytune.records import Degrees
 from flytune.sentences import counted
 from flytune.training.checkpoints import changes
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger, by_loss
+from training_estimates.degrees import Degrees
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from benchmarks.frameworks import TRANSFORMERS
-from flytune.estimates.framework import AUTOCAST_ADAPTERS
-from flytune.estimates.kernels import EAGER, NORM_WEIGHT
+from training_estimates.framework import AUTOCAST_ADAPTERS
+from training_estimates.kernels import EAGER, NORM_WEIGHT
 
 TOKENS, WIDTH = 256, 128
 

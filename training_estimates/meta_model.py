@@ -1,6 +1,7 @@
 """A model as transformers builds it on the meta device: sizes without memory, for types that the closed form does not count."""
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +9,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from flytune import garbage_collection
-from flytune.errors import RecipeError
-from flytune.models import adapted_layers
-from flytune.models.config_json import shown
+from training_estimates.config_json import shown
+from training_estimates.errors import SizesError
 
 _UNREAD = ("quantization_config", "auto_map", "transformers_version", "architectures")
 """Keys that decide how weights are loaded, not how large they are."""
@@ -51,7 +50,7 @@ class Built:
 
     @property
     def total(self) -> int:
-        return sum(_size(parameter.shape) for parameter in self.parameters)
+        return sum(math.prod(parameter.shape) for parameter in self.parameters)
 
 
 def is_installed() -> bool:
@@ -63,30 +62,30 @@ def build(config: dict[str, Any], name: str) -> Built:
     """Return the model of a config.json, whose sizes are checked already; code of the model's own is never run.
 
     Raises:
-        RecipeError: transformers does not have its type as a causal language model, or refuses the config.
+        SizesError: transformers does not have its type as a causal language model, or refuses the config.
     """
-    with garbage_collection.paused():
-        import torch
-        import transformers
-        from transformers import AutoModelForCausalLM
+    import torch
+    import transformers
+    from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    where, kind = f"model.name_or_path: {name}", config.get("model_type")
+    kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise RecipeError(
-            f"{where}: transformers {transformers.__version__} builds no causal language model of the type {shown(kind)} "
+        raise SizesError(
+            f"{name}: transformers {transformers.__version__} builds no causal language model of the type {shown(kind)} "
             "that its config.json names"
         )
     content = {key: _floats(value) for key, value in config.items() if key not in _UNREAD}
     try:
         with _quiet(), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind].from_dict(content), trust_remote_code=False)
+            build_from: Any = AutoModelForCausalLM.from_config
+            model = build_from(CONFIG_MAPPING[kind].from_dict(content), trust_remote_code=False)
             return _describe(model)
     except Exception as error:  # noqa: BLE001 (a config from outside fails anywhere in the model's code)
         said = " ".join(str(error).split())
-        raise RecipeError(
-            f"{where}: transformers builds no causal language model from its config.json ({kind}): {type(error).__name__}: "
+        raise SizesError(
+            f"{name}: transformers builds no causal language model from its config.json ({kind}): {type(error).__name__}: "
             f"{said:.200}"
         ) from None
 
@@ -131,7 +130,7 @@ def _describe(model: Any) -> Built:
         weight(model.get_input_embeddings()),
         weight(model.get_output_embeddings()),
         (path_of(model.get_input_embeddings()), path_of(model.get_output_embeddings())),
-        adapted_layers.decoder_of(model),
+        decoder_of(model),
         decoder.to_dict() | _own(decoder),
         {name.rpartition(".")[2] for name, _ in model.named_buffers()} - {name.rpartition(".")[2] for name in names.values()},
         list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []),
@@ -155,11 +154,12 @@ def _own(config: Any) -> dict[str, int]:
     return found
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for width in shape:
-        size *= width
-    return size
+def decoder_of(model: Any) -> str | None:
+    """Return the name of the text decoder in a model of several parts; None if there is one part."""
+    if model.config.get_text_config() is model.config:
+        return None
+    decoder = model.get_decoder()
+    return next((name for name, layer in model.named_modules() if layer is decoder and name), None)
 
 
 @contextmanager

@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from flytune.dryrun import confirm
 from flytune.errors import DoesNotFit, RecipeError
-from flytune.estimates import config_sizes, counting, meta_model
-from flytune.estimates.config_sizes import KINDS
-from flytune.estimates.tensor_counts import MAY_DIFFER
 from flytune.models import adapted_layers, config_files, tensor_headers
 from flytune.planning import base_sizes, planner, workloads
 from flytune.recipe import Model
@@ -20,6 +17,10 @@ from tests.support import model_hub
 from tests.support.counted_models import adapters, built
 from tests.support.model_types import MODEL_TYPES, tiny_config
 from tests.support.plans import recipe_of
+from training_estimates import config_sizes, counting, meta_model
+from training_estimates.config_sizes import KINDS
+from training_estimates.errors import SizesError
+from training_estimates.tensor_counts import MAY_DIFFER
 
 # Types that version 0.1.0 counted wrong, of those that transformers builds.
 WRONG_BEFORE = (
@@ -27,7 +28,7 @@ WRONG_BEFORE = (
     "qwen3_next", "qwen3_5_text", "kimi_linear", "llama4_text", "granitemoehybrid", "falcon_h1", "lfm2", "apertus", "arcee",
     "bailing_hybrid",
 )  # fmt: skip
-BUILT = sorted({kind for kind, own in KINDS.items() if own.is_built} & set(MODEL_TYPES))
+BUILT = sorted({*KINDS} & {*MODEL_TYPES})
 DEEPSEEK_V3 = {
     "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
     "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_nextn_predict_layers": 1, "num_attention_heads": 128,
@@ -82,7 +83,7 @@ def test_no_model_type_is_miscounted(kind, monkeypatch):
     content = json.loads(config.to_json_string())
     try:
         found = counting.count(content, None, kind)
-    except RecipeError as refused:
+    except SizesError as refused:
         error = str(refused)
     else:
         error = None
@@ -92,10 +93,10 @@ def test_no_model_type_is_miscounted(kind, monkeypatch):
         assert "builds no causal language model" in error
         assert content["model_type"] != kind, "a part of an image model, saved under another name"
     monkeypatch.setattr(meta_model, "is_installed", lambda: False)
-    if kind in KINDS and KINDS[kind].is_built:
+    if kind in KINDS:
         assert counting.count(content, None, kind).parameters == pytest.approx(true, rel=MAY_DIFFER)
     else:
-        with pytest.raises(RecipeError, match="its safetensors are not at hand; name a folder or repository that has them"):
+        with pytest.raises(SizesError, match="its safetensors are not at hand; name a folder or repository that has them"):
             counting.count(content, None, kind)
 
 
@@ -133,7 +134,7 @@ def test_the_closed_form_is_right_for_each_setting_of_its_types(kind):
         try:
             true = parameters_of(built(CONFIG_MAPPING[kind].from_dict(content)))
             found = config_sizes.geometry(content, kind)
-        except (RecipeError, ValueError):
+        except (SizesError, ValueError):
             continue  # refused, or not built
         assert found.parameters == true, {key: content.get(key) for key in (*DROPPED, "qk_layernorm", "decoder_sparse_step")}
 
@@ -144,7 +145,7 @@ def test_deepseek_v3_is_not_17_billion(monkeypatch):
     assert found.active_parameters + found.embedding_parameters == pytest.approx(37.6e9, rel=0.02), "its report says 37B"
     assert "latent attention" in found.unsupported
     monkeypatch.setattr(meta_model, "is_installed", lambda: False)
-    with pytest.raises(RecipeError, match="sizes of a 'deepseek_v3' do not follow from its config.json in closed form"):
+    with pytest.raises(SizesError, match="sizes of a 'deepseek_v3' do not follow from its config.json in closed form"):
         counting.count(DEEPSEEK_V3, None, "deepseek-ai/DeepSeek-V3")
 
 
@@ -435,5 +436,5 @@ def test_a_model_that_the_closed_form_does_not_know_is_refused_with_the_dry_run(
 )
 def test_a_mixture_of_one_expert_is_refused_with_the_key_of_its_config(kind, changes, said):
     sizes = json.loads(tiny_config(kind).to_json_string()) | changes
-    with pytest.raises(RecipeError, match=rf"(\W|^){said}"):
+    with pytest.raises(SizesError, match=rf"(\W|^){said}"):
         config_sizes.geometry({name: value for name, value in sizes.items() if value is not None}, kind)

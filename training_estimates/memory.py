@@ -6,8 +6,8 @@ No constant belongs to one run or one publication: differences between framework
 
 from dataclasses import dataclass
 
-from flytune.estimates import activations, decoding, model_states
-from flytune.estimates.workload import BYTES, Workload
+from training_estimates import activations, decoding, model_states
+from training_estimates.workload import BYTES, Workload
 
 GIB = 2**30
 # GiB outside torch's allocator: a CUDA context with the kernels of torch, and NCCL's buffers where there are peers.
@@ -167,7 +167,8 @@ def _moments(workload: Workload, lasting: model_states.States, batch: activation
     last = {"activations": kept + at_work, "gathered units": gathered, "gradients": max(accumulated, head_gradient)}
     at_loss |= {"trained tables": _head_table(workload), "autocast copies": lasting.copies}
     last |= {"autocast copies": held}
-    lowest = batch.stream + at_work + _retained(workload, batch)
+    retained = layers * workload.framework.retained_streams * batch.stream
+    lowest = batch.stream + at_work + retained
     # The gradient of an embedding is dense, also where rows of it are trained.
     table = float(head) if {"embedding"} & {*workload.lora_targets, *workload.tables_by_row} else 0.0
     first = {"activations": lowest, "gathered units": gathered, "gradients": all_gradients, "trained tables": table}
@@ -234,15 +235,3 @@ def _moving(parts: dict[str, float]) -> float:
 
 def _fullest(base: dict[str, float], moments: list[dict[str, float]]) -> dict[str, float]:
     return base | max(moments, key=lambda parts: sum(parts.values()))
-
-
-def _retained(workload: Workload, batch: activations.Activations) -> float:
-    """Return bytes that FSDP1 keeps until backward ends if parameters are frozen: two tensors of the stream's size per layer.
-
-    It reshards frozen parameters from hooks on the gradients of a unit's inputs (_register_post_backward_reshard_only_hooks).
-    Only within a reentrant checkpoint, they stay while the checkpoints are freed
-    (tests/estimates/test_fsdp1_retained.py).
-    """
-    if workload.method == "full" or not workload.layout.retains_frozen or not model_states.reentrant(workload):
-        return 0.0
-    return workload.geometry.num_hidden_layers * 2 * batch.stream

@@ -5,11 +5,11 @@ import pytest
 from benchmarks import frameworks, gpu, measured_runs
 from benchmarks.frameworks import LAYOUTS, TRANSFORMERS, TRANSFORMERS_4_45, with_loss
 from benchmarks.measured_runs import model
-from flytune.estimates import Optimizer, Workload, activations, memory, model_states
-from flytune.estimates.config_sizes import geometry
-from flytune.estimates.framework import FLYTUNE
-from flytune.estimates.memory import GIB
-from flytune.hardware.accelerators import workspace_bytes
+from benchmarks.published_models import as_run, geometry
+from flytune.planning.workloads import FLYTUNE
+from training_estimates import Optimizer, Workload, activations, memory, model_states
+from training_estimates.accelerators import workspace_bytes
+from training_estimates.memory import GIB
 
 MISTRAL = model("Mistral-7B")
 PARAMETERS, HIDDEN, LAYERS, VOCABULARY = 7_241_732_096, 4096, 32, 32_000
@@ -207,7 +207,7 @@ def test_peaks_are_those_of_an_h200(sizes, method, batch, loaded, first, allocat
         "framework": FLYTUNE,
         "precision": "autocast",
         "geometry": geometry(gpu.MODELS[sizes], sizes),
-        "workspaces": workspace_bytes("H200"),
+        "workspaces": workspace_bytes("GH100"),
     }
     changes |= {"micro_batch": batch[0], "sequence_length": batch[1], "adapter_dropout": False}
     if method == "full":
@@ -223,7 +223,7 @@ def test_peaks_are_those_of_an_h200(sizes, method, batch, loaded, first, allocat
 
 
 def test_workspaces_of_a_gpu_that_is_not_known_are_the_larger_ones():
-    assert [workspace_bytes(name) / 2**20 for name in ("A100-80GB", "H100", "B300")] == [16.25, 64, 64]
+    assert [workspace_bytes(chip) / 2**20 for chip in ("GA100", "GH100", None)] == [16.25, 64, 64]
 
 
 def test_a_layer_at_work_by_hand():
@@ -258,7 +258,7 @@ def test_frozen_units_of_fsdp1_keep_what_fsdp2_does_not():
     """LoRA of 70B takes 72 to 80 GB a GPU under FSDP1 and a reentrant checkpoint, and far less under FSDP2."""
     published = {"geometry": model("Llama-2-70b"), "gpus": 8, "lora_r": 8, "lora_targets": ALL, "micro_batch": 8}
     published |= {"sequence_length": 2048}
-    older = memory.memory(lora(layout=LAYOUTS["fsdp1"], **published))
+    older = memory.memory(as_run(lora(layout=LAYOUTS["fsdp1"], **published)))
     newer = memory.memory(lora(layout=LAYOUTS["fsdp2"], framework=FLYTUNE, **published))
     assert 72e9 < older.allocated < 80e9
     assert newer.allocated < 60e9

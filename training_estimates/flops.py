@@ -9,8 +9,8 @@ is causal; backward takes 2.5 times as many (FlashAttention-2 computes the score
 from collections import Counter
 from dataclasses import dataclass
 
-from flytune.estimates.workload import Workload
-from flytune.hardware import Accelerator
+from training_estimates.accelerators import Accelerator
+from training_estimates.workload import Workload
 
 ATTENTION_BACKWARD = 2.5
 """Operations of attention's backward pass over those of its forward pass."""

@@ -6,26 +6,25 @@ own code is exact for all that it knows. Where two of them are at hand, they mus
 
 from typing import Any
 
-from flytune.errors import RecipeError
-from flytune.estimates import meta_model, tensor_counts
-from flytune.estimates.config_sizes import KINDS, geometry
-from flytune.models import config_json
-from flytune.models.config_json import Config
-from flytune.models.tensor_headers import Tensor
-from flytune.records.sizes import Geometry
+from training_estimates import config_json, meta_model, tensor_counts
+from training_estimates.config_json import Config
+from training_estimates.config_sizes import KINDS, geometry
+from training_estimates.errors import LibrariesMissingError, SizesError
+from training_estimates.sizes import Geometry
+from training_estimates.tensor_counts import Tensor
 
 
-def count(config: dict[str, Any], tensors: dict[str, Tensor] | None, name: str) -> Geometry:
+def count(config: dict[str, Any], tensors: dict[str, Tensor] | None = None, name: str = "config.json") -> Geometry:
     """Return the sizes of a model from its config.json and the tensors in its files, where these are at hand.
 
     Raises:
-        RecipeError: config.json has no or wrong sizes, it and the weights disagree, or the model's type cannot be counted here.
+        SizesError: config.json has no or wrong sizes, it and the weights disagree, or the model's type cannot be counted here.
     """
     text, quantized = config_json.text_part(config, name), Config(config, name).quantized
     if tensors is not None and not tensors:
-        raise RecipeError(f"model.name_or_path: {name}: its safetensors hold no tensor")
+        raise SizesError(f"{name}: its safetensors hold no tensor")
     kind = KINDS.get(text.kind)
-    if kind is not None and text.content is config and kind.is_built:
+    if kind is not None and text.content is config:
         found, built = geometry(config, name), None
     else:
         config_json.check_sizes(Config(config, name))
@@ -50,14 +49,14 @@ def _built(config: dict[str, Any], name: str, otherwise: bool) -> meta_model.Bui
     if not meta_model.is_installed():
         if otherwise:
             return None
-        raise RecipeError(
-            f"model.name_or_path: {name}: the sizes of a {config_json.shown(kind)} do not follow from its config.json in "
+        raise LibrariesMissingError(
+            f"{name}: the sizes of a {config_json.shown(kind)} do not follow from its config.json in "
             f"closed form, and its safetensors are not at hand; name a folder or repository that has them, or "
             f"{tensor_counts.ADVICE}"
         )
     try:
         return meta_model.build(config, name)
-    except RecipeError:
+    except SizesError:
         if otherwise:
             return None
         raise

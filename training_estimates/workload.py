@@ -4,12 +4,15 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from flytune.estimates.framework import FLYTUNE, Framework
-from flytune.records import Degrees, Geometry, Linear
-from flytune.sharding import Layout, Precision
+from training_estimates.degrees import Degrees
+from training_estimates.framework import TRL, Framework
+from training_estimates.layout import Layout
+from training_estimates.sizes import Geometry, Linear
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+Precision = Literal["pure", "autocast", "policy"]
+"""Precision of a forward pass. pure: in the dtype of the weights; autocast: torch.autocast; policy: FSDP's mixed precision."""
 BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number."""
 
@@ -101,12 +104,12 @@ class Workload:
     kbit_float32: bool = False
     """True if peft's prepare_model_for_kbit_training made all parameters float32 that are not quantized."""
     workspaces: float = 0.0
-    """Bytes of cuBLAS's workspaces on one GPU (flytune/hardware/accelerators.py)."""
+    """Bytes of cuBLAS's workspaces on one GPU (accelerators.py)."""
     on_cpu: bool = False
     """True if a CPU computes it, with torch's kernels for CPUs."""
     network_gbs: float = math.inf
-    """Upper limit of a node's bandwidth to other nodes, GB/s, beside the accelerator's network_gbs (hardware/networks.py)."""
-    framework: Framework = FLYTUNE
+    """Upper limit of a node's bandwidth to other nodes, GB/s, beside the accelerator's network_gbs (its network's)."""
+    framework: Framework = TRL
     decoding: Decoding | None = None
 
     @property

@@ -5,10 +5,11 @@ Counted from the code that runs: flytune/rollouts/sampling.py, and transformers'
 
 from dataclasses import replace
 
-from flytune.estimates import activations
-from flytune.estimates.communication import gathered_bytes, link_rate
-from flytune.estimates.flops import attention_seconds, head_shape, layers_seconds, product_seconds
-from flytune.estimates.kernels import (
+from training_estimates import activations
+from training_estimates.accelerators import Accelerator
+from training_estimates.communication import gathered_bytes, link_rate
+from training_estimates.flops import attention_seconds, head_shape, layers_seconds, product_seconds
+from training_estimates.kernels import (
     LAUNCH_SECONDS,
     adapter_bytes,
     dequantization_bytes,
@@ -16,8 +17,7 @@ from flytune.estimates.kernels import (
     layer_bytes,
     memory_seconds,
 )
-from flytune.estimates.workload import BYTES, Decoding, Workload
-from flytune.hardware import Accelerator
+from training_estimates.workload import BYTES, Decoding, Workload
 
 CACHE_PASSES = 3
 """Times that a token moves the cache: torch.cat reads it and writes it anew, and attention reads it."""

@@ -6,7 +6,7 @@ held-out rows are inside was counted afterwards (`python -m benchmarks.intervals
 
 from typing import NamedTuple
 
-from flytune.estimates.workload import Workload
+from training_estimates.workload import Workload
 
 LEVEL = 0.9
 """Share of runs that an interval is meant to hold."""

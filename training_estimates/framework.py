@@ -21,14 +21,12 @@ class Loss:
     """Bytes through GPU memory per vocabulary entry, forward and backward."""
     tiles: bool = False
     """True if it is computed in tiles of logits, which need memory of their own: TRL's chunked loss."""
+    cpu_tokens: int = 4096
+    """Tokens of a tile on a CPU."""
 
 
 CHUNKED = Loss(keeps_norm=False, per_hidden=4, moved_per_word=24, tiles=True)
 """TRL's chunked loss (trl 1.16, chunked_nll): the hidden states and their gradient, in 16 bits; no tensor of all logits."""
-
-OWN_LOGITS = Loss(per_word=8, moved_per_word=40, tiles=True)
-"""Flytune's loss of the model's own logits (models/own_logits.py): the logits and what caps them, in 16 bits, their gradient,
-and its parts before they are joined; a few rows at a time are in float32."""
 
 
 class Passes(NamedTuple):
@@ -61,6 +59,21 @@ scale (4), and B's two products read its gradient (2+2)."""
 FUSED_ADAPTERS = AdapterKernels(inputs=Passes(2, 4), outputs=Passes(6, 12))
 
 
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Bytes that one token moves in one layer, for each number of a width."""
+
+    norm: Passes
+    """Bytes per hidden_size, for each of the two norms; backward with the sums of its gradient and the residual stream's, and
+    of the gradients of the products that take its result: three behind the first norm, two behind the second one."""
+    rotary: Passes
+    """Bytes per width of queries and keys."""
+    activation: Passes
+    """Bytes per intermediate_size of the MLP, with the product of gate and up where it has one."""
+    launches: int
+    """Kernels in one layer's forward pass, products included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
     """Differences between training frameworks. The defaults are those of plain torch."""
@@ -68,6 +81,8 @@ class Framework:
     loss: Loss
     fused_kernels: bool = False
     """True if norms and rotations are each one fused kernel."""
+    kernels: Kernels | None = None
+    """Kernels around the matrix products, where they are none of those of kernels.py."""
     fused_adapters: bool = False
     """True if adapters beside a quantized base are one fused kernel."""
     attention_share: float = 1.0
@@ -94,6 +109,8 @@ class Framework:
     """True if torch's allocator lets segments grow (PYTORCH_ALLOC_CONF), so that longer rows use the memory of shorter ones."""
     reentrant: bool = False
     """True if a checkpointed layer runs a backward pass inside of backward (torch.utils.checkpoint, use_reentrant=True)."""
+    retained_streams: int = 0
+    """Tensors of the residual stream's size that each layer keeps until backward ends."""
     prefetches: bool = True
     """True if FSDP gathers the next layer while one is at work in backward."""
     gathers_adapters: bool = False
@@ -110,17 +127,5 @@ class Framework:
     """Seconds per token to read and collate batches between steps."""
 
 
-FLYTUNE = Framework(
-    loss=CHUNKED,
-    float32_copies=True,
-    prepares_kbit=True,
-    fsdp_reduces_float32=True,
-    expandable_segments=True,
-    # deepspeed_configs/ have offload_param.
-    offloads_parameters=True,
-    # Logits in bfloat16, and the float32 copy that accelerate makes of them (training/eval_loss.py).
-    evaluated_row=6.0,
-    # Collator takes 0.8e-6 of one core of a Xeon at 2.5 GHz, for packed rows of 4,096.
-    data_seconds=1e-6,
-)
-"""Flytune's own training loop."""
+TRL = Framework(loss=CHUNKED)
+"""TRL's trainer, with its own loss."""

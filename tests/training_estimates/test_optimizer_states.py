@@ -4,7 +4,6 @@ import weakref
 
 import pytest
 
-from flytune.estimates import memory, model_states
 from flytune.hardware import shape_named
 from flytune.models import loading
 from flytune.planning import requirements, workloads
@@ -14,6 +13,7 @@ from flytune.records.plan import LOAD, STEP
 from flytune.sharding import sharding_of
 from tests.support.paths import ROOT
 from tests.support.tiny import tiny_recipe
+from training_estimates import memory, model_states
 
 
 def work_of(recipe, shape="cpu-1"):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from flytune.sharding import Layout
+from training_estimates.layout import Layout
 
 # Float32 master weights and two moments of a parameter under DeepSpeed (Rajbhandari et al. 2020, §3.1).
 MASTER, MOMENTS = 4, 8

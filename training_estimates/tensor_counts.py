@@ -1,17 +1,31 @@
 """Sizes of a model from the names and shapes of its parameters: as transformers builds them, or as its files store them."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from flytune.errors import RecipeError
-from flytune.estimates.config_sizes import KINDS
-from flytune.estimates.meta_model import Built, Parameter
-from flytune.models import expert_layers
-from flytune.models.config_json import DEPTHS, MOST_LAYERS, Config
-from flytune.models.tensor_headers import Tensor
-from flytune.records.sizes import Geometry, Linear, joined
-from flytune.sentences import counted
+from training_estimates.config_json import DEPTHS, MOST_LAYERS, Config
+from training_estimates.config_sizes import KINDS
+from training_estimates.errors import LibrariesMissingError, SizesError
+from training_estimates.meta_model import Built, Parameter
+from training_estimates.sizes import Geometry, Linear, is_fused_name, joined
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor as it is stored."""
+
+    dtype: str
+    """Name in safetensors: BF16, F32, F8_E4M3, U8."""
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Numbers in it."""
+        return math.prod(self.shape)
+
 
 MAY_DIFFER = 0.005
 """Largest difference between two counts of a model's parameters, as a share, that is not an error."""
@@ -91,7 +105,7 @@ def loaded(
     size = sum(tensor.size for tensor in left.values())
     return (
         kept,
-        f"{counted(len(left), 'stored tensor')} of {counted(size, 'parameter')} that transformers does not "
+        f"{_counted(len(left), 'stored tensor')} of {_counted(size, 'parameter')} that transformers does not "
         f"load ({min(left)} ...)",
     )
 
@@ -124,12 +138,12 @@ def _weights_in(name: str, tensor: Tensor, quantized: str | None, config: Config
 
 
 def compare(name: str, first: tuple[str, int], second: tuple[str, int]) -> None:
-    """Raise a RecipeError if two counts of a model's parameters, each with its source, differ by more than MAY_DIFFER."""
+    """Raise a SizesError if two counts of a model's parameters, each with its source, differ by more than MAY_DIFFER."""
     (source, count), (other, said) = first, second
     if abs(count - said) > MAY_DIFFER * max(count, said, 1):
-        raise RecipeError(
-            f"model.name_or_path: {name}: its parameters are {count:,} by {source}, and {said:,} by {other}: config.json and "
-            "weights are not of the same model, or Flytune miscounts this model type; nothing is planned on either"
+        raise SizesError(
+            f"{name}: its parameters are {count:,} by {source}, and {said:,} by {other}: config.json and "
+            "weights are not of the same model, or this model type is miscounted; neither is relied on"
         )
 
 
@@ -157,11 +171,12 @@ def of_headers(tensors: Mapping[str, Tensor], config: Config, quantized: str | N
     """Return the sizes of a model from its files alone.
 
     Raises:
-        RecipeError: its files do not have the layers, experts or vocabulary of its config.json, or they are quantized.
+        SizesError: its files do not have the layers, experts or vocabulary of its config.json, or they are quantized.
     """
-    where = f"model.name_or_path: {config.name}"
     if quantized not in (None, "fp8", "fbgemm_fp8"):
-        raise RecipeError(f"{where}: {quantized} weights are packed, and without torch and transformers not counted; {ADVICE}")
+        raise LibrariesMissingError(
+            f"{config.name}: {quantized} weights are packed, and without torch and transformers not counted; {ADVICE}"
+        )
     flag = config.flag("tie_word_embeddings", False)
     kept, left = loaded(tensors, config, flag)
     if quantized:
@@ -172,15 +187,15 @@ def of_headers(tensors: Mapping[str, Tensor], config: Config, quantized: str | N
         why = (
             f"what transformers loads of {towers[0]} is not known"
             if towers
-            else f"it has {counted(len(embeddings), 'table')} of embeddings"
+            else f"it has {_counted(len(embeddings), 'table')} of embeddings"
         )
-        raise RecipeError(f"{where}: {why} without torch and transformers; {ADVICE}")
+        raise LibrariesMissingError(f"{config.name}: {why} without torch and transformers; {ADVICE}")
     table = kept[embeddings[0]].shape
     head = next((name for name in kept if _HEAD.search(name)), None)
     _check_layers(kept, config)
     for key, width in (("vocab_size", table[0]), ("hidden_size", table[1])):
         if (said := config.size(key, width)) != width:
-            raise RecipeError(f"{where}: {key} is {said:,} in its config.json, and {width:,} in {embeddings[0]}")
+            raise SizesError(f"{config.name}: {key} is {said:,} in its config.json, and {width:,} in {embeddings[0]}")
     config.check()
     parameters = [Parameter(name, one.shape, _guessed_kind(name, one.shape)) for name, one in kept.items()]
     found = _of(parameters, {embeddings[0], head} - {None}, table, head is None, config)
@@ -196,7 +211,11 @@ def of_headers(tensors: Mapping[str, Tensor], config: Config, quantized: str | N
     )
 
 
-ADVICE = "plan where torch and transformers are installed (pip install flytune[train])"
+ADVICE = "count it where torch and transformers are installed"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def _guessed_kind(name: str, shape: tuple[int, ...]) -> str:
@@ -208,15 +227,13 @@ def _check_layers(kept: Iterable[str], config: Config) -> None:
     depth = depth_of(config)
     stored = {int(found[1]) for name in kept if (found := _LAYER.search(name))}
     if not depth or stored != set(range(depth)):
-        layers = counted(depth, "layer") if depth else "no number of layers"
-        raise RecipeError(f"model.name_or_path: {config.name}: its config.json has {layers}, and its files have {len(stored)}")
+        layers = _counted(depth, "layer") if depth else "no number of layers"
+        raise SizesError(f"{config.name}: its config.json has {layers}, and its files have {len(stored)}")
     experts = {int(found[1]) for name in kept if (found := _EXPERT.search(name))}
     said = [config.content.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")]
     named = next((one for one in said if isinstance(one, int) and one > 1), len(experts))
     if experts and named != len(experts):
-        raise RecipeError(
-            f"model.name_or_path: {config.name}: its config.json has {counted(named, 'expert')}, and its files {len(experts)}"
-        )
+        raise SizesError(f"{config.name}: its config.json has {_counted(named, 'expert')}, and its files {len(experts)}")
 
 
 def _of(parameters: list[Parameter], tables: set[str | None], table: tuple[int, ...], tied: bool, config: Config) -> Geometry:
@@ -227,9 +244,7 @@ def _of(parameters: list[Parameter], tables: set[str | None], table: tuple[int, 
     shared = dense = routed = 0
     moe_layers: set[str] = set()
     for one in parameters:
-        size = 1
-        for width in one.shape:
-            size *= width
+        size = math.prod(one.shape)
         total += size
         if one.name in tables or not (linear := _linear(one, share)):
             continue
@@ -295,7 +310,7 @@ def _experts(parameters: list[Parameter]) -> int:
 
 
 def _is_stacked(one: Parameter) -> bool:
-    return len(one.shape) == 3 and ("expert" in one.name or expert_layers.is_fused_name(one.name))
+    return len(one.shape) == 3 and ("expert" in one.name or is_fused_name(one.name))
 
 
 def _linear(one: Parameter, share: float) -> Linear | None:
@@ -306,7 +321,7 @@ def _linear(one: Parameter, share: float) -> Linear | None:
         of, layer = {"quantizable": False, "adaptable": False, "share": share}, _FIRST_NUMBER.search(one.name)
         layers = (int(layer[1]),) if layer else ()
         # As a recipe names it (rank_pattern), and PEFT: with `.weight` where the parameter is one of a layer.
-        path += ".weight" * (one.name.endswith(".weight") and expert_layers.is_fused_name(one.name))
+        path += ".weight" * (one.name.endswith(".weight") and is_fused_name(one.name))
         return Linear.model_validate(
             of | {"name": name, "rows": rows, "columns": columns, "count": count, "path": path, "layers": layers}
         )
@@ -329,7 +344,7 @@ def _linear(one: Parameter, share: float) -> Linear | None:
     )
 
 
-VERIFIED = frozenset({*KINDS, "ernie4_5_moe", "glm4_moe", "qwen2_moe"})
+VERIFIED = frozenset({*KINDS, "ernie4_5_moe", "glm4_moe", "mpt", "qwen2_moe"})
 """Model types of which the closed form of activations and time is shown to hold: by published runs, or by the dry run, whose
 memory differs from it no more than Llama's (docs/plan.md, "Counted models")."""
 

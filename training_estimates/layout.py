@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from flytune.records import Degrees
+from training_estimates.degrees import Degrees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,6 @@ class Layout:
     """Elements of the buffers in host memory through which parameters go to the NVMe disk."""
     parameters_in_host: int = 0
     """Elements of parameters that stay in host memory under offload to NVMe, at most."""
-    retains_frozen: bool = False
-    """True if tensors of units with frozen parameters live until backward ends, as under FSDP1."""
 
     def degrees(self, gpus: int, nodes: int) -> Degrees:
         """Return the degrees of a run on GPUs of several nodes; on CPUs, a process counts as a GPU."""

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from flytune.estimates import counting
 from flytune.models import expert_layers
 from flytune.planning import candidates, workloads
 from tests.support.counted_models import adapters, built
 from tests.support.model_types import MODEL_TYPES, NOT_BUILT, tiny_config
 from tests.support.plans import recipe_of
+from training_estimates import counting
 
 
 def problems(kind, **method):

@@ -1,9 +1,9 @@
 """Communication between GPUs and with the host, and the time of the optimizer's update on either."""
 
-from flytune.estimates.kernels import ADAMW_NUMBERS, memory_seconds, optimizer_bytes
-from flytune.estimates.model_states import PACKED, States
-from flytune.estimates.workload import BYTES, Workload
-from flytune.hardware import Accelerator
+from training_estimates.accelerators import Accelerator
+from training_estimates.kernels import ADAMW_NUMBERS, memory_seconds, optimizer_bytes
+from training_estimates.model_states import PACKED, States
+from training_estimates.workload import BYTES, Workload
 
 LINK_SHARE = 0.8
 """Share of a link's data-sheet rate that NCCL's rings reach. Published runs of nccl-tests: 200 and 208 of 300 GB/s inside a

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from flytune.estimates import decoding, intervals, model_states
-from flytune.estimates.communication import (
+from training_estimates import decoding, intervals, model_states
+from training_estimates.accelerators import Accelerator
+from training_estimates.communication import (
     communication_bytes,
     gathered_bytes,
     host_bytes,
@@ -12,7 +13,7 @@ from flytune.estimates.communication import (
     pcie_rate,
     reduced_bytes,
 )
-from flytune.estimates.flops import (
+from training_estimates.flops import (
     ATTENTION_BACKWARD,
     attention_seconds,
     dora_flops,
@@ -26,7 +27,7 @@ from flytune.estimates.flops import (
     recomputes,
     routed_adapters,
 )
-from flytune.estimates.kernels import (
+from training_estimates.kernels import (
     LAUNCH_SECONDS,
     adapter_bytes,
     adapter_kernels,
@@ -35,8 +36,7 @@ from flytune.estimates.kernels import (
     layer_bytes,
     memory_seconds,
 )
-from flytune.estimates.workload import Workload
-from flytune.hardware import Accelerator
+from training_estimates.workload import Workload
 
 HIDDEN_SHARE = 0.25
 """Fitted. Share of overlapped communication that costs no time: NCCL's kernels take processors and memory bandwidth from

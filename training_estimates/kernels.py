@@ -5,12 +5,10 @@ reads its inputs and writes its result; 2 bytes a number, 4 where the code compu
 a tensor, backward adds their gradients up, each in a kernel that reads two and writes one.
 """
 
-from dataclasses import dataclass
-
-from flytune.estimates.flops import recomputes
-from flytune.estimates.framework import FUSED_ADAPTERS, AdapterKernels, Passes
-from flytune.estimates.workload import BYTES, Workload
-from flytune.hardware import Accelerator
+from training_estimates.accelerators import Accelerator
+from training_estimates.flops import recomputes
+from training_estimates.framework import FUSED_ADAPTERS, AdapterKernels, Kernels, Passes
+from training_estimates.workload import BYTES, Workload
 
 BANDWIDTH_SHARE = 0.78
 """Fitted. Share of `memory_gbs` that these kernels reach."""
@@ -42,22 +40,6 @@ QUANTIZED_LAUNCHES = {
 """Kernels beside each product. gptq4: fitted, of the ten in its code. 8 bits: two casts, quantization,
 the search for outliers (3), their two products."""
 
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """Bytes that one token moves in one layer, for each number of a width."""
-
-    norm: Passes
-    """Bytes per hidden_size, for each of the two norms; backward with the sums of its gradient and the residual stream's, and
-    of the gradients of the products that take its result: three behind the first norm, two behind the second one."""
-    rotary: Passes
-    """Bytes per width of queries and keys."""
-    activation: Passes
-    """Bytes per intermediate_size of the MLP, with the product of gate and up where it has one."""
-    launches: int
-    """Kernels in one layer's forward pass, products included."""
-
-
 _GATED = Passes(4 + 6, 6 + 12)
 """silu, and the product of gate and up; backward the gradient of either, and of silu."""
 EAGER = Kernels(norm=Passes(36, 84 + 6 + 9), rotary=Passes(20, 30), activation=_GATED, launches=45)
@@ -72,9 +54,6 @@ FUSED = Kernels(norm=Passes(4, 6 + 6 + 9), rotary=Passes(4, 4), activation=_GATE
 """One kernel a norm and one for the rotation (Liger, fms-acceleration's FOAK)."""
 COMPILED = Kernels(norm=Passes(4, 11), rotary=Passes(4, 4), activation=Passes(6, 10), launches=12)
 """torch.compile: one kernel a norm and one for the activation, which add gradients up themselves."""
-MPT = Kernels(norm=Passes(4, 6 + 6 + 4), rotary=Passes(0, 0), activation=Passes(4, 6), launches=14)
-"""torch's own layer norm, whose weight's gradient is a kernel of its own, and GELU; learned positions; queries, keys and values
-of one product."""
 NORM_WEIGHT = 8
 """Bytes per hidden_size of the gradient of the weight of a norm of single operations: product (6), sum (2)."""
 
@@ -101,10 +80,9 @@ def kernels(workload: Workload) -> Kernels:
     """Return the kernels around the matrix products, by model and framework."""
     if workload.compiled:
         return COMPILED
-    if workload.geometry.model_type == "mpt":
-        return MPT
-    if workload.framework.fused_kernels or (workload.geometry.model_type == "qwen" and workload.attention == "flash"):
-        # The first Qwen's own code takes norm and rotation from flash-attn where that is installed.
+    if workload.framework.kernels is not None:
+        return workload.framework.kernels
+    if workload.framework.fused_kernels:
         return FUSED
     return EAGER_FLOAT32 if workload.kbit_float32 else EAGER
 

@@ -1,12 +1,26 @@
 """The sizes of a decoder that estimates of memory and time need, wherever they were counted."""
 
+import re
 from collections.abc import Iterable
 from typing import Any, Self
 
-from flytune.schema import Strict
+from pydantic import BaseModel, ConfigDict
+
+_FUSED = re.compile(r".*\.experts\.(?!\d)\w+(?<!\.weight)|.*\.(?:input|output)_linear\.weight")
 
 
-class Linear(Strict):
+def is_fused_name(name: str) -> bool:
+    """Return whether a name is that of a parameter of routed experts; those that all tokens pass have other names."""
+    return _FUSED.fullmatch(name) is not None
+
+
+class Immutable(BaseModel):
+    """Model without unknown fields that is not changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Linear(Immutable):
     """All matrices of one name and shape in a model's layers."""
 
     name: str
@@ -46,7 +60,7 @@ class Linear(Strict):
         return self.count * self.rows * self.columns
 
 
-class Geometry(Strict):
+class Geometry(Immutable):
     """Sizes of a decoder; counts are parameters."""
 
     model_type: str

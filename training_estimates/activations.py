@@ -7,8 +7,7 @@ the query heads, k of the key heads, i of the MLP, V vocabulary; c bytes of the 
 
 from dataclasses import dataclass
 
-from flytune.estimates.workload import BYTES, Workload
-from flytune.models.host_memory import CPU_LOSS_TOKENS
+from training_estimates.workload import BYTES, Workload
 
 LAYER_NORM_TYPES = ("mpt", "phi", "gpt_neox", "starcoder2")
 """Model types whose norms are torch's LayerNorm: one kernel, which keeps its input."""
@@ -227,7 +226,7 @@ def _tiles(workload: Workload) -> float:
     if not loss.tiles:
         return 0.0
     if workload.on_cpu:
-        return float(CPU_LOSS_BYTES * min(workload.tokens, CPU_LOSS_TOKENS) * width)
+        return float(CPU_LOSS_BYTES * min(workload.tokens, loss.cpu_tokens) * width)
     # Where all logits are kept, no tile is made on a GPU.
     return 0.0 if loss.per_word else float(BYTES[workload.compute_dtype] * min(workload.tokens, LOSS_TOKENS) * width)
 

@@ -6,10 +6,10 @@ layers spread over GPUs; differences between frameworks are the fields of framew
 
 from dataclasses import dataclass
 
-from flytune.estimates import zero
-from flytune.estimates.activations import quantized_head, stream_bytes
-from flytune.estimates.workload import BYTES, Workload
-from flytune.records import Geometry
+from training_estimates import zero
+from training_estimates.activations import quantized_head, stream_bytes
+from training_estimates.sizes import Geometry
+from training_estimates.workload import BYTES, Workload
 
 # Bytes of a quantized weight without its scales.
 PACKED = {"nf4": 0.5, "nf4_double": 0.5, "fp4": 0.5, "fp4_double": 0.5, "gptq4": 0.5, "int8": 1.0}

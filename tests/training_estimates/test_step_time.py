@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from benchmarks import throughput
 from benchmarks.frameworks import COMPOSER, HF, LAYOUTS, TRANSFORMERS
 from benchmarks.measured_runs import MeasuredRun, model
+from benchmarks.published_models import as_run
 from flytune.errors import RecipeError
-from flytune.estimates import Optimizer, Workload
-from flytune.estimates.communication import communication_bytes, link_rate
-from flytune.estimates.flops import flops, product_seconds
-from flytune.estimates.framework import FLYTUNE
-from flytune.estimates.step_time import likely, step
 from flytune.hardware import accelerator_named, load_accelerators, load_shapes
+from flytune.planning.workloads import FLYTUNE
+from training_estimates import Optimizer, Workload
+from training_estimates.communication import communication_bytes, link_rate
+from training_estimates.flops import flops, product_seconds
+from training_estimates.step_time import likely, step
 
 A100 = accelerator_named("A100-80GB")
 LLAMA = Workload(
@@ -307,10 +308,10 @@ def test_a_third_of_the_rows_is_held_out():
 
 def test_published_throughputs_are_met():
     # Rows of llm-foundry's and fms-acceleration's tables: tokens a second of one GPU.
-    mpt = replace(
+    mpt = as_run(replace(
         LLAMA, geometry=model("mpt-7b"), layout=LAYOUTS["fsdp1"], gpus=8, weight_dtype="float32", precision="policy",
         sequence_length=2048, micro_batch=6, checkpointing="none", framework=COMPOSER,
-    )  # fmt: skip
+    ))  # fmt: skip
     assert step(mpt, A100).tokens_per_second == pytest.approx(4641, rel=0.1)
     assert step(mpt, accelerator_named("H100")).tokens_per_second == pytest.approx(10643, rel=0.1)
     mistral = replace(LLAMA, geometry=model("Mistral-7B"), micro_batch=4, framework=TRANSFORMERS)
