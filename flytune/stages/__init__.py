@@ -5,7 +5,7 @@ stored         stored folders as local ones
 table          the rows, and the stages of a run
 planned        a planned run, and the state of a sweep's runs
 points         the pods of a sweep's stages, and their results
-attempts       texts and notes of failed attempts
+attempts       texts and records of failed attempts
 ranks          the processes of a node that train
 job_end        the order in which a job's pods end
 calls, worker  stages called in a pod, or in a process of this machine

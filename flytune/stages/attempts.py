@@ -23,7 +23,6 @@ def text_of(
     """Return the text of a failed attempt, and record it.
 
     Args:
-        failure: the failure.
         is_alone: True to leave the rank out.
         task: name of the task, where the pod's command does not have it.
         here: what follows a recoverable failure in a local run.
@@ -63,9 +62,10 @@ def log_lines() -> tuple[str, ...]:
 
 
 def _next_attempt(here: str) -> str:
-    if not (attempt := os.environ.get("FLYTE_ATTEMPT_NUMBER")):
+    if not (number := os.environ.get("FLYTE_ATTEMPT_NUMBER")):
         return here or "recoverable: on a cluster, Flyte starts another attempt; here, run it again"
-    done, most = int(attempt) + 1, retries() + 1
+    others = attempt.of_other_actions()
+    done, most = others + int(number) + 1, others + retries() + 1
     return f"recoverable: attempt {done} of {most}; " + ("Flyte starts another" if done < most else "none is left")
 
 
@@ -74,7 +74,6 @@ def record_phase(phase: str, address: str | None) -> Iterator[None]:
     """Keep the record of a task of one process that loads a model; refuse a third attempt where two were killed.
 
     Args:
-        phase: the task's only phase.
         address: where all attempts of the task keep their records; None on this machine, where none are written.
 
     Raises:

@@ -1,8 +1,4 @@
-"""Writer of the record of this process's attempt: the only report of a pod that is killed for its memory.
-
-Each node keeps one record at the address of the run's checkpoints. One thread rewrites it: at once at each phase, while the
-memory grows and at a signal; now and then for the steps; and at the end.
-"""
+"""Writer of the record of this process's attempt: the only report of a pod that is killed for its memory."""
 
 import json
 import logging
@@ -20,7 +16,7 @@ from typing import Any
 from flytune import json_core
 from flytune.console.step_lines import show
 from flytune.errors import StorageError
-from flytune.failures import Failure, FailureText, kind_of, reports, task_name
+from flytune.failures import Failure, FailureText, kind_of, reports, task_name, without_secrets
 from flytune.hardware.pod_memory import memory
 from flytune.pods import spec
 from flytune.records import Attempt, NodeAttempt, Plan, Step
@@ -45,7 +41,7 @@ WAIT = 5.0
 
 
 class AttemptWriter:
-    """Writer of a node's record, from the beginning of an attempt to its end.
+    """Writer of a node's record, in a thread: at once at each phase, signal and the end, while memory grows, and for steps.
 
     It is written where another attempt may follow: in an execution of Flyte by each node, elsewhere by the first process of
     a run that has checkpoints, or that goes on after a failure.
@@ -205,11 +201,7 @@ class AttemptWriter:
         self._loop_seconds = time.monotonic() - self._loop_began
 
     def leave_out(self, left_out: list[int], rollbacks: int, order: str) -> None:
-        """Record data that later attempts skip, before this returns.
-
-        Raises:
-            Exception: the storage's own, if it cannot be written.
-        """
+        """Record data that later attempts skip; it is stored when this returns."""
         self._update(left_out=left_out, rollbacks=rollbacks, order=order)
         if self._record.file_name:
             earlier_attempts.write(self._address, self.now())
@@ -269,7 +261,7 @@ def correct(folder: Path, cause: Failure) -> None:
     address, name = json_core.load(pointer.read_bytes())
     for record in earlier_attempts.read(address):
         if record.file_name == name:
-            _kept[:] = [(address, record.replaced(kind=cause.kind, reason=cause.sentence))]
+            _kept[:] = [(address, record.replaced(kind=cause.kind, reason=without_secrets(cause.sentence)))]
             _write(*_kept[0])
 
 
@@ -286,7 +278,13 @@ def record_failure(text: FailureText, kind: str, address: str | None) -> None:
         _kept.append((address, NodeAttempt(number=0, execution=execution, retry=retry, kind=kind, file_name=name)))
     for place, record in _kept:
         words = {"reason": text.sentence, "advice": text.advice, "task": text.task, "details": text.details}
-        _write(place, record.replaced(further=list(text.further), **words))
+        shown = {name: without_secrets(value) for name, value in words.items()}
+        _write(place, record.replaced(further=[without_secrets(line) for line in text.further], **shown))
+
+
+def of_other_actions() -> int:
+    """Return how many attempts of this execution other actions have made for the stage of this process."""
+    return max([0, *(record.retry - spec.attempts_before() for _, record in _kept)])
 
 
 def earlier_lines() -> list[str]:
@@ -324,4 +322,4 @@ def reason_of(error: BaseException) -> str:
         return "ended by Ctrl-C"
     if not isinstance(error, Exception):
         return f"ended by {type(error).__name__}"
-    return reports.of_error(error, rank=int(os.environ.get("RANK", "0"))).sentence
+    return without_secrets(reports.of_error(error, rank=int(os.environ.get("RANK", "0"))).sentence)

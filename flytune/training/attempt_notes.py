@@ -20,9 +20,8 @@ class Notes:
     per_device_train_batch_size: int | None = None
     """Largest micro batch size to use; None for the plan's."""
     left_out: list[int] = field(default_factory=list)
-    """Skipped data, in units of one step's samples, ascending; 0 is the first step's in the data's order."""
+    """Skipped data, as in NodeAttempt."""
     rollbacks: int = 0
-    """Number of times that data was skipped."""
 
     def applied(self, plan: Plan) -> Plan:
         """Return the plan with the micro batch noted here, and the same global batch."""
@@ -36,12 +35,9 @@ class Notes:
 
 
 def read(address: str, order: str = "", halves_on: str | None = None) -> Notes:
-    """Return what the attempts at a folder or fsspec address say to the next one.
+    """Return what the attempts at an address decided for the next one, over data in an order.
 
-    Args:
-        address: that of the run's checkpoints.
-        order: key of the data and its order: of another one, no position is skipped.
-        halves_on: shape on which an attempt that ran out of GPU memory leaves half its micro batch; None for nowhere.
+    An attempt that ran out of GPU memory on the shape `halves_on` leaves half its micro batch; none does where it is None.
 
     Raises:
         TrainingError: a record is damaged.
@@ -83,12 +79,7 @@ def check_agreed(notes: Notes, args: Any) -> None:
 def out_of_memory(plan: Plan, rank: int, step: int, *, goes_on: bool, error: BaseException) -> OutOfMemory:
     """Return the error of a rank whose GPU is full, with the plan's next candidate.
 
-    Args:
-        plan: the plan that did not fit.
-        rank: the rank.
-        step: the step that it was in.
-        goes_on: the next attempt takes the candidate by itself.
-        error: torch's.
+    The next attempt takes it by itself if the run `goes_on`.
     """
     processes = counted(plan.degrees.data_parallel, "process", "processes")
     size, accumulation = plan.per_device_train_batch_size, plan.gradient_accumulation_steps

@@ -93,7 +93,7 @@ def check_kills(mine: NodeAttempt, before: Sequence[NodeAttempt], address: str, 
     Raises:
         KilledAgain: both were killed in the same phase, and no step was saved in between.
     """
-    execution = [record for record in before if record.execution == mine.execution]
+    execution = [record for record in before if record.execution == mine.execution and record.phase]
     first, second = ([record for record in execution if record.retry == mine.retry - back] for back in (2, 1))
     if not all(record.kind in _SILENT for record in (*first, *second)):
         return
@@ -117,12 +117,9 @@ def _killed_again(first: NodeAttempt, second: NodeAttempt, address: str, plan: P
 
 
 def lines(records: Sequence[NodeAttempt], execution: str, before: int | None = None) -> list[str]:
-    """Return a line for each attempt of an execution, `attempt 1: REASON, node NAME`.
+    """Return a line for each attempt of an execution before the one of a number, `attempt 1: REASON, node NAME`.
 
-    Args:
-        records: records of attempts.
-        execution: Flyte's execution; empty for attempts of a machine of one's own.
-        before: number, from 1 on, of the attempt after the last one to name; None to name all that have left records.
+    Without a number, all that have left records are named. The execution of a machine of one's own is empty.
     """
     ends = _ends(records)
     known = sorted(number for of, number in ends if of == execution and (before is None or number < before))

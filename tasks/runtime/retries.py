@@ -76,5 +76,6 @@ def flyte_error(failure: Failure, is_alone: bool = False) -> RunFailed:
 
     Of several nodes' errors, Flyte shows the earliest.
     """
-    text = attempts.text_of(failure, is_alone, address=attempts_address())
+    address = None if "LOCAL_RANK" in os.environ else attempts_address()
+    text = attempts.text_of(failure, is_alone, address=address)
     return (AttemptFailed if failure.recoverable else RunFailed)(text, timestamp=failure.time)

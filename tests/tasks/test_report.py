@@ -58,7 +58,8 @@ def sent(monkeypatch):
 def test_the_message_has_the_task_s_own_sentence(recipe, sent, tmp_path, monkeypatch):
     phases = tmp_path / "phases"
     monkeypatch.setattr(OnCluster, "shared_address", lambda self, name: str(phases) if name == "phases" else None)
-    for text in (OURS._replace(sentence="another task's"), OURS):
+    secret = OURS._replace(details="Traceback\nurl = 'https://user:hunter2@host/x'")
+    for text in (OURS._replace(sentence="another task's"), secret):
         record_failure(text, "bug", str(phases / "abc" / text.sentence[:5]))
         attempt_module._kept.clear()
     report_failure(recipe=recipe, err=FlyteError(f"[4/4] currentAttempt done. Last Error: USER::{OURS}", "fn0"))
@@ -66,6 +67,8 @@ def test_the_message_has_the_task_s_own_sentence(recipe, sent, tmp_path, monkeyp
     assert first == "tiny: train_cpu_2 failed: rank 1: bug: KeyError: 'a'"
     assert second == "what to do: the traceback says where"
     assert others[:3] == ["final", "log: kubectl", "There is no complete checkpoint."]
+    assert "https://[hidden]@host/x" in sent[0]
+    assert not any("hunter2" in path.read_text() for path in phases.rglob("*.json"))
 
 
 @pytest.mark.parametrize("case", CASES)

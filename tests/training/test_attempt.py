@@ -1,5 +1,6 @@
 """Records of attempts, of processes that are killed too, and the decision of the next attempt."""
 
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -12,9 +13,12 @@ from unittest import mock
 import pytest
 
 from flytune.errors import DataError, KilledAgain, Preempted
+from flytune.failures import reports
 from flytune.hardware import pod_memory
-from flytune.records import Need, Plan
+from flytune.pods import spec
+from flytune.records import Attempt, Need, Plan
 from flytune.records.plan import EXPORT
+from flytune.stages import attempts
 from flytune.training import AttemptWriter, attempt_notes, earlier_attempts
 from flytune.training import attempt as writer
 from tasks.runtime import orchestrator, retries
@@ -209,13 +213,25 @@ def test_an_action_for_the_same_stage_is_the_next_attempt(tmp_path, monkeypatch)
     # Flyte 2's driver starts another action, which counts its own attempts from 0 on.
     monkeypatch.setenv("FLYTUNE_ACTION", "a2")
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "0")
-    with AttemptWriter(str(tmp_path)).keeping():
+    with contextlib.suppress(ConnectionError), AttemptWriter(str(tmp_path)).keeping():
         records = earlier_attempts.read(str(tmp_path), "abc")
         first, second, third = earlier_attempts.lines(records, "abc")
         assert first.startswith("attempt 1: killed without a report: steady step, ")
         assert second.startswith("attempt 2: bad data: x, node ")
         assert third.startswith("attempt 3: killed without a report: load, ")
         assert [record.number for record in records] == [1, 2, 3]
+        raise ConnectionError
+    monkeypatch.setenv(spec.RETRIES, "3")
+    outcome, *ends = attempts.text_of(reports.of_error(ConnectionError("x"), 0)).further
+    assert outcome == "recoverable: attempt 3 of 6; Flyte starts another"
+    assert ends[:2] == [first, second]
+
+
+def test_figures_of_release_0_2_are_no_kills_in_the_same_phase(tmp_path):
+    for name in ("record-0001-e1239377.json", "record-0002-98b2287b.json"):
+        figures = Attempt.read(ROOT / "tests/support/attempts_of_0_2" / name)
+        figures.model_copy(update={"resumed_from_step": 0}).write(tmp_path / name)
+    assert stop_message(tmp_path, 2) is None
 
 
 def test_files_of_release_0_2_are_read(tmp_path, monkeypatch, capsys):
