@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from flytune import limits
+from flytune.recipe.evaluation_tasks import EvaluationTask
 from flytune.schema import PathOrAddress, Positive, Strict
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -95,16 +96,6 @@ HUB_ADDRESS = re.compile(r"hf://(?!(?:datasets|spaces|buckets)/)[\w-][\w.-]*/[\w
 """Address of a model repository on the Hugging Face Hub."""
 
 
-class HarnessTask(Strict):
-    """A task or group of lm-evaluation-harness."""
-
-    name: Annotated[str, Field(min_length=1)]
-    num_fewshot: Annotated[int, Field(ge=0, le=limits.LISTED)] | None = None
-    """Number of few-shot examples; by default the task's own."""
-    limit: Positive | None = None
-    """Largest number of documents of each task."""
-
-
 class Guard(Strict):
     """A benchmark score that training must not make worse."""
 
@@ -133,7 +124,7 @@ class Evaluation(Strict):
     """Number of held-out prompts that base and tuned model answer side by side."""
     max_new_tokens: Annotated[int, Field(gt=0, le=limits.TOKENS)] = 128
     """Largest number of tokens of an answer."""
-    tasks: list[HarnessTask] = Field(default=[], max_length=limits.LISTED)
+    tasks: list[EvaluationTask] = Field(default=[], max_length=limits.LISTED)
     """Tasks of lm-evaluation-harness, run on base and tuned model."""
     include_path: PathOrAddress | None = None
     """A folder of your own tasks in the harness's YAML (recipes/tasks), or its address."""
