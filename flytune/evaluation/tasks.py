@@ -15,7 +15,7 @@ from flytune.records import TaskScore
 
 def kind_of(section: type[TaskSection]) -> TaskKind[Any]:
     """Return the kind of a section's tasks."""
-    kind: TaskKind[Any] = import_module(f"flytune.evaluation.{section.kind}").KIND
+    kind: TaskKind[Any] = import_module(f"flytune.evaluation.{section.module}").KIND
     return kind
 
 

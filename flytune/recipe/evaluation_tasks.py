@@ -11,15 +11,15 @@ from flytune.schema import Positive, Strict
 class TaskSection(Strict):
     """A task on base and tuned model; flytune/evaluation has a module for each kind."""
 
-    kind: ClassVar[str]
-    """Name of that module; with further kinds it is a field too, by which a recipe says which one it means."""
+    module: ClassVar[str]
+    """Name of that module. A further kind has a required field `kind`, by which a recipe says that it means this one."""
     name: Annotated[str, Field(min_length=1)]
 
 
 class HarnessTask(TaskSection):
     """A task or group of lm-evaluation-harness."""
 
-    kind = "harness"
+    module = "harness"
     num_fewshot: Annotated[int, Field(ge=0, le=limits.LISTED)] | None = None
     """Number of few-shot examples; by default the task's own."""
     limit: Positive | None = None
