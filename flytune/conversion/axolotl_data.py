@@ -6,42 +6,21 @@ from typing import Any
 
 from flytune.conversion import training
 from flytune.conversion.draft import Draft
+from flytune.data.columns import AXOLOTL_LABELLED, AXOLOTL_PAIRS, AXOLOTL_QUESTIONS
 
 _LOCAL = re.compile(r"^[./~]|/$|\.(jsonl?|ndjson|csv|tsv|txt|parquet|arrow)(\.\w+)?$|://")
 _LOADERS = ("json", "jsonl", "csv", "parquet", "arrow", "text")
 """Names of the data sets library for files, in place of a path."""
-_QUESTIONS: dict[str, tuple[str, dict[str, str]]] = {
-    "alpaca": ("alpaca", {}), "alpaca_instruct": ("alpaca", {}), "alpaca_w_system.load_instruct": ("alpaca", {}),
-    "gpteacher": ("alpaca", {"output": "response"}),
-    "oasst": ("alpaca", {"instruction": "INSTRUCTION", "output": "RESPONSE"}),
-    "aya": ("alpaca", {"instruction": "inputs", "output": "targets"}),
-    "alpaca_chat": ("", {}), "alpaca_w_system": ("", {}), "alpaca_w_system.load_chat": ("", {}),
-    "alpaca_chat.load_qa": ("", {"instruction": "question", "output": "answer"}),
-    "alpaca_chat.load_camel_ai": ("", {"instruction": "message_1", "output": "message_2"}),
-    "summarizetldr": ("", {"instruction": "article", "output": "summary"}),
-    "jeopardy": ("", {"instruction": "question", "input": "category", "output": "answer"}),
-    "context_qa": ("", {"instruction": "article", "input": "question", "output": "answer"}),
-    "context_qa.load_v2": ("", {"instruction": "context", "input": "question", "output": "answer"}),
-    **{
-        f"alpaca_w_system.{name}": (template, {"instruction": "question", "output": "response", "system": "system_prompt"})
-        for name, template in (("load_open_orca", ""), ("load_open_orca_chatml", "chatml"), ("load_openorca_chatml", "chatml"))
-    },
-}  # fmt: skip
-"""Types of a question and an answer: the shipped template that has their words, if one has, and columns of other names."""
+_QUESTIONS = {
+    **dict.fromkeys((*AXOLOTL_QUESTIONS, "alpaca_chat", "alpaca_w_system", "alpaca_w_system.load_chat"), ""),
+    **dict.fromkeys(("alpaca", "alpaca_instruct", "alpaca_w_system.load_instruct", "gpteacher", "oasst", "aya"), "alpaca"),
+    **dict.fromkeys(("alpaca_w_system.load_open_orca_chatml", "alpaca_w_system.load_openorca_chatml"), "chatml"),
+}
+"""Types of a question and an answer, and the shipped template that has their words, if one has."""
 _STYLES = {"": None, "instruct": "alpaca", "chatml": "chatml"}
 """Shipped templates of the styles that follow a type (alpaca:chat); the type's own without one."""
 _INPUT = "\n\n### Input:\n"
 """Text between instruction and input in the prompt of the type alpaca."""
-_PAIRS = {
-    "argilla": {"chosen": "chosen_response", "rejected": "rejected_response"},
-    "intel": {"instruction": "question"},
-    "icr": {"instruction": "input"},
-    "prompt_pairs": {"instruction": "prompt"},
-    "ultra": {}, "argilla_chat": {}, "default": {}, "argilla_dpo": {}, "load": {}, "": {},
-}  # fmt: skip
-"""Types of pairs after the dot, and their columns that have other names; a column `instruction` is a question of a chat."""
-_LABELLED = {"ultra": {"instruction": "prompt"}, "argilla_chat": {"prompt": "chosen"}, "argilla": {}}
-"""The same of labelled answers, where they differ."""
 
 
 def put_data(draft: Draft) -> None:
@@ -171,10 +150,9 @@ def _format(draft: Draft, kind: Any, one: dict[str, Any], templates: list[tuple[
     name, _, words = str(kind).removesuffix(".load").partition(":")
     if name not in _QUESTIONS:
         draft.refuse(f"datasets: type: {kind}: no format is like it; docs/data.md lists the formats")
-    shipped, columns = _QUESTIONS[name]
-    marks = _STYLES.get(words, "") if words else shipped
+    marks = _STYLES.get(words, "") if words else _QUESTIONS[name]
     templates.append(_own_template(one) or _shipped(draft, f"type: {kind}", marks or ""))
-    return {"format": "instruction"} | renamed(columns)
+    return {"format": "instruction"} | renamed(AXOLOTL_QUESTIONS.get(name, {}))
 
 
 def _own_template(one: dict[str, Any]) -> tuple[str, str] | None:
@@ -245,8 +223,10 @@ def _answers(
         known, marks = {"instruction": "input"}, "" if style in ("", "chat_template") else style
     elif family == "passthrough":
         known, marks = {}, ""
-    elif family in ("chatml", "llama3", "chat_template") and style in _PAIRS:
-        known = dict(_LABELLED.get(style, _PAIRS[style]) if objective == "kto" else _PAIRS[style])
+    elif family in ("chatml", "llama3", "chat_template") and style in AXOLOTL_PAIRS:
+        known = AXOLOTL_PAIRS[style]
+        if objective == "kto":
+            known = AXOLOTL_LABELLED.get(style, known)
         marks = family if family != "chat_template" else ""
     else:
         draft.refuse(f"datasets: {kind}: no format is like it; docs/data.md lists the formats")

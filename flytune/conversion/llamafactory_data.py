@@ -8,6 +8,7 @@ from flytune import files, json_core
 from flytune.conversion import axolotl_data, training
 from flytune.conversion.axolotl_data import renamed
 from flytune.conversion.draft import Draft
+from flytune.data.columns import LLAMA_FACTORY
 
 _BUILT_IN = Path(__file__).with_name("llamafactory_datasets.json")
 _DEMO_FILES = "hf://datasets/llamafactory/demo_data"
@@ -96,7 +97,7 @@ def _format(draft: Draft, name: str, entry: dict[str, Any], stage: str) -> dict[
     if any(columns.get(key) for key in _MEDIA):
         draft.refuse(f"dataset: {name}: images, video and audio are not trained")
     if stage == "pt":
-        return {"format": "text"} | renamed({"text": columns.get("prompt", "instruction")})
+        return {"format": "text"} | renamed({"text": _named(columns, "instruction")})
     is_chat = entry.get("formatting") in ("sharegpt", "openai")
     prompt = _turns(draft, name, entry) if is_chat else _question(columns)
     of_all = prompt | {key: columns[key] for key in ("system", "tools") if columns.get(key)}
@@ -106,19 +107,24 @@ def _format(draft: Draft, name: str, entry: dict[str, Any], stage: str) -> dict[
             draft.refuse(f"dataset: {name}: stage {stage} needs pairs, and its entry has no ranking: true")
         pair = {key: columns.get(key, key) for key in ("chosen", "rejected")}
         return {"format": "preference"} | renamed(of_all | pair) | separator
-    answer = {} if is_chat else {"output": columns.get("response", "output")}
+    answer = {} if is_chat else {"output": _named(columns, "output")}
     if stage == "kto":
         answer = {"completion": answer["output"]} if answer else {}
-        return {"format": "unpaired"} | renamed(of_all | answer | {"label": columns.get("kto_tag", "kto_tag")}) | separator
+        return {"format": "unpaired"} | renamed(of_all | answer | {"label": _named(columns, "label", "kto_tag")}) | separator
     if entry.get("ranking"):
         draft.refuse(f"dataset: {name}: has pairs, which stage sft does not train; write stage: dpo")
     form = "instruction" if not is_chat else "messages" if "messages" in prompt else "sharegpt"
     return {"format": form} | renamed(of_all | answer) | separator
 
 
+def _named(columns: dict[str, Any], ours: str, default: str = "") -> Any:
+    """Return the data's name of our column; by default LLaMA-Factory's own."""
+    return columns.get(LLAMA_FACTORY[ours], default or ours)
+
+
 def _question(columns: dict[str, Any]) -> dict[str, Any]:
     """Return the columns of a question."""
-    named = {"instruction": columns.get("prompt", "instruction"), "input": columns.get("query", "input")}
+    named = {ours: _named(columns, ours) for ours in ("instruction", "input")}
     return named | ({"history": columns["history"]} if columns.get("history") else {})
 
 

@@ -4,6 +4,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flytune.data import unread_columns
+from flytune.data.columns import (
+    COLUMNS,
+    KNOWN,
+    MASKS,
+    OTHER_MASKS,
+    PACKED,
+    PAIR,
+    PROMPTED_CHAT,
+    REQUIRED,
+    TURN_KEYS,
+    UNREAD,
+    names_of,
+)
 from flytune.data.messages import (
     SHAREGPT_ROLES,
     Message,
@@ -13,7 +26,6 @@ from flytune.data.messages import (
     text_of,
     tools_of,
 )
-from flytune.data.unread_columns import PREFERENCES, TOOLS
 from flytune.errors import DataError
 
 
@@ -57,50 +69,10 @@ class Tokens:
 
 
 Sample = Chat | Plain | Tokens
-REQUIRED = {
-    "messages": ("messages",),
-    "sharegpt": ("conversations",),
-    "prompt_completion": ("prompt", "completion"),
-    "instruction": ("instruction", "output"),
-    "text": ("text",),
-    "tokens": ("input_ids",),
-}
-"""Columns that each format requires, in the order in which `auto` tries the formats."""
-PAIR = ("chosen", "rejected")
-"""Columns of preferences, beside `prompt` (pairs.py)."""
-PROMPTED_CHAT = "prompt_completion_messages"
-"""Rows of prompt_completion in messages, TRL's conversational form; a recipe names it prompt_completion."""
 CHATS = ("messages", "sharegpt", "instruction", PROMPTED_CHAT)
 """Formats that use the chat template. They may have a column `system`; messages and sharegpt also `tools`."""
 RAW = ("text", "prompt_completion")
 """Formats of raw text, which gets BOS and EOS by data.add_bos_token and data.add_eos_token."""
-MASKS = ("attention_mask", "completion_mask", "assistant_masks")
-"""Columns of the format tokens with 1 or 0 for each token: transformers' for padding, TRL's two for trained tokens."""
-_OTHER_MASKS = ("special_tokens_mask",)
-_PACKED = ("position_ids", "seq_lengths", "cu_seqlens", "sequence_ids")
-_OF_CHATS = ("chat_template_kwargs", "history", *PREFERENCES)
-_UNREAD = {
-    "messages": _OF_CHATS,
-    "sharegpt": _OF_CHATS,
-    PROMPTED_CHAT: _OF_CHATS,
-    "instruction": ("chat_template_kwargs", "functions", *PREFERENCES),
-    "prompt_completion": (*_OF_CHATS, *TOOLS),
-    "text": PREFERENCES,
-    "tokens": (),
-}
-"""Columns that are refused in rows of a format. Raw text may have been made of the columns beside it, and tokens of any."""
-_TURNS = ("role", "content", "from", "value")
-"""Keys of a turn, which data.columns renames as it renames columns."""
-_NAMES = (*(name for names in REQUIRED.values() for name in names), "input", "history", "system", "tools", "labels", *MASKS,
-          "chosen", "rejected", "label", *_TURNS)  # fmt: skip
-_OTHER_NAMES = {
-    "chosen": ("chosen_response", "preferred_output"),
-    "rejected": ("rejected_response", "non_preferred_output"),
-    "completion": ("output",),
-    "label": ("kto_tag",),
-    "instruction": ("question", "input"),
-}
-"""Names that other tools have for columns of compared answers."""
 _LABELS = ("true", "false", "0", "1", "0.0", "1.0")
 SEPARATOR = "\n\n"
 """Text between instruction and input, where data.input_separator has no other."""
@@ -112,10 +84,10 @@ def check_columns(columns: dict[str, str], key: str = "data") -> None:
     Raises:
         DataError: a name is unknown; the message lists the known ones.
     """
-    if unknown := sorted(set(columns) - set(_NAMES)):
-        ours = next((name for name, others in _OTHER_NAMES.items() if unknown[0] in others), None)
+    if unknown := sorted(set(columns) - set(KNOWN)):
+        ours = next((known.name for known in COLUMNS.values() if unknown[0] in known.aliases), None)
         meant = f"; {unknown[0]} is called {ours} here: {{{ours}: {columns[unknown[0]]}}}" if ours else ""
-        raise DataError(f"{key}.columns: unknown name {', '.join(unknown)}{meant}; the known names are {', '.join(_NAMES)}")
+        raise DataError(f"{key}.columns: unknown name {', '.join(unknown)}{meant}; the known names are {', '.join(KNOWN)}")
 
 
 def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) -> str:
@@ -131,7 +103,7 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
         if all(columns.get(column, column) in row for column in needed):
             if has_pair and not _ends_with_answer(row, name, columns):
                 break
-            label = next((label for label in ("label", "kto_tag") if str(row.get(label)).strip().lower() in _LABELS), None)
+            label = next((label for label in names_of("label") if str(row.get(label)).strip().lower() in _LABELS), None)
             if label and name not in ("text", "tokens"):
                 raise DataError(
                     f"{where}: the column {label} says which answers are undesirable, and objective: sft would train them too; "
@@ -172,13 +144,12 @@ def is_pair(row: dict[str, Any], columns: dict[str, str]) -> bool:
 
 def with_other_names(row: dict[str, Any], columns: dict[str, str]) -> dict[str, str]:
     """Return `columns`, and the names that other tools have for columns of compared answers, where the row has those alone."""
-    added = {
-        ours: theirs
-        for ours, others in _OTHER_NAMES.items()
-        if ours not in row and ours not in columns
-        for theirs in others[::-1]
-        if theirs in row and theirs not in columns.values()
-    }
+    added = {}
+    for ours in COLUMNS.values():
+        if ours.name not in row and ours.name not in columns:
+            read = [alias for alias in ours.aliases if alias in row and alias not in columns.values()]
+            if read:
+                added[ours.name] = read[0]
     return {**added, **columns} if added else columns
 
 
@@ -212,7 +183,7 @@ def convert(
     Raises:
         DataError: a column is missing, or its content does not fit the format.
     """
-    unread_columns.refuse(row, columns, where, _UNREAD[form])
+    unread_columns.refuse(row, columns, where, UNREAD[form])
     if form == "text":
         return Plain("", _string(row, "text", columns, where))
     if form == "prompt_completion":
@@ -262,10 +233,10 @@ def with_system(
 
 def _tokens(row: dict[str, Any], columns: dict[str, str], where: str) -> Tokens:
     masks = {name: mask for name in MASKS if (mask := optional_column(row, name, columns)) is not None}
-    read = {columns.get(name, name) for name in MASKS} | set(_OTHER_MASKS)
+    read = {columns.get(name, name) for name in MASKS} | set(OTHER_MASKS)
     for name, value in row.items():
         is_mask = name.endswith(("mask", "masks")) and name not in read
-        if value is not None and (is_mask or (name in _PACKED and not _counts_up(value))):
+        if value is not None and (is_mask or (name in PACKED and not _counts_up(value))):
             raise DataError(
                 f"{where}: column {name} is not read, and would change what is trained on; "
                 + ("name it in data.columns: {completion_mask: ...}, or remove it; " if is_mask else "a row is one sample; ")
@@ -289,7 +260,7 @@ def turns_of(value: Any, name: str, columns: dict[str, str], where: str) -> list
 
 def with_renamed_keys(turns: Any, columns: dict[str, str]) -> Any:
     """Return turns with the keys of ours that `columns` has other names for."""
-    names = {columns[key]: key for key in _TURNS if key in columns}
+    names = {columns[key]: key for key in TURN_KEYS if key in columns}
     if not names or not isinstance(turns, list):
         return turns
     return [{names.get(key, key): item for key, item in turn.items()} if isinstance(turn, dict) else turn for turn in turns]

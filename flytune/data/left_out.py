@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from flytune.data.formats import MASKS, PROMPTED_CHAT, Chat, Sample, prompt_of, with_other_names
+from flytune.data.columns import PROMPTS, READ, TEXTS
+from flytune.data.formats import Chat, Sample, prompt_of, with_other_names
 from flytune.data.messages import IN_TEMPLATES, THOUGHT_KEYS, is_answer
 
 MOST_NAMES = 50
@@ -14,25 +15,6 @@ OTHERS = "others"
 _EMPTY_TURN = "messages without content"
 _OF_MESSAGES = " of messages"
 _REMOVED = " (data.remove_columns)"
-_COLUMNS = {
-    "messages": ("messages",),
-    "sharegpt": ("conversations",),
-    "prompt_completion": ("prompt", "completion"),
-    PROMPTED_CHAT: ("prompt", "completion"),
-    "instruction": ("instruction", "input", "output", "history"),
-    "text": ("text",),
-    # What else such rows have was made from the same text.
-    "tokens": ("input_ids", "labels", *MASKS, "text", "messages", "prompt", "completion", "special_tokens_mask",
-               "token_type_ids", "position_ids", "seq_lengths", "cu_seqlens", "sequence_ids", "length"),
-    "preference": ("prompt", "chosen", "rejected"),
-    "unpaired": ("prompt", "completion", "label"),
-}  # fmt: skip
-"""Columns that each format reads, in addition to `system` and `tools` of chats."""
-_PROMPTS = ("messages", "conversations", "instruction", "input", "history")
-"""Columns of compared answers that stand for the column prompt."""
-_TEXTS = ("messages", "conversations", "prompt", "completion", "instruction", "output", "text", "chosen", "rejected",
-          "question", "input")  # fmt: skip
-"""Columns of a row's own text; one that is part of the sample's text too (a prompt beside messages) is not left out."""
 
 
 class _Meaning(NamedTuple):
@@ -98,9 +80,9 @@ def names(row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequ
     form = "preference" if form == "unpaired" and len(samples) > 1 else form  # made from a pair
     if form in ("preference", "unpaired"):
         columns = with_other_names(row, columns)
-    read = {columns.get(name, name) for name in _COLUMNS[form]}
+    read = {columns.get(name, name) for name in READ[form]}
     if form in ("preference", "unpaired") and prompt_of(row, columns) is None:
-        read |= {columns.get(name, name) for name in _PROMPTS}
+        read |= {columns.get(name, name) for name in PROMPTS}
     if chats:
         read.add(columns.get("tools", "tools"))
     system = columns.get("system", "system")
@@ -108,7 +90,7 @@ def names(row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequ
         read.add(system)
     if row.keys() - read:
         for name, value in row.items():
-            if name not in read and has_content(value) and not (name in _TEXTS and _is_in(value, text)):
+            if name not in read and has_content(value) and not (name in TEXTS and _is_in(value, text)):
                 yield name
     if any(len(message) > 2 or not message["content"].strip() for chat in chats for message in chat.messages):
         yield from of_messages(chats, text)

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from flytune import json_core
-from flytune.data.formats import MASKS
+from flytune.data.columns import COLUMNS, MASKS, PAIR, TURNS
 from flytune.data.messages import MEDIA, SHAREGPT_ROLES
 from flytune.errors import DataError
 
-_CHATS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
-_LISTS = ("history", "tools", "functions", "input_ids", "labels", *MASKS)
+_CHATS = (*TURNS, "prompt", "completion", *PAIR)
+_LISTS = ("history", "tools", *COLUMNS["tools"].unread, "input_ids", "labels", *MASKS)
 _SPEAKERS = (("role", "content"), ("from", "value"))
 _CHAT = re.compile(r"\s*\[\s*\{\s*(['\"])(?:role|content|from|value)\1\s*:")
 _QUERY = ("query", "response")

@@ -82,7 +82,7 @@ class Workers:
             raise DataError(
                 f"one of {counted(self._processes, 'tokenizing process', 'tokenizing processes')} was killed, "
                 "most likely because memory ran out; "
-                "give prepare_data more memory (tasks/prepare.py), or fewer cores"
+                "give its pod more memory (`requests` of PREPARE in flytune/stages/table.py), or fewer cores"
             ) from None
 
     def _ahead(self, chunks: Iterator[Chunk]) -> Iterator[Samples]:

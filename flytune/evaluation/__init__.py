@@ -1,3 +1,3 @@
-"""Held-out loss, sample answers, guards, lm-evaluation-harness."""
+"""Held-out loss, sample answers, guards, evaluation tasks."""
 
-__all__ = ["guards", "harness", "score"]
+__all__ = ["guards", "score", "tasks"]

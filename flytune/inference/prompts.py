@@ -14,6 +14,7 @@ from tqdm import tqdm
 from flytune import json_core
 from flytune.data import BadRows, read_path, text_of, tools_of
 from flytune.data.bad_rows import BAD_ROWS
+from flytune.data.columns import TURNS
 from flytune.data.formats import SEPARATOR, optional_column, prompt_of, turns_of, with_other_names, with_system
 from flytune.data.messages import Message
 from flytune.data.rows.pairs import other_prompt
@@ -117,7 +118,7 @@ class Columns:
 
 def _turns(row: dict[str, Any], names: dict[str, str], where: str) -> list[Message] | None:
     """Return the turns of a row's column of turns; None if it has none."""
-    for name in ("messages", "conversations"):
+    for name in TURNS:
         value = optional_column(row, name, names)
         if value is not None:
             return turns_of(value, name, names, where)

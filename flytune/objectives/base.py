@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from flytune.models import Row
 from flytune.objectives.heldout import HeldoutRows
 from flytune.recipe import Recipe
-from flytune.records import Manifest
+from flytune.records import Geometry, Manifest
 from flytune.records.figures import Figure
+from flytune.sharding import sharding_of
 
 ReferenceKind = Literal["none", "adapter", "copy", "precomputed"]
 """Reference model that a step also runs. none: there is none; adapter: the model with its adapter switched off; copy: a second,
@@ -82,6 +83,31 @@ class ObjectiveBase:
     def model_problem(self, model_type: str) -> str | None:
         """Return why a type of base model cannot be trained for it; None if it can."""
         return None
+
+    def base_problems(self, recipe: Recipe, geometry: Geometry) -> list[str]:
+        """List what no shape solves of the recipe with its base model, a line each."""
+        problems, sharding = [], sharding_of(recipe)
+        if reason := self.model_problem(geometry.model_type):
+            problems.append(reason)
+        if geometry.experts > 1 and self._loses_balance(recipe):
+            problems.append(
+                f"training.router_aux_loss_coef: objective {self.name} with method {recipe.method.name} and sharding "
+                f"{sharding.name} has wrong gradients of the balance loss with activation checkpointing, which TRL makes "
+                "reentrant there; write 0, or training.activation_checkpointing: false, or use fsdp"
+            )
+        if geometry.unsupported and self.draws(recipe):
+            problems.append(
+                f"model.name_or_path: {recipe.model.name_or_path}: to draw answers, objective {self.name} caches "
+                f"keys and values, whose memory and time are not modelled for {geometry.unsupported}; train a model whose "
+                "layers are those of Llama, Mistral or Qwen2 (docs/plan.md), or prefer answers with objective: dpo"
+            )
+        return problems
+
+    def _loses_balance(self, recipe: Recipe) -> bool:
+        """Return whether gradients of the balance loss differ from plain training's (by 5 to 30 % in the self-test)."""
+        training, method = recipe.training, recipe.method
+        is_reentrant = sharding_of(recipe).layout.zero3 and method.name != "full" and training.activation_checkpointing
+        return is_reentrant and "adapter" in self.references and training.router_aux_loss_coef != 0
 
     def reference(self, recipe: Recipe) -> ReferenceKind:
         """Return the reference model of each step."""

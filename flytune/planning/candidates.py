@@ -7,22 +7,20 @@ from dataclasses import dataclass
 from flytune.errors import RecipeError
 from flytune.hardware import Shape, this_machine
 from flytune.hardware.shapes import GIB
-from flytune.models import heads, liger, model_types
+from flytune.models import base_problems, model_types
 from flytune.objectives import objective_of
 from flytune.planning import requirements, workloads
 from flytune.planning.calibration import load_factors
-from flytune.recipe import OPTIMIZERS, Recipe, learning_rates
+from flytune.recipe import Recipe, learning_rates
 from flytune.records import Need
 from flytune.records.plan import STEP, TIGHT
 from flytune.sentences import counted
-from flytune.sharding import pair_problem, sharding_of
+from flytune.sharding import problems as sharding_problems
+from flytune.sharding import sharding_of
 from training_estimates import StepTime, Workload, model_states, step_time
 from training_estimates.sizes import Geometry
 
 # Samples in one forward pass at most: more take memory, and make no step of the GPUs in shapes.yaml faster.
-TRAINABLE_QUANTIZATION = "bitsandbytes"
-"""Published quantization whose weights train an adapter: the libraries of all others, or the gradients of their kernels, are
-missing."""
 MAX_MICRO_BATCH = 16
 # GiB of the parts that a refusal lists.
 LEAST_SHOWN_GIB = 0.05
@@ -145,118 +143,16 @@ def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
 
 def contradictions(recipe: Recipe) -> list[str]:
     """List the problems of a recipe that no shape and no base model solves, a sentence each."""
-    problems = []
-    if pair := pair_problem(recipe):
-        problems.append(pair)
-    problems += sharding_of(recipe).problems() + objective_of(recipe).problems(recipe)
-    kind = OPTIMIZERS.get(recipe.training.optim)
-    if kind and (reason := sharding_of(recipe).optimizer_problem(kind)):
-        problems.append(f"training.optim: {recipe.training.optim} with sharding {recipe.sharding.name}: {reason}; use auto")
-    if recipe.training.master_dtype == "bfloat16" and (reason := _no_bfloat16_masters(recipe)):
-        problems.append(f"training.master_dtype: bfloat16: {reason}; leave it out")
-    if recipe.method.is_pissa and sharding_of(recipe).reads_slices:
-        problems.append(
-            f"method.init_lora_weights: {recipe.method.init_lora_weights} with sharding {recipe.sharding.name}: it takes "
-            "singular values out of complete weights, and each process reads only its slices of them; use ddp or zero3"
-        )
-    if recipe.method.use_dora and recipe.method.name != "lora" and (reason := sharding_of(recipe).no_quantized_dora):
-        problems.append(
-            f"method.use_dora: {recipe.method.name} with sharding {recipe.sharding.name}: {reason}; use fsdp, or method lora"
-        )
-    if recipe.method.is_pissa and recipe.publish.every_save:
-        problems.append(
-            f"publish.every_save with method.init_lora_weights {recipe.method.init_lora_weights}: an adapter in a checkpoint "
-            "belongs to weights without their largest singular values; leave it out (the finished run is published as LoRA)"
-        )
-    return problems
-
-
-def _loses_balance(recipe: Recipe) -> bool:
-    """Return whether gradients of the balance loss differ from plain training's, as the self-test has measured (5 to 30 %)."""
-    training, layout = recipe.training, sharding_of(recipe).layout
-    reentrant = layout.zero3 and recipe.method.name != "full"
-    with_reference = "adapter" in objective_of(recipe).references
-    return reentrant and with_reference and training.activation_checkpointing and training.router_aux_loss_coef != 0
+    return [*recipe.refusals(), *sharding_problems(recipe), *objective_of(recipe).problems(recipe)]
 
 
 def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
     """List the problems of a recipe that no shape solves, a sentence each."""
     problems = [*contradictions(recipe), *learning_rates.problems(recipe)]
-    if geometry.quantized and recipe.method.name == "full":
-        problems.append(
-            f"method: full, but the weights of {recipe.model.name_or_path} are quantized ({geometry.quantized}): they have no "
-            "gradients; train an adapter on them (method: qlora), or name the 16-bit model that they were made from"
-        )
-    elif geometry.quantized and geometry.quantized != TRAINABLE_QUANTIZATION:
-        problems.append(
-            f"method: {recipe.method.name}, but the weights of {recipe.model.name_or_path} are quantized "
-            f"({geometry.quantized}): of quantized weights only those of {TRAINABLE_QUANTIZATION} train an adapter here; name "
-            "the 16-bit model that they were made from"
-        )
-    if reason := objective_of(recipe).model_problem(geometry.model_type):
-        problems.append(reason)
+    problems += base_problems.of_base(recipe, geometry, sharding_of(recipe).reads_slices)
+    problems += objective_of(recipe).base_problems(recipe, geometry)
     if recipe.method.name != "full":
         problems += workloads.adapter_problems(recipe, geometry)
-    problems += _untrained(recipe, geometry)
-    if recipe.training.router_aux_loss_coef and geometry.experts == 1:
-        problems.append(
-            f"training.router_aux_loss_coef: {geometry.model_type} has no experts, and no balance loss of them; leave it out"
-        )
-    if geometry.experts > 1 and _loses_balance(recipe):
-        problems.append(
-            f"training.router_aux_loss_coef: objective {recipe.objective.name} with method {recipe.method.name} and sharding "
-            f"{recipe.sharding.name} has wrong gradients of the balance loss with activation checkpointing, which TRL makes "
-            "reentrant there; write 0, or training.activation_checkpointing: false, or use fsdp"
-        )
-    if geometry.unsupported and objective_of(recipe).draws(recipe):
-        problems.append(
-            f"model.name_or_path: {recipe.model.name_or_path}: to draw answers, objective {recipe.objective.name} caches "
-            f"keys and values, whose memory and time are not modelled for {geometry.unsupported}; train a model whose layers "
-            "are those of Llama, Mistral or Qwen2 (docs/plan.md), or prefer answers with objective: dpo"
-        )
-    if geometry.bounds_positions and _beyond(recipe, geometry):
-        problems.append(
-            f"data.max_length: {counted(recipe.data.max_length, 'token')}, but {recipe.model.name_or_path} "
-            f"({geometry.model_type}) has {counted(geometry.positions or 0, 'position')}, and fails on a longer sample; "
-            "write at most as many"
-        )
-    if recipe.training.use_liger_kernel and (reason := liger.refusal(geometry.model_type, recipe.model.trust_remote_code)):
-        problems.append(f"training.use_liger_kernel: {reason}")
-    if recipe.model.dtype == "float16" and geometry.dtype == "bfloat16":
-        problems.append(
-            f"model.dtype: float16, but {recipe.model.name_or_path} was trained in bfloat16, whose range float16 does not "
-            "have (its activations overflow); use bfloat16 or float32"
-        )
-    if recipe.model.dtype == "float32" and recipe.model.attn_implementation.startswith("flash"):
-        problems.append("model.attn_implementation: FlashAttention computes in 16 bits; use sdpa, or another model.dtype")
-    name = recipe.model.name_or_path
-    if recipe.model.revision is not None and (name.startswith((".", "/", "~")) or "://" in name):
-        problems.append("model.revision: only models on the hub have one, folders and addresses do not")
-    return problems
-
-
-def _untrained(recipe: Recipe, geometry: Geometry) -> list[str]:
-    """Return the problems that runs on a tiny instance of the model's type have shown."""
-    kind, model = geometry.tried_as or geometry.model_type, recipe.model
-    problems = []
-    if reason := model_types.attention_problem(kind, model.attn_implementation, model.trust_remote_code):
-        problems.append(f"model.attn_implementation: {reason}")
-    if recipe.training.activation_checkpointing and (
-        reason := model_types.checkpointing_problem(kind, model.trust_remote_code)
-    ):
-        problems.append(f"training.activation_checkpointing: {reason}")
-    if model.dtype != "float32" and (reason := model_types.dtype_problem(kind, model.trust_remote_code)):
-        problems.append(f"model.dtype: {reason}")
-    if reason := heads.head_of(recipe).loss_problem(geometry):
-        problems.append(f"model.name_or_path: {model.name_or_path}: {reason}")
-    in_slices = sharding_of(recipe).reads_slices
-    method = recipe.method
-    if reason := model_types.training_problem(kind, method.name, in_slices, model.trust_remote_code, method.experts):
-        problems.append(f"model.name_or_path {model.name_or_path}: {kind} with method {recipe.method.name}: {reason}")
-    if recipe.data.packing and (
-        reason := model_types.packing_problem(kind, model.attn_implementation, model.trust_remote_code)
-    ):
-        problems.append(f"data.packing: {reason}")
     return problems
 
 
@@ -270,7 +166,7 @@ def type_notes(recipe: Recipe, geometry: Geometry) -> list[str]:
             "experts: each layer adds their adapters to their weights before it computes, so that it holds them twice; the "
             "time assumes that routers spread tokens evenly over experts"
         )
-    if _beyond(recipe, geometry):
+    if base_problems.is_beyond(recipe, geometry):
         length, made_for = recipe.data.max_length, geometry.positions or 1
         notes.append(
             f"positions: data.max_length {length:,} is {length / made_for:.3g} times the {made_for:,} that the base was made "
@@ -285,18 +181,6 @@ def type_notes(recipe: Recipe, geometry: Geometry) -> list[str]:
         f"model type {geometry.model_type}: not among those that were trained in small (flytune/models/model_types.json); "
         "--dry-run builds and traces it",
     ]
-
-
-def _beyond(recipe: Recipe, geometry: Geometry) -> bool:
-    return geometry.positions is not None and recipe.data.max_length > geometry.positions
-
-
-def _no_bfloat16_masters(recipe: Recipe) -> str | None:
-    if recipe.method.name != "full":
-        return f"the adapters of {recipe.method.name} are float32, and take little memory"
-    if recipe.model.dtype != "bfloat16":
-        return f"weights that compute in {recipe.model.dtype} (model.dtype) would be rounded to another dtype"
-    return sharding_of(recipe).float32_masters
 
 
 def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:

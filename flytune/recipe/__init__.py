@@ -2,6 +2,7 @@
 
 from flytune.recipe import fields, patterns
 from flytune.recipe.data import OF_HELDOUT, Data, Source
+from flytune.recipe.evaluation_tasks import EvaluationTask, HarnessTask, TaskSection
 from flytune.recipe.method import Method
 from flytune.recipe.named_files import read_recipe
 from flytune.recipe.objectives import SECTIONS, Dpo, Grpo, Kto, ObjectiveSection, Reward, Sft
@@ -13,7 +14,6 @@ from flytune.recipe.sections import (
     Evaluation,
     Guard,
     Hardware,
-    HarnessTask,
     Model,
     Notify,
     Sharding,
@@ -31,6 +31,7 @@ __all__ = [
     "DataRequest",
     "Dpo",
     "Evaluation",
+    "EvaluationTask",
     "Grpo",
     "Guard",
     "Hardware",
@@ -47,6 +48,7 @@ __all__ = [
     "Sft",
     "Sharding",
     "Source",
+    "TaskSection",
     "Training",
     "fields",
     "json_schema",

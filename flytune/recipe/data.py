@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from flytune import limits
-from flytune.recipe.sections import Fraction
-from flytune.schema import PathOrAddress, Strict
+from flytune.recipe.sections import Fraction, Section
+from flytune.schema import PathOrAddress
 
 
 def _day(text: str) -> str:
@@ -15,7 +15,7 @@ def _day(text: str) -> str:
     return text
 
 
-class Source(Strict):
+class Source(Section):
     """A source of rows: its address and its format."""
 
     path: PathOrAddress | None = None

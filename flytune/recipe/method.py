@@ -6,7 +6,8 @@ from pydantic import Field, field_validator, model_validator
 
 from flytune import limits
 from flytune.recipe import patterns
-from flytune.schema import PathOrAddress, Positive, Strict
+from flytune.recipe.sections import Section
+from flytune.schema import PathOrAddress, Positive
 
 _TABLES = ("embed_tokens", "lm_head")
 _LACKING = {"lora_dropout": "dropout of inputs", "use_dora": "DoRA", "is_pissa": "PiSSA"}
@@ -16,7 +17,7 @@ Quantized = Literal["nf4", "nf4_double", "fp4", "fp4_double", "int8"]
 """Formats of quantized weights; `_double`: the scales of their blocks are quantized too."""
 
 
-class Quantization(Strict):
+class Quantization(Section):
     """The format of a quantized base (bitsandbytes), in the spelling of transformers' BitsAndBytesConfig."""
 
     _of_8_bit: ClassVar[tuple[str, ...]] = ("llm_int8_threshold",)

@@ -23,6 +23,7 @@ from flytune.recipe.sections import (
     Model,
     Notify,
     Publish,
+    Section,
     Sharding,
     Tracking,
 )
@@ -119,6 +120,11 @@ class Recipe(Strict):
             return cls.model_validate(content)
         except RecipeError as error:
             raise RecipeError(f"{path}: {error}") from None
+
+    def refusals(self) -> list[str]:
+        """List what its sections refuse of each other, a line each; planning asks, so that any such recipe can be read."""
+        sections = [section for _, section in self if isinstance(section, Section)]
+        return [line for section in sections for line in section.refusals(self)]
 
     def to_yaml(self) -> str:
         """Return the content of a file that `from_yaml` reads as an equal recipe."""

@@ -27,7 +27,7 @@ class RewardFunction(Strict):
     weight: Annotated[float, Field(ge=-limits.FACTOR, le=limits.FACTOR)] = 1.0
     """Factor of its value in the sum of all rewards."""
     column: Annotated[str, Field(min_length=1, max_length=limits.NAME)] | None = None
-    """Column of the data that it reads; by default answer, schema or tests."""
+    """Column of the data that it reads, or a part of one (extra_info.answer); by default answer, schema or tests."""
     pattern: Annotated[str, Field(min_length=1, max_length=patterns.LONGEST)] | None = None
     """Regular expression that a whole completion must match (regular_expression)."""
     code: Annotated[str, Field(max_length=limits.TEXT)] | None = None

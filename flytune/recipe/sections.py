@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, field_validator, model_validator
 
 from flytune import limits
+from flytune.recipe.evaluation_tasks import EvaluationTask
 from flytune.schema import PathOrAddress, Positive, Strict
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -19,7 +20,15 @@ TrackerName = Literal["wandb", "mlflow", "tensorboard"]
 TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)
 
 
-class Model(Strict):
+class Section(Strict):
+    """A part of a recipe."""
+
+    def refusals(self, recipe: Any) -> list[str]:
+        """List what a plan refuses of it beside the rest of the recipe, a line each."""
+        return []
+
+
+class Model(Section):
     """The base model."""
 
     name_or_path: PathOrAddress
@@ -44,7 +53,7 @@ class Model(Strict):
         return self
 
 
-class Sharding(Strict):
+class Sharding(Section):
     """The distribution of model and optimizer over processes."""
 
     name: Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "device_map", "auto"]
@@ -95,16 +104,6 @@ HUB_ADDRESS = re.compile(r"hf://(?!(?:datasets|spaces|buckets)/)[\w-][\w.-]*/[\w
 """Address of a model repository on the Hugging Face Hub."""
 
 
-class HarnessTask(Strict):
-    """A task or group of lm-evaluation-harness."""
-
-    name: Annotated[str, Field(min_length=1)]
-    num_fewshot: Annotated[int, Field(ge=0, le=limits.LISTED)] | None = None
-    """Number of few-shot examples; by default the task's own."""
-    limit: Positive | None = None
-    """Largest number of documents of each task."""
-
-
 class Guard(Strict):
     """A benchmark score that training must not make worse."""
 
@@ -115,7 +114,7 @@ class Guard(Strict):
     """Allowed change for the worse, in the metric's unit."""
 
 
-class Evaluation(Strict):
+class Evaluation(Section):
     """The evaluation of the exported model, in a task of its own."""
 
     max_samples: Positive = 500
@@ -133,7 +132,7 @@ class Evaluation(Strict):
     """Number of held-out prompts that base and tuned model answer side by side."""
     max_new_tokens: Annotated[int, Field(gt=0, le=limits.TOKENS)] = 128
     """Largest number of tokens of an answer."""
-    tasks: list[HarnessTask] = Field(default=[], max_length=limits.LISTED)
+    tasks: list[EvaluationTask] = Field(default=[], max_length=limits.LISTED)
     """Tasks of lm-evaluation-harness, run on base and tuned model."""
     include_path: PathOrAddress | None = None
     """A folder of your own tasks in the harness's YAML (recipes/tasks), or its address."""
@@ -167,7 +166,7 @@ class Evaluation(Strict):
         return self
 
 
-class Hardware(Strict):
+class Hardware(Section):
     """Limits on machines, time and price; the planner chooses the shape."""
 
     shape: str = "auto"
@@ -187,7 +186,7 @@ class Hardware(Strict):
     """Share of a GPU's memory (on a CPU, of a process's) that the plan must leave free; by default a tenth where it can."""
 
 
-class Checkpoints(Strict):
+class Checkpoints(Section):
     """The checkpoints of a run, from which it resumes after a failure."""
 
     save_steps: Positive | Fraction | Literal["auto", "epoch"] | None = None
@@ -230,7 +229,7 @@ class Checkpoints(Strict):
         return copies if self.save_steps else 0
 
 
-class Tracking(Strict):
+class Tracking(Section):
     """Experiment trackers that receive each step, in addition to the artifact's steps.jsonl."""
 
     report_to: list[TrackerName] = Field(default=[])
@@ -246,7 +245,7 @@ class Approval(Strict):
     """Hours that the run waits for an answer; none is a no."""
 
 
-class Publish(Strict):
+class Publish(Section):
     """Publishing of the artifact outside of Flyte's own store."""
 
     address: PathOrAddress | None = None
@@ -258,6 +257,22 @@ class Publish(Strict):
     """Publish the weights of each checkpoint too, during training; only on the hub."""
     approval: Approval | None = None
     """Wait for a person after evaluation, before the artifact is published, or accepted by a refresh (docs/publish.md)."""
+
+    def refusals(self, recipe: Any) -> list[str]:
+        if not self.every_save:
+            return []
+        refusals = []
+        if not recipe.checkpoints.save_steps:
+            refusals.append(
+                "publish.every_save publishes what checkpoints hold, and none are written: set checkpoints.save_steps"
+            )
+        if recipe.method.is_pissa:
+            refusals.append(
+                f"publish.every_save with method.init_lora_weights {recipe.method.init_lora_weights}: an adapter in a "
+                "checkpoint belongs to weights without their largest singular values; leave it out (the finished run is "
+                "published as LoRA)"
+            )
+        return refusals
 
     @model_validator(mode="after")
     def _approved_first(self) -> Self:
@@ -275,7 +290,7 @@ class Publish(Strict):
         return self
 
 
-class Notify(Strict):
+class Notify(Section):
     """Notifications of the end of a run."""
 
     on: list[Literal["succeeded", "failed"]] = Field(default=["failed"])

@@ -6,10 +6,11 @@ from pydantic import Field, field_validator, model_validator
 
 from flytune import limits
 from flytune.recipe import optimizers, schedules
-from flytune.schema import Positive, Strict
+from flytune.recipe.sections import Section
+from flytune.schema import Positive
 
 
-class Training(Strict):
+class Training(Section):
     """The optimizer, its schedule, and the supervision of training."""
 
     learning_rate: Annotated[float, Field(ge=limits.LEAST_LEARNING_RATE, le=limits.LEARNING_RATE)]

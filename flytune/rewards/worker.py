@@ -202,13 +202,24 @@ def _function_of(reward: dict[str, Any], seconds: float, has_walls: bool) -> Cal
         return lambda item: shipped.regular_expression(item["completion"], reward["pattern"])
 
     def of_column(item: dict[str, Any]) -> Any:
-        if column not in item["fields"]:
-            raise LookupError(f"the row has no column {column}")
+        value = _part(item["fields"], column)
         if name == "unit_tests":
-            return _passes(shipped.code_of(item["completion"]), shipped.tests_of(item["fields"][column]), seconds, has_walls)
-        return getattr(shipped, name)(item["completion"], item["fields"][column])
+            return _passes(shipped.code_of(item["completion"]), shipped.tests_of(value), seconds, has_walls)
+        return getattr(shipped, name)(item["completion"], value)
 
     return of_column
+
+
+def _part(fields: dict[str, Any], column: str) -> Any:
+    """Return the value of a column, or of a part of an object that is named by its path: `extra_info.answer`."""
+    if column in fields:
+        return fields[column]
+    value: Any = fields
+    for key in column.split("."):
+        if not isinstance(value, dict) or key not in value:
+            raise LookupError(f"the row has no column {column}")
+        value = value[key]
+    return value
 
 
 def _passes(code: str, tests: str, seconds: float, has_walls: bool) -> bool:

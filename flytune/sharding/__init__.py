@@ -6,11 +6,11 @@ from typing import get_args
 
 from flytune.errors import RecipeError
 from flytune.hardware import shape_named
-from flytune.recipe import Recipe, Sharding
+from flytune.recipe import OPTIMIZERS, Recipe, Sharding
 from flytune.records import Plan
 from flytune.sharding.base import ShardingBase
 
-__all__ = ["ONE_PROCESS", "SHARDINGS", "ShardingBase", "pair_problem", "route", "sharding_of"]
+__all__ = ["ONE_PROCESS", "SHARDINGS", "ShardingBase", "problems", "route", "sharding_of"]
 
 
 def _classes() -> dict[str, type[ShardingBase]]:
@@ -46,6 +46,38 @@ def route(recipe: Recipe, plan: Plan) -> str:
     return plan.shape + (ONE_PROCESS if sharding_of(recipe).degrees(shape).gpus_per_process > 1 else "")
 
 
+def problems(recipe: Recipe) -> list[str]:
+    """List what no shape solves: parts of the recipe that cannot work with its sharding, a line each."""
+    sharding, method = sharding_of(recipe), recipe.method
+    found = [pair] if (pair := pair_problem(recipe)) else []
+    found += sharding.problems()
+    optimizer = OPTIMIZERS.get(recipe.training.optim)
+    if optimizer and (reason := sharding.optimizer_problem(optimizer)):
+        found.append(f"training.optim: {recipe.training.optim} with sharding {sharding.name}: {reason}; use auto")
+    if recipe.training.master_dtype == "bfloat16" and (reason := _no_bfloat16_masters(sharding)):
+        found.append(f"training.master_dtype: bfloat16: {reason}; leave it out")
+    if method.is_pissa and sharding.reads_slices:
+        found.append(
+            f"method.init_lora_weights: {method.init_lora_weights} with sharding {sharding.name}: it takes singular values "
+            "out of complete weights, and each process reads only its slices of them; use ddp or zero3"
+        )
+    if method.use_dora and method.name != "lora" and sharding.no_quantized_dora:
+        found.append(
+            f"method.use_dora: {method.name} with sharding {sharding.name}: {sharding.no_quantized_dora}; use fsdp, or method "
+            "lora"
+        )
+    return found
+
+
+def _no_bfloat16_masters(sharding: ShardingBase) -> str | None:
+    recipe = sharding.recipe
+    if recipe.method.name != "full":
+        return f"the adapters of {recipe.method.name} are float32, and take little memory"
+    if recipe.model.dtype != "bfloat16":
+        return f"weights that compute in {recipe.model.dtype} (model.dtype) would be rounded to another dtype"
+    return sharding.float32_masters
+
+
 def pair_problem(recipe: Recipe) -> str | None:
     """Return why method, sharding and offload cannot work together, with the nearest combination that can; None if they can."""
     sharding, method, offload = sharding_of(recipe), recipe.method.name, recipe.sharding.offload
@@ -61,8 +93,6 @@ def pair_problem(recipe: Recipe) -> str | None:
             f"method.load_in_8bit with sharding {sharding.name}: {sharding.no_8bit_base}; 4 bits (leave load_in_8bit out) "
             f"work with it, and 8 bits with {', '.join(able)}"
         )
-    if recipe.publish.every_save and not recipe.checkpoints.save_steps:
-        return "publish.every_save publishes what checkpoints hold, and none are written: set checkpoints.save_steps"
     if offload not in sharding.offloads:
         able = [name for name, other in SHARDINGS.items() if offload in other.offloads]
         return f"sharding.offload {offload} with {sharding.name}: it does not do that; nearest that does: {able[0]}"

@@ -1,10 +1,10 @@
-"""Benchmarks of lm-evaluation-harness in parts, their data for pods without access to a hub, and the scores of all parts."""
+"""Evaluation tasks in parts, their data for pods without access to a hub, and the scores of all parts."""
 
 import json
 from pathlib import Path
 
-from flytune.evaluation.harness import data, run
-from flytune.evaluation.harness.run import Job, JobResult
+from flytune.evaluation import tasks
+from flytune.evaluation.task_kind import Job, JobResult
 from flytune.models import clean_process
 from flytune.recipe import Recipe
 from flytune.records import Metrics
@@ -29,8 +29,8 @@ class HarnessData:
         Raises:
             RecipeError, DataError: the harness does not know a task, or cannot load its data.
         """
-        jobs = run.jobs(recipe)
-        data.download(recipe, None if self.orchestrator.is_local() else self._folder / _DATASETS)
+        jobs = tasks.jobs(recipe)
+        tasks.download(recipe, None if self.orchestrator.is_local() else self._folder / _DATASETS)
         self._tasks += [job.task.name for job in jobs]
         return jobs
 
@@ -46,7 +46,7 @@ def evaluate_tasks(
     """Store the answers of base and tuned model to one part of a task."""
     path = orchestrator.new_folder() / "answers.json"
     base_model.unpack(orchestrator, base)
-    found = clean_process.run(run.run, recipe, local(orchestrator, trained), job, _datasets(orchestrator, harness_data))
+    found = clean_process.run(tasks.run, recipe, local(orchestrator, trained), job, _datasets(orchestrator, harness_data))
     found.write(path)
     return File.here(path)
 
@@ -66,7 +66,7 @@ def combine_scores(
         return metrics, None
     out = orchestrator.new_folder() / "harness"
     found = [JobResult.read(local(orchestrator, answer)) for answer in answers]
-    scores = run.combine(recipe, found, out, _datasets(orchestrator, harness_data))
+    scores = tasks.combine(recipe, found, out, _datasets(orchestrator, harness_data))
     return metrics.model_copy(update={"tasks": scores}), out
 
 

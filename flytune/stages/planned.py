@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field
 
-from flytune.evaluation.harness.run import Job
+from flytune.evaluation.task_kind import Job
 from flytune.models import BaseRequest
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Plan

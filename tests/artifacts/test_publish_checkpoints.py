@@ -11,7 +11,6 @@ from flytune.artifacts.publish.checkpoints import StepPublisher
 from flytune.hardware import shape_named
 from flytune.planning import planner
 from flytune.recipe import Recipe
-from flytune.sharding import pair_problem
 from flytune.training import loop
 from flytune.training.checkpoints import Saver
 from tests.support import ranks
@@ -141,10 +140,10 @@ def test_training_does_not_wait(hub, inputs, checkpoint, monkeypatch, caplog):
 
 def test_recipes_that_ask_for_what_there_is_not(inputs):
     none = recipe_of(inputs, **{"checkpoints.save_steps": None})
-    assert pair_problem(none) == (
+    assert none.refusals() == [
         "publish.every_save publishes what checkpoints hold, and none are written: set checkpoints.save_steps"
-    )
-    assert pair_problem(recipe_of(inputs)) is None
+    ]
+    assert recipe_of(inputs).refusals() == []
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from flytekit.types.directory import FlyteDirectory
 
 from flytune import yaml_core
 from flytune.errors import DataError, RecipeError
-from flytune.evaluation.harness import data as harness_data
+from flytune.evaluation import tasks as evaluation_tasks
 from flytune.evaluation.harness import run
 from flytune.evaluation.harness import tasks as harness_tasks
-from flytune.evaluation.harness.run import Job, JobResult
+from flytune.evaluation.task_kind import Job, JobResult
 from flytune.recipe import Recipe
 from flytune.records import Metrics
 from flytune.stages.harness import HarnessData
@@ -40,8 +40,9 @@ def trained(base, tmp_path_factory):
 
 def scored(recipe, trained, out):
     # Through JSON, as from pod to pod.
-    results = [JobResult.model_validate_json(run.run(recipe, trained, job).model_dump_json()) for job in run.jobs(recipe)]
-    return run.combine(recipe, results, out)
+    found = [evaluation_tasks.run(recipe, trained, job).model_dump_json() for job in evaluation_tasks.jobs(recipe)]
+    results = [JobResult.model_validate_json(result) for result in found]
+    return evaluation_tasks.combine(recipe, results, out)
 
 
 def scores_of_the_harness(model, tokenizer, own, tasks, **arguments):
@@ -124,10 +125,10 @@ def test_the_harness_s_own_files_are_kept(base, own, trained, tmp_path):
 
 def test_tasks_as_chats_go_through_the_tokenizer_s_template(base, own, trained):
     plain, chats = (
-        run.run(
+        evaluation_tasks.run(
             (recipe := asking(base, own, [{"name": "choose", "limit": 3}], apply_chat_template=asked)),
             trained["full"],
-            run.jobs(recipe)[0],
+            evaluation_tasks.jobs(recipe)[0],
         )
         for asked in (False, True)
     )
@@ -143,14 +144,14 @@ def test_more_parts_than_documents_are_no_harm(base, own, trained, tmp_path):
 
 def test_a_job_is_a_task_or_group_and_a_part(base, own):
     recipe = asking(base, own, ["both", "answer"], task_shards=2)
-    found = [(job.task.name, job.shard, job.shards) for job in run.jobs(recipe)]
+    found = [(job.task.name, job.shard, job.shards) for job in evaluation_tasks.jobs(recipe)]
     assert found == [("both", 0, 2), ("both", 1, 2), ("answer", 0, 2), ("answer", 1, 2)]
-    assert run.jobs(recipe_for(base, "full")) == []
+    assert evaluation_tasks.jobs(recipe_for(base, "full")) == []
 
 
 def refused(base, own, tasks) -> str:
     with pytest.raises(RecipeError) as caught:
-        run.jobs(asking(base, own, tasks))
+        evaluation_tasks.jobs(asking(base, own, tasks))
     return str(caught.value)
 
 
@@ -170,7 +171,7 @@ def test_mistakes_are_reported_all_at_once(base, own, tmp_path):
 @pytest.mark.slow
 def test_the_harness_s_own_tasks_are_known_without_a_network(base, own):
     names = ["hellaswag", "mmlu", "choose"]
-    assert [job.task.name for job in run.jobs(asking(base, own, names))] == names
+    assert [job.task.name for job in evaluation_tasks.jobs(asking(base, own, names))] == names
     assert "did you mean hellaswag" in refused(base, own, ["helaswag"])
     assert "humaneval runs code" in refused(base, own, ["humaneval"])
     assert "mmlu_astronomy is named twice, by mmlu and by mmlu_astronomy" in refused(base, own, ["mmlu", "mmlu_astronomy"])
@@ -181,7 +182,7 @@ def test_missing_data_is_reported(base, own, trained):
     with pytest.raises(
         RecipeError, match=r"evaluation\.tasks: lost: cannot be loaded: FileNotFoundError: lost\.yaml: data_files: no\.jsonl"
     ):
-        run.run(recipe, trained["full"], run.jobs(recipe)[0])
+        evaluation_tasks.run(recipe, trained["full"], evaluation_tasks.jobs(recipe)[0])
 
 
 def test_without_the_harness_the_extra_is_named(base, own, monkeypatch):
@@ -230,7 +231,7 @@ def test_a_workflow_maps_the_parts_over_pods_of_the_shape(base, own, trained, tm
 
 
 def test_without_tasks_no_pod_answers(base, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "run", lambda *_: pytest.fail("a pod was asked for"))
+    monkeypatch.setattr(evaluation_tasks, "run", lambda *_: pytest.fail("a pod was asked for"))
     found = evaluated(**inputs(recipe_for(base, "full"), trained, tmp_path))
     assert found.tasks == []
 
@@ -257,16 +258,15 @@ def test_the_mapped_tasks_are_registered_with_their_pods():
 HUB = """
 import sys
 from pathlib import Path
-from flytune.evaluation.harness import data as harness_data
-from flytune.evaluation.harness import run
+from flytune.evaluation import tasks as evaluation_tasks
 from flytune.recipe.recipe import Recipe
 recipe, where, folder = Recipe.from_yaml(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 if where == "cpu":
-    harness_data.download(recipe, folder)
+    evaluation_tasks.download(recipe, folder)
 else:
-    (job,) = run.jobs(recipe)
-    result = run.run(recipe, Path(sys.argv[4]), job, folder)
-    (score,) = run.combine(recipe, [result], folder.parent / "out", folder)
+    (job,) = evaluation_tasks.jobs(recipe)
+    result = evaluation_tasks.run(recipe, Path(sys.argv[4]), job, folder)
+    (score,) = evaluation_tasks.combine(recipe, [result], folder.parent / "out", folder)
     print(score.documents)
 """
 
@@ -305,7 +305,7 @@ def test_data_of_the_hub_reaches_pods_that_see_none(hub, base, trained, tmp_path
     ],
 )
 def test_an_answer_comes_back_as_it_was(base, own, kind, answer):
-    (job,) = run.jobs(asking(base, own, ["choose"]))
+    (job,) = evaluation_tasks.jobs(asking(base, own, ["choose"]))
     result = JobResult(job=job, base={"a": [answer]}, tuned={})
     assert run._plain(JobResult.model_validate_json(result.model_dump_json()).base["a"][0], kind) == answer
 
@@ -314,7 +314,7 @@ def test_an_answer_comes_back_as_it_was(base, own, kind, answer):
     "guard", [{"task": "choose"}, {"task": "choose", "metric": "acc"}, {"task": "choose", "metric": "acc,none"}]
 )
 def test_a_guard_of_what_is_measured(base, own, guard):
-    harness_data.download(asking(base, own, ["both"], must_not_fall=[guard]), None)
+    evaluation_tasks.download(asking(base, own, ["both"], must_not_fall=[guard]), None)
 
 
 @pytest.mark.parametrize("guard", [{"task": "chose"}, {"task": "choose", "metric": "accuracy"}])
@@ -324,7 +324,7 @@ def test_a_guard_of_what_is_not_measured_is_refused_before_training(base, own, g
         RecipeError,
         match=rf"must_not_fall: {' '.join(guard.values())}: not measured by evaluation.tasks, which measures: .*choose \(acc",
     ):
-        harness_data.download(recipe, None)
+        evaluation_tasks.download(recipe, None)
 
 
 def test_data_that_is_not_there_is_refused_before_training(base, own, tmp_path):
@@ -334,9 +334,9 @@ def test_data_that_is_not_there_is_refused_before_training(base, own, tmp_path):
     folder.mkdir()
     (folder / "gone.yaml").write_text(yaml.safe_dump(task))
     recipe = asking(base, folder, ["gone"])
-    assert len(run.jobs(recipe)) == 1
+    assert len(evaluation_tasks.jobs(recipe)) == 1
     with pytest.raises(RecipeError, match=r"evaluation\.tasks: gone: cannot be loaded: .*none\.jsonl"):
-        harness_data.download(recipe, None)
+        evaluation_tasks.download(recipe, None)
 
 
 def test_chats_without_a_template_are_refused_before_training(base, own, tmp_path):
@@ -344,8 +344,8 @@ def test_chats_without_a_template_are_refused_before_training(base, own, tmp_pat
     (bare / "chat_template.jinja").unlink()
     recipe = asking(bare, own, ["both"], apply_chat_template=True)
     with pytest.raises(DataError, match=r"data\.chat_template: the tokenizer of .*bare has no chat template"):
-        harness_data.download(recipe, None)
-    harness_data.download(asking(base, own, ["both"], apply_chat_template=True), None)
+        evaluation_tasks.download(recipe, None)
+    evaluation_tasks.download(asking(base, own, ["both"], apply_chat_template=True), None)
 
 
 @pytest.mark.slow

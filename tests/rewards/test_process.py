@@ -173,3 +173,11 @@ def test_code_passes_its_tests_or_gets_nothing(completion, value):
 def test_a_missing_column_is_named():
     with pytest.raises(RewardError, match="the row has no column answer"):
         values(["exact_answer"], [("abc", {})])
+
+
+def test_a_column_may_be_a_part_of_an_object():
+    path = {"name": "exact_answer", "column": "extra_info.answer"}
+    rows = [("4", {"extra_info": {"answer": "4"}}), ("4", {"extra_info": {"answer": "5"}}), ("4", {"extra_info.answer": "4"})]
+    assert values([path], rows) == [[1.0], [0.0], [1.0]]
+    with pytest.raises(RewardError, match=r"the row has no column extra_info\.answer"):
+        values([path], [("4", {"extra_info": {"other": "4"}})])

@@ -158,7 +158,7 @@ def test_the_recipes_of_the_pages_are_right():
     """Read each block of YAML that is a section of a recipe as one; the harness knows what docs/evaluate.md asks."""
     import yaml
 
-    from flytune.evaluation.harness import run
+    from flytune.evaluation import tasks as evaluation_tasks
     from flytune.recipe import Recipe
 
     complete = Recipe.from_yaml(ROOT / "recipes" / "demo-qlora.yaml").model_dump(exclude_defaults=True)
@@ -169,7 +169,7 @@ def test_the_recipes_of_the_pages_are_right():
             recipe = Recipe.model_validate(complete | sections)
             found += 1
             if "evaluation" in sections:
-                assert run.jobs(recipe)
+                assert evaluation_tasks.jobs(recipe)
     assert found == 4
 
 

@@ -104,10 +104,10 @@ def test_the_execution_of_a_light_pod(loaded, tmp_path):
 def test_the_check_of_no_harness_tasks(loaded):
     """A plan pod on a cluster names a folder for the tasks' data, and has none to download."""
     code = (
-        "from pathlib import Path; from flytune.evaluation.harness import data; from flytune.recipe import Recipe\n"
+        "from pathlib import Path; from flytune.evaluation import tasks; from flytune.recipe import Recipe\n"
         "recipe = Recipe.from_yaml('recipes/demo-qlora.yaml')\n"
         "none = recipe.evaluation.model_copy(update={'tasks': [], 'must_not_fall': []})\n"
-        "data.download(recipe.model_copy(update={'evaluation': none}), Path('/nowhere'))"
+        "tasks.download(recipe.model_copy(update={'evaluation': none}), Path('/nowhere'))"
     )
     assert loaded.of(code) & (MODELS | TABLES | FLYTE | STORES) == set()
 

@@ -43,7 +43,7 @@ ALLOWED = {
     "inference": "adapters artifacts console data evaluation export models recipe records",
     "stages": "adapters artifacts cluster console data dryrun evaluation failures hardware inference models planning pods "
     "recipe records registry selftest sharding sweeps training",
-    "conversion": "models planning recipe",
+    "conversion": "data models planning recipe",
     "cli": "adapters artifacts cluster console conversion data doctor dryrun hardware inference models planning recipe records "
     "registry report selftest stages",
 }

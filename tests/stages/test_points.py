@@ -2,7 +2,7 @@
 
 import pytest
 
-from flytune.evaluation.harness.run import Job
+from flytune.evaluation.task_kind import Job
 from flytune.models import BaseRequest
 from flytune.recipe import DataRequest
 from flytune.stages import points

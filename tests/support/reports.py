@@ -1,19 +1,24 @@
 """Sample metrics with text that attempts HTML injection, and a parser that detects it."""
 
+import math
 from html.parser import HTMLParser
 
-from flytune.evaluation import score
-from flytune.records import Answer, Metrics, Part, Shard, Wins
+from flytune.records import Answer, Metrics, Part, Score, Shard, Wins
 from tests.support.stages import manifest, plan_for, training_result
 
 EVIL = "<script>alert('a')</script> & \"quotes\""
 
 
+def _side(loss, low, high) -> Score:
+    perplexities = {"perplexity": math.exp(loss), "perplexity_low": math.exp(low), "perplexity_high": math.exp(high)}
+    return Score(loss=loss, loss_low=low, loss_high=high, **perplexities)
+
+
 def metrics(difference=(-0.62, -0.66, -0.58), samples=133, answers=1) -> Metrics:
     part = {"difference": -0.5, "difference_low": -0.7, "difference_high": -0.3}
     return Metrics(
-        base=score._score(3.68, 3.6, 3.77),
-        tuned=score._score(3.06, 2.99, 3.13),
+        base=_side(3.68, 3.6, 3.77),
+        tuned=_side(3.06, 2.99, 3.13),
         loss_difference=difference[0],
         loss_difference_low=difference[1],
         loss_difference_high=difference[2],

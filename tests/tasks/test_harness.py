@@ -16,8 +16,8 @@ from flytekit.models.literals import LiteralMap
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
-from flytune.evaluation.harness import run
-from flytune.evaluation.harness.run import JobResult
+from flytune.evaluation import tasks as evaluation_tasks
+from flytune.evaluation.task_kind import JobResult
 from tasks.harness import EVALUATE_TASKS
 from tests.support.harness import asking
 from tests.support.paths import ROOT
@@ -35,7 +35,7 @@ def write_marker(folder):
 def test_a_pod_answers_the_job_of_its_index(base, own, tmp_path):
     recipe = asking(base, own, ["choose"], task_shards=2)
     trained = write_trained(tmp_path / "trained", recipe, write_dataset(tmp_path / "dataset", base))
-    jobs = run.jobs(recipe)
+    jobs = evaluation_tasks.jobs(recipe)
     folders = {"trained": trained, "base": write_marker(tmp_path / "base"), "harness_data": write_marker(tmp_path / "data")}
     shared = {"recipe": recipe, **{name: FlyteDirectory(str(folder)) for name, folder in folders.items()}}
     mapped = map_task(partial(EVALUATE_TASKS["cpu-1"], **shared))

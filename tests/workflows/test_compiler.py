@@ -17,7 +17,7 @@ from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 
 import workflows
-from flytune.evaluation.harness.run import Job
+from flytune.evaluation.task_kind import Job
 from flytune.stages.planned import Run, Running
 from flytune.training.reference import ReferenceRequest
 from tests.support import compiler

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from flytune.data import unread_columns
 from flytune.data.check import Check, judged
+from flytune.data.columns import TURNS
 from flytune.data.formats import (
     SEPARATOR,
     Chat,
@@ -102,7 +103,7 @@ def _prompt_and_answer(row: dict[str, Any], columns: dict[str, str], where: str,
     """Return the prompt and the answer of a row, each text or turns."""
     prompt = prompt_of(row, columns)
     other = other_prompt(row, columns, where, separator) if prompt is None else None
-    has_turns = any(optional_column(row, name, columns) for name in ("conversations", "messages"))
+    has_turns = any(optional_column(row, name, columns) for name in TURNS)
     if other and has_turns and columns.get("completion", "completion") not in row:
         if len(other) < 2 or other[-1]["role"] != "assistant":
             raise DataError(

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from flytune.data import unread_columns
 from flytune.data.check import Check, judged
+from flytune.data.columns import CHAT_CONTEXT, TURNS
 from flytune.data.formats import (
     SEPARATOR,
     Chat,
@@ -32,7 +33,6 @@ from flytune.data.formats import (
 from flytune.data.labels import Encoded
 from flytune.data.messages import Message, conversation_of, is_answer, messages_of, text_of, tools_of
 from flytune.data.rows.base import ComparedRows, Content
-from flytune.data.unread_columns import TOOLS
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
 from flytune.recipe import Source
@@ -95,13 +95,13 @@ def unread_of_compared(row: dict[str, Any], columns: dict[str, str]) -> list[str
     answer = optional_column(row, "chosen", columns) or optional_column(row, "completion", columns)
     prompt = prompt_of(row, columns)
     is_text = isinstance(answer, str) and not has_question and (prompt is None or isinstance(prompt, str))
-    is_text = is_text and not any(optional_column(row, name, columns) for name in ("messages", "conversations"))
-    return ["chat_template_kwargs", *([] if has_question else ["history"]), *(TOOLS if is_text else ())]
+    is_text = is_text and not any(optional_column(row, name, columns) for name in TURNS)
+    return ["chat_template_kwargs", *([] if has_question else ["history"]), *(CHAT_CONTEXT if is_text else ())]
 
 
 def other_prompt(row: dict[str, Any], columns: dict[str, str], where: str, separator: str) -> list[Message] | None:
     """Return the prompt of a row without the column prompt: its turns, or its question; None if it has neither."""
-    for name in ("conversations", "messages"):
+    for name in reversed(TURNS):
         if turns := optional_column(row, name, columns):
             return turns_of(turns, name, columns, where)
     # A column that the recipe names and the row lacks is an error of question_of, not a row without a question.

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 from flytune import json_core
 from flytune.data import unread_columns
 from flytune.data.check import Check, judged
+from flytune.data.columns import COLUMNS, REFERENCES, TURNS, VERL_REFERENCE
 from flytune.data.formats import (
     Chat,
     Plain,
@@ -87,10 +88,11 @@ class Prompts(RowKind):
     trains_labels = False
 
     def known(self, row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-        judged_by = row.get("reward_model")
-        if not isinstance(judged_by, dict) or judged_by.get("ground_truth") is None or "answer" in row:
+        name, key = VERL_REFERENCE
+        judged_by = row.get(name)
+        if not isinstance(judged_by, dict) or judged_by.get(key) is None or "answer" in row:
             return row
-        return {**row, "answer": judged_by["ground_truth"]}
+        return {**row, "answer": judged_by[key]}
 
     def form(self, row: dict[str, Any], source: Source, where: str) -> str:
         return FORM
@@ -202,7 +204,7 @@ def _turns(value: Any, columns: dict[str, str], where: str) -> list[Message]:
 
 def _reference(row: dict[str, Any], columns: dict[str, str], where: str) -> str | None:
     """Return the reference answer of a row, as text; None where it has none, or several."""
-    for name in (_COMPLETION, "answer", REFERENCE):
+    for name in REFERENCES:
         value = optional_column(row, name, columns)
         if isinstance(value, bool | int | float):
             return str(value)
@@ -222,15 +224,12 @@ def _reference(row: dict[str, Any], columns: dict[str, str], where: str) -> str 
 
 def _refuse_other_names(row: dict[str, Any], where: str) -> None:
     """Refuse a row without a prompt that has a column of another name for it, with what reads it."""
-    for name in _QUESTIONS:
+    for name in COLUMNS[PROMPT].unread:
         if row.get(name):
             raise DataError(
                 f"{where}: column prompt is missing, and {name} is not read by itself; write data.columns: "
                 f"{{instruction: {name}}} for the question of a chat, or {{prompt: {name}}} for raw text"
             )
-
-
-_QUESTIONS = ("problem", "query", "task", "prompt_text", "question_text", "user", "text")
 
 
 def _fields(row: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
@@ -241,10 +240,11 @@ def _fields(row: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
     ours = {theirs: name for name, theirs in columns.items() if name != _COMPLETION}
     named = {ours.get(name, name): value for name, value in row.items()}
     paths = [name for name in columns.values() if "." in name]
-    return {name: value for name, value in named.items() if name not in (PROMPT, _COMPLETION, *_TURNS, *paths)}
-
-
-_TURNS = ("messages", "conversations", "system", "tools", "history")
+    return {
+        name: value
+        for name, value in named.items()
+        if name not in (PROMPT, _COMPLETION, *TURNS, "system", "tools", "history", *paths)
+    }
 
 
 def _json(fields: dict[str, Any], where: str) -> str:

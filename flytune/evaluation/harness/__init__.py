@@ -1,3 +1,7 @@
-"""Evaluation by lm-evaluation-harness: its tasks, their data, and the runs."""
+"""Evaluation by lm-evaluation-harness, a kind of evaluation tasks."""
 
-__all__ = ["data", "run"]
+from flytune.evaluation.harness.run import Harness
+
+__all__ = ["KIND"]
+
+KIND = Harness()

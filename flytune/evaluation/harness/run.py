@@ -4,47 +4,26 @@ A part runs the model and stores its answers. Combining is the harness's own eva
 model: metrics, groups and standard errors are the harness's, over all documents.
 """
 
-import gc
 import json
 import logging
 import math
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
-
-from flytune.evaluation import score
+from flytune.data import load_tokenizer, require_chat_template
 from flytune.evaluation.harness import tasks as harness_tasks
-from flytune.models import loading, tokenizers
+from flytune.evaluation.task_kind import SIDES, Answers, Job, JobResult, TaskKind
 from flytune.recipe import HarnessTask, Recipe
 from flytune.records import TaskScore
-from flytune.schema import Record, Strict
 
 log = logging.getLogger(__name__)
 
 BOOTSTRAPS = 100_000
 """The harness's default number of bootstrap samples, for metrics without a standard error in closed form."""
-SIDES = ("base", "tuned")
 _NO_JSON = ("Infinity", "-Infinity", "NaN")
-
-
-class Job(Strict):
-    """One pod's part of a task or group: every `shards`-th document of each task, starting with number `shard`."""
-
-    task: HarnessTask
-    shard: int
-    shards: int
-
-
-class JobResult(Record):
-    """The answers of both models, by request."""
-
-    model_config = ConfigDict(ser_json_inf_nan="strings")
-    job: Job
-    base: dict[str, list[Any]]
-    tuned: dict[str, list[Any]]
 
 
 class _StoredAnswers:
@@ -61,67 +40,77 @@ class _StoredAnswers:
     loglikelihood = loglikelihood_rolling = generate_until = _responses
 
 
-def jobs(recipe: Recipe) -> list[Job]:
-    """Return the parts of all tasks, one per pod; none if the recipe has no tasks.
+class Harness(TaskKind[HarnessTask]):
+    """Tasks and groups of lm-evaluation-harness, its own or a recipe's."""
 
-    A group is one task here: its model is loaded once, and evaluation.task_shards splits each of its tasks.
+    section = HarnessTask
 
-    Raises:
-        RecipeError: see harness_tasks.check.
-    """
-    if not recipe.evaluation.tasks:
-        return []
-    harness_tasks.check(recipe)
-    shards = recipe.evaluation.task_shards
-    return [Job(task=task, shard=shard, shards=shards) for task in recipe.evaluation.tasks for shard in range(shards)]
+    def check(self, recipe: Recipe) -> None:
+        harness_tasks.check(recipe)
 
+    def download(self, recipe: Recipe, folder: Path | None) -> Mapping[str, list[str] | None]:
+        if recipe.evaluation.apply_chat_template:
+            use = "of evaluation.apply_chat_template"
+            require_chat_template(load_tokenizer(recipe.model, recipe.data), recipe.model, use)
+        measured: dict[str, list[str] | None] = {}
+        with harness_tasks.data_in(folder):
+            for wanted in self.tasks(recipe):
+                with harness_tasks.quiet(f"{wanted.name}: data"):
+                    loaded = harness_tasks.load(recipe, wanted)
+                for name, task in loaded["tasks"].items():
+                    # A metric that is the task's own function may return metrics of other names.
+                    own = any(callable(metric["metric"]) for metric in task.get_config("metric_list") or [])
+                    measured[name] = None if own else list(task.aggregation())
+                for name, group in loaded["groups"].items():
+                    measured[name] = [metric.metric for metric in group.aggregate_metric_list or []]
+        return measured
 
-def run(recipe: Recipe, trained: Path, job: Job, data: Path | None = None) -> JobResult:
-    """Run a part on base and tuned model. An adapter's base is loaded once and run with the adapter switched off.
+    def asked(self, recipe: Recipe, job: Job, data: Path | None) -> Callable[[Any, Any, str], Answers]:
+        name = job.task.name
+        with harness_tasks.quiet(f"{name}: data"), harness_tasks.data_in(data):
+            tasks = harness_tasks.load(recipe, job.task)["tasks"]
 
-    `data` is the folder that flytune.evaluation.harness.data.download filled.
+        def ask(model: Any, tokenizer: Any, side: str) -> Answers:
+            with harness_tasks.quiet(f"{name}: {side} model"):
+                return _answers(recipe, job, tasks, model, tokenizer)
 
-    Raises:
-        RecipeError: the task cannot be loaded.
-    """
-    loading.import_libraries()
+        return ask
 
-    with harness_tasks.quiet(f"{job.task.name}: data"), harness_tasks.data_in(data):
-        tasks = harness_tasks.load(recipe, job.task)["tasks"]
-    folder = str(loading.weights_folder(trained))
-    tokenizer = tokenizers.load(folder, trust_remote_code=recipe.model.trust_remote_code)
+    def scores(self, recipe: Recipe, results: list[JobResult], out: Path, data: Path | None) -> list[TaskScore]:
+        """Return the harness's scores, and write its results as base.json and tuned.json."""
+        with harness_tasks.data_in(data):
+            found = {side: self._results(recipe, results, side) if results else {} for side in SIDES}
+        for side, content in found.items():
+            # default=str: configurations may have functions.
+            text = json.dumps(content, indent=2, default=str, ensure_ascii=False)
+            (out / f"{side}.json").write_text(text + "\n", encoding="utf-8")
+        return _scores(found["base"], found["tuned"])
 
-    def answers(model: Any, side: str) -> dict[str, list[Any]]:
-        with harness_tasks.quiet(f"{job.task.name}: {side} model"):
-            return _answers(recipe, job, tasks, model, tokenizer)
+    def _results(self, recipe: Recipe, results: list[JobResult], side: str) -> dict[str, Any]:
+        """Return the harness's results of all tasks in its own layout."""
+        import lm_eval
 
-    if recipe.method.name == "full":
-        # One model in memory at a time.
-        base = answers(score.base_model(recipe), "base")
-        gc.collect()
-        return JobResult(job=job, base=base, tuned=answers(score.tuned_model(recipe, trained), "tuned"))
-    model = score.tuned_model(recipe, trained)
-    with model.disable_adapter():
-        base = answers(model, "base")
-    return JobResult(job=job, base=base, tuned=answers(model, "tuned"))
-
-
-def combine(recipe: Recipe, results: list[JobResult], out: Path, data: Path | None = None) -> list[TaskScore]:
-    """Return the scores over the documents of all parts, and write the harness's results to `out` as base.json and tuned.json.
-
-    `data` is the folder that flytune.evaluation.harness.data.download filled.
-
-    Raises:
-        RecipeError: a task cannot be loaded.
-    """
-    with harness_tasks.data_in(data):
-        found: dict[str, Any] = {side: _results(recipe, results, side) if results else {} for side in SIDES}
-    out.mkdir(parents=True, exist_ok=True)
-    for side, content in found.items():
-        # default=str: configurations may have functions.
-        text = json.dumps(content, indent=2, default=str, ensure_ascii=False)
-        (out / f"{side}.json").write_text(text + "\n", encoding="utf-8")
-    return _scores(found["base"], found["tuned"])
+        evaluation, tasks = recipe.evaluation, self.tasks(recipe)
+        found: dict[str, Any] = defaultdict(dict)
+        for task in tasks:
+            parts = [getattr(result, side) for result in results if result.job.task == task]
+            answers = {key: responses for part in parts for key, responses in part.items()}
+            with harness_tasks.quiet(f"{task.name}: scores"):
+                for section, content in _evaluate(recipe, task, answers).items():
+                    found[section] |= content
+        return found | {
+            "config": {
+                "model": recipe.model.name_or_path if side == "base" else recipe.name,
+                "model_dtype": recipe.model.dtype,
+                "batch_size": evaluation.batch_size,
+                "apply_chat_template": evaluation.apply_chat_template,
+                "limit": {task.name: task.limit for task in tasks},
+                "bootstrap_iters": BOOTSTRAPS,
+                "random_seed": harness_tasks.SEED,
+                **{f"{of}_seed": harness_tasks.OTHER_SEED for of in ("numpy", "torch", "fewshot")},
+            },
+            "lm_eval_version": lm_eval.__version__,
+        }
 
 
 def _answers(recipe: Recipe, job: Job, tasks: dict[str, Any], model: Any, tokenizer: Any) -> dict[str, list[Any]]:
@@ -150,33 +139,6 @@ def _plain(response: Any, kind: str) -> Any:
     if isinstance(response, list):
         return tuple(float(part) if part in _NO_JSON else part for part in response)
     return float(response) if kind == "loglikelihood_rolling" else response
-
-
-def _results(recipe: Recipe, results: list[JobResult], side: str) -> dict[str, Any]:
-    """Return the harness's results of all tasks in its own layout."""
-    import lm_eval
-
-    evaluation = recipe.evaluation
-    found: dict[str, Any] = defaultdict(dict)
-    for task in evaluation.tasks:
-        parts = [getattr(result, side) for result in results if result.job.task == task]
-        answers = {key: responses for part in parts for key, responses in part.items()}
-        with harness_tasks.quiet(f"{task.name}: scores"):
-            for section, content in _evaluate(recipe, task, answers).items():
-                found[section] |= content
-    return found | {
-        "config": {
-            "model": recipe.model.name_or_path if side == "base" else recipe.name,
-            "model_dtype": recipe.model.dtype,
-            "batch_size": evaluation.batch_size,
-            "apply_chat_template": evaluation.apply_chat_template,
-            "limit": {task.name: task.limit for task in evaluation.tasks},
-            "bootstrap_iters": BOOTSTRAPS,
-            "random_seed": harness_tasks.SEED,
-            **{f"{of}_seed": harness_tasks.OTHER_SEED for of in ("numpy", "torch", "fewshot")},
-        },
-        "lm_eval_version": lm_eval.__version__,
-    }
 
 
 def _evaluate(recipe: Recipe, task: HarnessTask, answers: dict[str, list[Any]]) -> dict[str, Any]:

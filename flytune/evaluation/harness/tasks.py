@@ -27,6 +27,11 @@ _REFUSED = {
 }
 
 
+def of_recipe(evaluation: Evaluation) -> list[HarnessTask]:
+    """List the tasks that are the harness's."""
+    return [task for task in evaluation.tasks if isinstance(task, HarnessTask)]
+
+
 def check(recipe: Recipe) -> None:
     """Look up the recipe's tasks in the harness's index, without reading data or contacting a hub.
 
@@ -37,7 +42,7 @@ def check(recipe: Recipe) -> None:
     index = _manager(recipe.evaluation).task_index
     problems: list[str] = []
     owners: dict[str, str] = {}
-    for task in recipe.evaluation.tasks:
+    for task in of_recipe(recipe.evaluation):
         if task.name not in index:
             problems.append(f"evaluation.tasks: {_unknown(task.name, index, recipe.evaluation)}")
             continue
@@ -135,7 +140,7 @@ def _manager(evaluation: Evaluation) -> Any:
     folder = harness_tasks.folder(evaluation)
     if folder:
         own = _indexed(folder, include_defaults=False)
-        if all(task.name in own.task_index for task in evaluation.tasks):
+        if all(task.name in own.task_index for task in of_recipe(evaluation)):
             return own
     return _indexed(folder, include_defaults=True)
 

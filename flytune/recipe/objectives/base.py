@@ -6,14 +6,14 @@ from pydantic import Field
 
 from flytune import limits
 from flytune.recipe.data import Data
+from flytune.recipe.sections import Section
 from flytune.recipe.training import Training
 from flytune.row_names import ANSWERS, RowKindName
-from flytune.schema import Strict
 
 Weight = Annotated[float, Field(ge=limits.LEAST_FACTOR, le=limits.FACTOR)]
 
 
-class ObjectiveSection(Strict):
+class ObjectiveSection(Section):
     """The goal of training: the loss, and the kind of rows that it needs. `name` is the first field of each section."""
 
     row_kind: ClassVar[RowKindName] = ANSWERS

@@ -1,0 +1,138 @@
+"""All names of columns: ours, those of other tools that stand for them, and those that a format does not read."""
+
+from typing import NamedTuple
+
+
+class Column(NamedTuple):
+    """A column of ours."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    """Other tools' names for it in rows of compared answers and of prompts; the first one that a row has counts."""
+    unread: tuple[str, ...] = ()
+    """Names that mean it, or a part of it, in other tools, and are not read: rows with one are refused, with advice."""
+
+
+_COLUMNS = (
+    Column("messages"),
+    Column("conversations"),
+    Column("prompt", unread=("problem", "query", "task", "prompt_text", "question_text", "user", "text")),
+    Column("completion", ("output",)),
+    Column("instruction", ("question", "input")),
+    Column("output"),
+    Column("text"),
+    Column("input_ids"),
+    Column("input"),
+    Column("history"),
+    Column("system"),
+    Column("tools", unread=("functions",)),
+    Column("labels"),
+    Column("attention_mask"),
+    Column("completion_mask"),
+    Column("assistant_masks"),
+    Column("chosen", ("chosen_response", "preferred_output")),
+    Column("rejected", ("rejected_response", "non_preferred_output"), unread=("rejected_messages",)),
+    Column("label", ("kto_tag",)),
+)
+COLUMNS = {column.name: column for column in _COLUMNS}
+TURN_KEYS = ("role", "content", "from", "value")
+"""Keys of a turn, which data.columns renames as it renames columns."""
+KNOWN = (*COLUMNS, *TURN_KEYS)
+"""Names that data.columns may map."""
+
+TURNS = ("messages", "conversations")
+"""Columns of turns."""
+PAIR = ("chosen", "rejected")
+"""Columns of preferences, beside `prompt` (rows/pairs.py)."""
+MASKS = ("attention_mask", "completion_mask", "assistant_masks")
+"""Columns of the format tokens with 1 or 0 for each token: transformers' for padding, TRL's two for trained tokens."""
+OTHER_MASKS = ("special_tokens_mask",)
+PACKED = ("position_ids", "seq_lengths", "cu_seqlens", "sequence_ids")
+"""Columns of packed tokens, which a row that is one sample may have only where they say nothing."""
+REFERENCES = ("completion", "answer", "reference")
+"""Columns of a prompt's reference answer; the first one that a row has counts."""
+VERL_REFERENCE = ("reward_model", "ground_truth")
+"""verl's column of the reference answer, and its key in it."""
+
+PROMPTED_CHAT = "prompt_completion_messages"
+"""Rows of prompt_completion in messages, TRL's conversational form; a recipe names it prompt_completion."""
+REQUIRED = {
+    "messages": ("messages",),
+    "sharegpt": ("conversations",),
+    "prompt_completion": ("prompt", "completion"),
+    "instruction": ("instruction", "output"),
+    "text": ("text",),
+    "tokens": ("input_ids",),
+}
+"""Columns that each format requires, in the order in which `auto` tries the formats."""
+READ = REQUIRED | {
+    PROMPTED_CHAT: REQUIRED["prompt_completion"],
+    "instruction": ("instruction", "input", "output", "history"),
+    # What else such rows have was made from the same text.
+    "tokens": (
+        "input_ids", "labels", *MASKS, *OTHER_MASKS, *PACKED, "text", "messages", "prompt", "completion", "token_type_ids",
+        "length",
+    ),
+    "preference": ("prompt", *PAIR),
+    "unpaired": ("prompt", "completion", "label"),
+}  # fmt: skip
+"""Columns that each format reads, in addition to `system` and `tools` of chats."""
+PROMPTS = (*TURNS, "instruction", "input", "history")
+"""Columns of compared answers that stand for the column prompt."""
+TEXTS = (*TURNS, "prompt", "completion", "instruction", "output", "text", *PAIR, "question", "input")
+"""Columns of a row's own text."""
+
+
+def names_of(name: str) -> tuple[str, ...]:
+    """Return our name of a column, and the other names that are read as it."""
+    return (name, *COLUMNS[name].aliases)
+
+
+PREFERENCES = (*names_of("rejected"), *COLUMNS["rejected"].unread)
+"""Columns of the answer that is not the better one."""
+CHAT_CONTEXT = ("system", "tools", *COLUMNS["tools"].unread)
+"""Columns beside the turns of a chat."""
+_OF_CHATS = ("chat_template_kwargs", "history", *PREFERENCES)
+UNREAD = {
+    "messages": _OF_CHATS,
+    "sharegpt": _OF_CHATS,
+    PROMPTED_CHAT: _OF_CHATS,
+    "instruction": ("chat_template_kwargs", *COLUMNS["tools"].unread, *PREFERENCES),
+    "prompt_completion": (*_OF_CHATS, *CHAT_CONTEXT),
+    "text": PREFERENCES,
+    "tokens": (),
+}
+"""Columns that are refused in rows of a format. Raw text may have been made of the columns beside it, and tokens of any."""
+
+AXOLOTL_QUESTIONS: dict[str, dict[str, str]] = {
+    "gpteacher": {"output": "response"},
+    "oasst": {"instruction": "INSTRUCTION", "output": "RESPONSE"},
+    "aya": {"instruction": "inputs", "output": "targets"},
+    "alpaca_chat.load_qa": {"instruction": "question", "output": "answer"},
+    "alpaca_chat.load_camel_ai": {"instruction": "message_1", "output": "message_2"},
+    "summarizetldr": {"instruction": "article", "output": "summary"},
+    "jeopardy": {"instruction": "question", "input": "category", "output": "answer"},
+    "context_qa": {"instruction": "article", "input": "question", "output": "answer"},
+    "context_qa.load_v2": {"instruction": "context", "input": "question", "output": "answer"},
+    **{
+        f"alpaca_w_system.{name}": {"instruction": "question", "output": "response", "system": "system_prompt"}
+        for name in ("load_open_orca", "load_open_orca_chatml", "load_openorca_chatml")
+    },
+}
+"""Columns that have other names in axolotl's types of a question and an answer."""
+AXOLOTL_PAIRS: dict[str, dict[str, str]] = {
+    "argilla": {"chosen": "chosen_response", "rejected": "rejected_response"},
+    "intel": {"instruction": "question"},
+    "icr": {"instruction": "input"},
+    "prompt_pairs": {"instruction": "prompt"},
+    **{style: {} for style in ("ultra", "argilla_chat", "default", "argilla_dpo", "load", "")},
+}
+"""The same of its types of pairs, by what follows the dot; a column `instruction` is a question of a chat."""
+AXOLOTL_LABELLED: dict[str, dict[str, str]] = {
+    "ultra": {"instruction": "prompt"},
+    "argilla_chat": {"prompt": "chosen"},
+    "argilla": {},
+}
+"""The same of labelled answers, where they differ from pairs."""
+LLAMA_FACTORY = {"instruction": "prompt", "input": "query", "output": "response", "label": "kto_tag"}
+"""Keys in `columns` of LLaMA-Factory's dataset_info.json that are called otherwise than our column."""
