@@ -10,10 +10,10 @@ from flytune.planning import planner
 from flytune.recipe import Recipe, named_files
 from flytune.sharding import SHARDINGS, sharding_of
 from flytune.sharding.deepspeed_config import DeepSpeedConfig, ZeroOptimization
-from flytune.sharding.layout import Layout
 from tests.support.paths import ROOT
 from tests.support.plans import GEOMETRY, TRAINING
 from tests.support.recipes import content
+from training_estimates.layout import Layout
 
 SHIPPED = sorted((ROOT / "deepspeed_configs").glob("*.json"))
 ZERO3 = {"zero_optimization": {"stage": 3}}
