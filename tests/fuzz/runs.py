@@ -36,8 +36,9 @@ _PHASE = {
 }  # fmt: skip
 _NODE = _ATTEMPT | {
     "number": 3, "retry": 2, "action": "", "node": 0, "task": "train", "exports_only": False, "phase": "steady step",
-    "used_bytes": 10**9, "allowed_bytes": 2 * 10**9, "counted_bytes": None, "saved_step": 20, "kind": "out of GPU memory",
-    "signalled": None, "reason": "full", "left_out": [7], "order": "o",
+    "used_bytes": 10**9, "allowed_bytes": 2 * 10**9, "kind": "out of GPU memory",
+    "signalled": None, "reason": "full", "advice": "", "further": [], "details": "", 
+    "left_out": [3, 4, 7], "rollbacks": 2, "order": "o",
 }  # fmt: skip
 _NOTES = {"per_device_train_batch_size": 1, "left_out": [3, 4], "rollbacks": 1}
 _LEFT = {
@@ -78,7 +79,7 @@ def check_attempts(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
     for found in earlier_attempts.of_run(records):
         read = json.loads(found.model_dump_json(exclude={"ended"}))
         files = [*store.glob("record-*.json"), *store.glob("attempt-*.json")]
-        written = [plain_json(file.read_bytes()) for file in files if _has_number(file, found.number)]
+        written = [plain_json(file.read_bytes()) for file in files if _is_of(file, found.number, found.retry)]
         if len(written) != 1:
             raise Wrong(f"the record of attempt {found.number}, which {len(written)} files have")
         figures = {key: one for key, one in written[0].items() if key in _ATTEMPT and key != "ended"}
@@ -87,10 +88,12 @@ def check_attempts(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
     recipe = Recipe.model_validate(samples.recipe(**{"hardware.shape": "cpu-2", "sharding": "ddp"}))
     plan = planner.make(recipe, samples=20)
     notes = attempt_notes.read(str(store), "o", halves_on="cpu-2")
-    written_notes = plain_json((store / "notes.json").read_bytes())
-    expected = {*written_notes.get("left_out", []), *plain_json((store / "attempt-0003-0-cc.json").read_bytes())["left_out"]}
-    if written_notes.get("order", "") in ("", "o") and not expected <= set(notes.left_out):
-        raise Wrong(f"skipped data is {notes.left_out!r:.200}, and the files have {expected!r:.200}")
+    # The newest one has what those before it have left out.
+    deciding = [plain_json((store / name).read_bytes()) for name in ("notes.json", "attempt-0003-0-cc.json")]
+    of_order = [one for one in deciding if one.get("order", "") in ("", "o") and int(one.get("rollbacks", 0))]
+    last = max(of_order, key=lambda one: int(one["rollbacks"]), default={})
+    if [int(one) for one in last.get("left_out", [])] != notes.left_out:
+        raise Wrong(f"skipped data is {notes.left_out!r:.200}, and the files have {deciding!r:.500}")
     applied = notes.applied(plan)
     micro, steps = applied.per_device_train_batch_size, applied.gradient_accumulation_steps
     if micro < 1 or micro * steps * plan.world_size != plan.global_batch_size:
@@ -102,9 +105,10 @@ def check_attempts(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
         raise Wrong(f"files outside of the notes: {sorted(files_of(folder))}")
 
 
-def _has_number(file: Path, number: int) -> bool:
+def _is_of(file: Path, number: int, retry: int) -> bool:
     try:
-        return not any(dropped(json.loads(file.read_bytes())["number"], number))
+        written = json.loads(file.read_bytes())
+        return not any((*dropped(written["number"], number), *dropped(written.get("retry", 0), retry)))
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
