@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from flytune.models import heads, liger, model_types
 from flytune.recipe import Recipe
-from flytune.records import Geometry
 from flytune.sentences import counted
+from training_estimates.sizes import Geometry
 
 TRAINABLE_QUANTIZATION = "bitsandbytes"
 """Published quantization whose weights train an adapter: the libraries of all others, or the gradients of their kernels, are

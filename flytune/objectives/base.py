@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from flytune.models import Row
 from flytune.objectives.heldout import HeldoutRows
 from flytune.recipe import Recipe
-from flytune.records import Geometry, Manifest
+from flytune.records import Manifest
 from flytune.records.figures import Figure
 from flytune.sharding import sharding_of
+from training_estimates.sizes import Geometry
 
 ReferenceKind = Literal["none", "adapter", "copy", "precomputed"]
 """Reference model that a step also runs. none: there is none; adapter: the model with its adapter switched off; copy: a second,
