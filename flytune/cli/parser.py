@@ -25,6 +25,7 @@ COMMANDS = {
     "calibrate": "learn memory factors for later plans from finished runs",
     "accepted": "show the accepted model and the history of decisions; or roll back",
     "approve": "publish or accept an artifact that a run has stored for your approval",
+    "debug": "start a pod like that of a stage on a cluster, to look into it",
     "reproduce": "run an artifact's recipe again, and compare the result with it",
     "doctor": "check this machine, or with --remote a cluster, and give advice",
     "schema": "print the JSON schema of recipe files",

@@ -18,6 +18,7 @@ COMMANDS = {
     "chat": ["chat", str(RELEASE / "artifact"), "--base", "base"],
     "combine": ["combine", "OUT", str(RELEASE / "artifact"), str(RELEASE / "artifact")],
     "convert": ["convert", "axolotl.yaml"],
+    "debug": ["debug", "abcdefghij"],
     "doctor": ["doctor"],
     "fetch": ["fetch", "memory://nowhere/artifact", "OUT"],
     "gguf": ["gguf", str(RELEASE / "artifact"), "--out", "OUT"],

@@ -66,14 +66,25 @@ def flyteadmin(projects, domains, tasks=(), storage=""):
 
 
 @contextmanager
-def http(answers, kept=None):
-    """Serve GET from `answers` (path: JSON, or a status), and store the content of PUT in `kept`; yield the address."""
+def http(answers, kept=None, asked=None):
+    """Serve GET from `answers` (path: JSON, a text, or a status), and store the content of PUT in `kept`; yield the address.
+
+    POST is answered by the function at "POST path", and its content noted in `asked`.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             answer = answers.get(self.path.partition("?")[0], 404)
             status, body = (answer, {"kind": "Status"}) if isinstance(answer, int) else (200, answer)
-            self._answer(status, json.dumps(body).encode())
+            if isinstance(body, str):
+                self._answer(status, body.encode(), "text/plain")
+            else:
+                self._answer(status, json.dumps(body).encode())
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(("POST", body))
+            self._answer(201, json.dumps(answers[f"POST {self.path.partition('?')[0]}"](dict(body))).encode())
 
         def do_PUT(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -81,9 +92,9 @@ def http(answers, kept=None):
                 kept[self.path] = (body, dict(self.headers))
             self._answer(200 if kept is not None else 403, b"")
 
-        def _answer(self, status, body):
+        def _answer(self, status, body, kind="application/json"):
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
