@@ -65,7 +65,7 @@ class Cluster:
         """Start a copy of each of a stage's pods, the first one before the others, which meet at its address."""
         meeting = None
         for number, pod in enumerate(stage.pods):
-            copied = copy_of(pod, execution, seconds, meeting)
+            copied: Any = copy_of(pod, execution, seconds, meeting)
             created: Any = self._core.create_namespaced_pod(self.namespace, copied, _request_timeout=_SECONDS)
             yield DebugPod(created.metadata.name, self.namespace, pod["metadata"]["name"])
             if number == 0 and len(stage.pods) > 1:
