@@ -197,7 +197,7 @@ FULL_TEXT = (
     r"|\d+ requested and \d+ written"  # numpy.save
     r"|QuotaExceeded|StorageFull|EntityTooLarge"  # Ceph, MinIO, S3
 )
-"""What libraries say of a disk or a quota that can hold no more; many do so with an error that has no number."""
+"""Words of libraries for a disk or a quota that can hold no more; many of their errors have no number."""
 
 
 def full_error(error: BaseException | None) -> BaseException | None:

@@ -23,7 +23,7 @@ _OWN = ("nodeName", "hostname", "subdomain", "priority", "preemptionPolicy", "sc
 """Fields of a pod's spec that belong to that pod alone, or that Kubernetes sets."""
 
 
-class Stage(NamedTuple):
+class StagePods(NamedTuple):
     """Pods of one attempt of a stage, in the order of their ranks, as Kubernetes' JSON."""
 
     name: str
@@ -40,7 +40,7 @@ class DebugPod(NamedTuple):
     """Name of the pod that it is a copy of."""
 
 
-class Cluster:
+class NamespacePods:
     """Pods of one namespace."""
 
     def __init__(self, client: Any, namespace: str) -> None:
@@ -49,7 +49,7 @@ class Cluster:
         self._client, self.namespace = client, namespace
         self._core, self._objects = CoreV1Api(client), CustomObjectsApi(client)
 
-    def stages(self, execution: str) -> list[Stage]:
+    def stages(self, execution: str) -> list[StagePods]:
         """Return the attempts of an execution's stages whose pods are still there, the newest first."""
         groups: dict[str, list[dict[str, Any]]] = {}
         for pod in self._pods_of(execution):
@@ -58,10 +58,10 @@ class Cluster:
         for name, pods in groups.items():
             pods.sort(key=lambda pod: int(pod["metadata"].get("labels", {}).get(_INDEX, 0)))
             failed = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods)
-            stages.append(Stage(name, pods, failed))
+            stages.append(StagePods(name, pods, failed))
         return sorted(stages, key=lambda stage: str(stage.pods[0]["metadata"].get("creationTimestamp")), reverse=True)
 
-    def start(self, stage: Stage, execution: str, seconds: float) -> Iterator[DebugPod]:
+    def start(self, stage: StagePods, execution: str, seconds: float) -> Iterator[DebugPod]:
         """Start a copy of each of a stage's pods, the first one before the others, which meet at its address."""
         meeting = None
         for number, pod in enumerate(stage.pods):
@@ -155,7 +155,7 @@ class Cluster:
 
 
 @contextmanager
-def connected(namespace: str) -> Iterator[Cluster]:
+def connected(namespace: str) -> Iterator[NamespacePods]:
     """Yield the pods of a namespace, through the kubeconfig.
 
     Raises:
@@ -171,7 +171,7 @@ def connected(namespace: str) -> Iterator[Cluster]:
         raise TrainingError("kubernetes: there is no valid kubeconfig; set KUBECONFIG to that of the cluster") from None
     client.configuration.retries = 0
     try:
-        yield Cluster(client, namespace)
+        yield NamespacePods(client, namespace)
     except ApiException as error:
         do = f"check `kubectl auth can-i create pods -n {namespace}`"
         raise TrainingError(f"kubernetes: refuses: {error.status} {error.reason} in namespace {namespace}; {do}") from None
@@ -182,7 +182,7 @@ def connected(namespace: str) -> Iterator[Cluster]:
         client.close()
 
 
-def chosen(stages: Sequence[Stage], named: str | None, execution: str, namespace: str) -> Stage:
+def chosen(stages: Sequence[StagePods], named: str | None, execution: str, namespace: str) -> StagePods:
     """Return the newest failed attempt, or the newest that runs; with a name, of the stages that have it.
 
     Raises:

@@ -31,7 +31,7 @@ _OUTPUTS = {
     "--outputs-path": "outputs",
     "--raw-data-path": "raw",
 }
-"""Options of both Flytes' commands that name a place to write to, with the folder that stands in for it."""
+"""Options of both Flytes' commands that name a place to write to, with the pod's folder that takes its place."""
 _EARLIER = ("--prev-checkpoint",)
 """Options that name what an earlier attempt has written."""
 

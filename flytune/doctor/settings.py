@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from flytune import yaml_core
 from flytune.doctor.finding import Finding, fail, ok, warn
 from flytune.hardware import Shape
 from flytune.hardware.shapes import GIB
@@ -29,7 +30,7 @@ def merged(maps: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     for files in maps:
         for name in sorted(files):
             try:
-                content = yaml.safe_load(files[name])
+                content = yaml_core.load(files[name])
             except yaml.YAMLError:
                 continue
             if isinstance(content, dict):

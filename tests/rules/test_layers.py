@@ -173,7 +173,7 @@ def test_flytune_knows_nothing_of_flyte():
     """What a stage needs of Flyte is in flytune/stages/orchestrator.py, and tasks/runtime/ has it."""
     # The room of the clients of both Flytes, and the checks that use them.
     names = ("cluster/control_plane.py", "cluster/flyte2_sdk.py", "cluster/runs_of_flyte2.py", "doctor/admin.py")
-    names = (*names, "doctor/flyte2.py")
+    names = (*names, "doctor/flyte2.py", "cluster/debug_program.py")
     asking = {ROOT / "flytune" / name for name in names}
     for path in set((ROOT / "flytune").rglob("*.py")) - asking:
         assert not {name.split(".")[0] for name, _ in imports(path)} & {"flytekit", "flytekitplugins", "flyte", "flyteidl2"}
