@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flytune.errors import StorageFull, chain
+from flytune.errors import FlytuneError, StorageFull, chain
 
 CHUNK = 8 * 2**20
 """Bytes of a file in memory at a time; s3fs and gcsfs collect up to 100 MB of them for a part of an upload."""
@@ -202,10 +202,13 @@ FULL_TEXT = (
 
 def full_error(error: BaseException | None) -> BaseException | None:
     """Return the error among one and its causes that says that a disk can hold no more; libraries have classes of their own."""
-    for link in chain(error):
-        if getattr(link, "errno", None) in FULL or re.search(FULL_TEXT, str(link)):
+    links = list(chain(error))
+    for link in links:
+        if getattr(link, "errno", None) in FULL:
             return link
-    return None
+    # Errors of our own have said it in words of their own.
+    others = (link for link in links if not isinstance(link, FlytuneError))
+    return next((link for link in others if re.search(FULL_TEXT, str(link))), None)
 
 
 def link_or_copy(file: Path, path: Path) -> None:

@@ -102,9 +102,9 @@ class Flyte2:
 def current() -> Flyte2:
     """Return the action that this process runs."""
     context = flyte.ctx()
-    if context.mode == "local":
-        return Flyte2("")
     action = context.action
+    if context.mode == "local" or action is None:
+        return Flyte2("")
     # By them records of attempts and texts of failures name the run, on both faces.
     os.environ.setdefault(spec.EXECUTION, action.run_name or "")
     os.environ.setdefault(spec.ACTION, action.name or "")

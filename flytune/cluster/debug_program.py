@@ -132,7 +132,7 @@ def _literals(content: bytes, command: list[str]) -> Mapping[str, Any]:
 def _write(folder: Path, name: str, literal: Any) -> None:
     from google.protobuf.json_format import MessageToDict
 
-    # Names of inputs are Python's, but what is written must stay in the folder, whoever wrote the file.
+    # Names of inputs are Python's; another name in a changed file must not lead out of the folder.
     path = folder / re.sub(r"\W", "_", name)
     kind = literal.scalar.WhichOneof("value")
     if kind != "blob":

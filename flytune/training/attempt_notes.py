@@ -4,7 +4,7 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flytune.errors import OutOfMemory, TrainingError
+from flytune.errors import OutOfMemory, StorageError, TrainingError
 from flytune.failures.table import OUT_OF_GPU_MEMORY
 from flytune.records import Plan
 from flytune.sentences import counted
@@ -34,17 +34,28 @@ class Notes:
         return smaller
 
 
-def read(address: str, order: str = "", halves_on: str | None = None) -> Notes:
+def read(address: str, order: str = "", halves_on: str | None = None, is_required: bool = True) -> Notes:
     """Return what the attempts at an address decided for the next one, over data in an order.
 
     An attempt that ran out of GPU memory on the shape `halves_on` leaves half its micro batch; none does where it is None.
 
+    Args:
+        is_required: whether a storage that cannot be read ends the run; a run without checkpoints writes none there.
+
     Raises:
         TrainingError: a record is damaged.
+        StorageError: the storage cannot be read.
     """
+    try:
+        records = earlier_attempts.stored(address, retry=is_required)
+    except StorageError as error:
+        if is_required:
+            raise type(error)(f"{error}; the run does not start") from error
+        log.warning("records of earlier attempts cannot be read: %s", error)
+        return Notes()
     sizes: list[int] = []
     skipping = Notes()
-    for record in earlier_attempts.stored(address):
+    for record in records:
         half = record.per_device_train_batch_size // 2
         if halves_on is not None and record.kind == OUT_OF_GPU_MEMORY and record.shape in ("", halves_on) and half > 0:
             sizes.append(half)

@@ -24,20 +24,23 @@ _SILENT = _KILLED | _CONSEQUENCES
 """Ends of the nodes of an attempt of which one was killed: without a report, or by losing a peer."""
 
 
-def names(address: str) -> list[str]:
+def names(address: str, retry: bool = False) -> list[str]:
     """List the files of records at an address, those of earlier releases too."""
-    files_there = Storage(address, retry=False).names()
+    files_there = Storage(address, retry=retry).names()
     return [name for name in files_there if name.endswith(".json") and name.startswith((PREFIX, *earlier_format.PREFIXES))]
 
 
-def stored(address: str) -> list[NodeAttempt]:
+def stored(address: str, retry: bool = False) -> list[NodeAttempt]:
     """Return the records at an address, in the order of the attempts and their nodes.
+
+    Args:
+        retry: whether a storage that is away is waited for.
 
     Raises:
         TrainingError: one is damaged.
     """
     records = []
-    for name in names(address):
+    for name in names(address, retry):
         try:
             content = Storage(address, retry=False).read(name)
             text = content if name.startswith(PREFIX) else earlier_format.converted(name, content)

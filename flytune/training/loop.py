@@ -67,7 +67,8 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         # The optimizer runs on the host, where torchrun leaves each process one thread.
         torch.set_num_threads(max(1, shape.cpu // shape.processes))
     halves = recipe.training.auto_find_batch_size
-    notes = attempt_notes.read(saver.address, saver.order, halves_on=shape.name if halves else None)
+    saves = recipe.checkpoints.save_steps is not None
+    notes = attempt_notes.read(saver.address, saver.order, halves_on=shape.name if halves else None, is_required=saves)
     trainer, resumed = build(run, notes)
     attempt_notes.check_agreed(notes, trainer.args)
     if export_only and not saver.resumed_step:

@@ -427,7 +427,7 @@ def test_with_a_recipe_its_shapes_alone_are_looked_for(config, tmp_path, monkeyp
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     asked = []
     monkeypatch.setattr(
-        kube, "findings", lambda namespace, shapes, cluster: asked.append([shape.name for shape in shapes]) or []
+        kube, "findings", lambda namespace, shapes, cluster, **_: asked.append([shape.name for shape in shapes]) or []
     )
     main(["doctor", "--remote", str(tmp_path / "recipe.yaml")])
     main(["doctor", "--remote"])

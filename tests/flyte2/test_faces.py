@@ -19,7 +19,8 @@ assert import_module("flyte2.stages")
 for _path in (ROOT / "tasks").glob("*.py"):
     import_module(f"tasks.{_path.stem}")
 ROWS = {row.name: row for row in vars(table).values() if isinstance(row, Stage)}
-CLIENTS = {ROOT / f"flytune/{name}.py" for name in ("doctor/flyte2", "cluster/flyte2_sdk", "cluster/runs_of_flyte2")}
+ROOM = ("doctor/flyte2", "cluster/debug_program", "cluster/flyte2_sdk", "cluster/runs_of_flyte2")
+CLIENTS = {ROOT / f"flytune/{name}.py" for name in ROOM}
 """Modules that speak to a control plane of Flyte 2, and import its SDK inside functions."""
 FILES = sorted((ROOT / "flyte2").rglob("*.py"))
 

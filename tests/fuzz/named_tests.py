@@ -28,7 +28,9 @@ def holders() -> list[Holder]:
     found = []
     for cell in (line.split("|")[4] for line in lines if line.startswith("| ")):
         tests = tuple(re.findall(r"`(tests/[\w/]+\.py)", cell))
-        found += [Holder(file, tests) for file in re.findall(r"`((?:flytune|tasks)/[\w/]+\.py)", cell) if tests]
+        found += [
+            Holder(file, tests) for file in re.findall(r"`((?:flytune|tasks|training_estimates)/[\w/]+\.py)", cell) if tests
+        ]
     return found
 
 
