@@ -16,6 +16,7 @@ from flytune.recipe import Model
 from tests.support import model_hub
 from tests.support.counted_models import adapters, built
 from tests.support.model_types import MODEL_TYPES, tiny_config
+from tests.support.paths import ROOT
 from tests.support.plans import recipe_of
 from training_estimates import config_sizes, counting, meta_model
 from training_estimates.config_sizes import KINDS
@@ -438,3 +439,10 @@ def test_a_mixture_of_one_expert_is_refused_with_the_key_of_its_config(kind, cha
     sizes = json.loads(tiny_config(kind).to_json_string()) | changes
     with pytest.raises(SizesError, match=rf"(\W|^){said}"):
         config_sizes.geometry({name: value for name, value in sizes.items() if value is not None}, kind)
+
+
+def test_the_page_of_the_plan_lists_the_types_that_the_closed_form_counts():
+    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| config.json of "))
+    listed = row.split("|")[1].strip().removeprefix("config.json of ").split(", ")
+    assert listed == sorted(KINDS)
