@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (full := files.full_error(error)) is None:
             raise
         said = getattr(full, "strerror", None) or " ".join(str(full).split())[:200]
-        return error_lines.show(problems.full_error(said))
+        return error_lines.show(problems.no_room(said))
 
 
 def _run(argv: Sequence[str]) -> int:

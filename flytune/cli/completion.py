@@ -4,7 +4,7 @@ import argparse
 import sys
 from importlib import import_module
 
-from flytune.cli import parser
+from flytune.cli.parser import parser_of_all
 
 _SCRIPT = """\
 # eval "$(flytune completion)" in ~/.bashrc or ~/.zshrc
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the script; where no word fits, the shell completes names of files."""
-    _, parsers = parser.parser_of_all()
+    _, parsers = parser_of_all()
     cases = []
     for name, of_command in parsers.items():
         import_module(f"flytune.cli.{name}").add_arguments(of_command)

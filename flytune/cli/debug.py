@@ -5,7 +5,7 @@ import sys
 import time
 
 from flytune.cli import arguments
-from flytune.cluster import debug_pods, flyte2_sdk
+from flytune.cluster import debug_pods, executions, flyte2_sdk, runs_of_flyte2
 from flytune.cluster.debug_program import PORT
 from flytune.errors import RecipeError
 
@@ -15,7 +15,7 @@ NAMESPACE_OF_FLYTE2 = "flyte"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("execution", help="id of an execution whose pods are still there")
+    parser.add_argument("execution", help="an execution whose pods are still there: its id, or its address in the console")
     parser.add_argument(
         "stage", nargs="?", help="such as train or evaluate_model (default: the newest that failed, else that runs)"
     )
@@ -29,19 +29,28 @@ def run(options: argparse.Namespace) -> int:
     """Start a copy of each pod of a stage, which waits; print how to look into it, and how to run the stage again in it."""
     if not 0 < options.hours <= 168:
         raise RecipeError(f"--hours {options.hours:g}: must be more than 0 and at most 168, a week")
-    execution = options.execution.rstrip("/").rpartition("/")[2]
-    by_default = NAMESPACE_OF_FLYTE2 if flyte2_sdk.config_file() else f"{options.project}-{options.domain}"
+    parsed = runs_of_flyte2.parse(options.execution) or executions.parse(options.execution, options.project, options.domain)
+    if parsed is None:
+        raise RecipeError(f"{options.execution:.300}: neither an execution's id nor its address in the console")
+    execution = parsed.name
+    by_default = NAMESPACE_OF_FLYTE2 if flyte2_sdk.config_file() else f"{parsed.project}-{parsed.domain}"
     with debug_pods.connected(options.namespace or by_default) as cluster:
         if options.end:
             names = cluster.end(execution)
             sys.stdout.write("".join(f"{name}: deleted\n" for name in names) or f"{execution}: no pod to look into\n")
             return 0
         stage = debug_pods.chosen(cluster.stages(execution), options.stage, execution, cluster.namespace)
-        ends = time.strftime("%H:%M UTC", time.gmtime(time.time() + 3600 * options.hours))
-        for pod in cluster.start(stage, execution, 3600 * options.hours):
+        seconds = 3600 * options.hours
+        ends = time.strftime("%H:%M UTC", time.gmtime(time.time() + seconds))
+        meeting = None
+        for original in stage.pods:
+            pod = cluster.start(debug_pods.copy_of(original, execution, seconds, meeting), original)
             state = "has failed" if stage.has_failed else "runs, or has ended"
             _say(f"{pod.name}: as {pod.copied}, of {stage.name}, which {state}; it ends by itself at {ends}")
-            for line in cluster.lines(pod, _Progress()):
+            lines = cluster.lines(pod, _Progress())
+            # The ranks of all pods meet at the first one, which runs by now.
+            meeting = meeting or cluster.address(pod)
+            for line in lines:
                 _say(f"  {line}")
             _say(f"  look into it: kubectl exec -n {pod.namespace} -it {pod.name} -- bash")
             _say(f"  port-forward: kubectl port-forward -n {pod.namespace} {pod.name} {PORT}:{PORT}")

@@ -41,14 +41,14 @@ _NO_MEMORY = re.compile(r"failed to map segment|[Cc]an(?:not|'t) allocate memory
 """Words of the system, torch, and Python without a class of their own."""
 
 
-def full_error(said: str) -> RecipeError:
+def no_room(said: str) -> RecipeError:
     return RecipeError(f"{said}: make room in {tempfile.gettempdir()} (TMPDIR), or where the command writes to")
 
 
 def file_error(error: OSError) -> RecipeError | None:
     """Return the error of a file that cannot be read or written, in words; None if it names no file."""
     if error.filename is None and error.errno in files.FULL:
-        return full_error(str(error.strerror))
+        return no_room(str(error.strerror))
     if error.filename is None or error.strerror is None:
         return None
     name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else f"file {error.filename}"

@@ -61,15 +61,14 @@ class NamespacePods:
             stages.append(StagePods(name, pods, failed))
         return sorted(stages, key=lambda stage: str(stage.pods[0]["metadata"].get("creationTimestamp")), reverse=True)
 
-    def start(self, stage: StagePods, execution: str, seconds: float) -> Iterator[DebugPod]:
-        """Start a copy of each of a stage's pods, the first one before the others, which meet at its address."""
-        meeting = None
-        for number, pod in enumerate(stage.pods):
-            copied: Any = copy_of(pod, execution, seconds, meeting)
-            created: Any = self._core.create_namespaced_pod(self.namespace, copied, _request_timeout=_SECONDS)
-            yield DebugPod(created.metadata.name, self.namespace, pod["metadata"]["name"])
-            if number == 0 and len(stage.pods) > 1:
-                meeting = self._address(created.metadata.name)
+    def start(self, manifest: Any, original: dict[str, Any]) -> DebugPod:
+        """Start a copy of a pod."""
+        created: Any = self._core.create_namespaced_pod(self.namespace, manifest, _request_timeout=_SECONDS)
+        return DebugPod(created.metadata.name, self.namespace, original["metadata"]["name"])
+
+    def address(self, pod: DebugPod) -> str:
+        """Return the address of a pod that runs."""
+        return str(self._status(pod.name).pod_ip)
 
     def lines(self, pod: DebugPod, waiting: Callable[[str], None]) -> list[str]:
         """Return what a pod's program says, once it waits; `waiting` is called with the reason while it does not run yet.
@@ -142,16 +141,6 @@ class NamespacePods:
             if error.status in (400, 404):  # its container is about to start
                 return ""
             raise
-
-    def _address(self, name: str) -> str:
-        end = time.monotonic() + _START_SECONDS
-        while time.monotonic() < end:
-            if address := self._status(name).pod_ip:
-                return str(address)
-            time.sleep(2)
-        raise TrainingError(
-            f"{name}: it has no address after {_START_SECONDS / 60:.0f} minutes, so that the others cannot meet it"
-        )
 
 
 @contextmanager

@@ -40,9 +40,10 @@ def stored(address: str, retry: bool = False) -> list[NodeAttempt]:
         TrainingError: one is damaged.
     """
     records = []
+    storage = Storage(address, retry=False)
     for name in names(address, retry):
         try:
-            content = Storage(address, retry=False).read(name)
+            content = storage.read(name)
             text = content if name.startswith(PREFIX) else earlier_format.converted(name, content)
             records.append(NodeAttempt.parse(text).replaced(file_name=name))
         except FileNotFoundError:  # deleted meanwhile

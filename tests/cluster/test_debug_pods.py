@@ -122,6 +122,8 @@ def test_pods_that_are_gone_and_a_cluster_that_refuses(cluster, capsys, monkeypa
     assert "evaluate of abc: no pod is left in namespace flytesnacks-development (tasks-report-report" in said
     assert main(["debug", "abc", "--namespace", "hidden"]) == 1
     assert "kubernetes: refuses: 404" in capsys.readouterr().err
+    assert main(["debug", "https://flyte.example.com/console/projects/p/domains/d/executions/abc"]) == 1
+    assert "Not Found in namespace p-d" in capsys.readouterr().err
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "/nowhere")
     assert main(["debug", "abc"]) == 1

@@ -1,4 +1,4 @@
-"""What every kind of evaluation tasks must do: the specification of the next one, which needs an example here."""
+"""Contract of every kind of evaluation tasks: the specification of the next one, which needs an example here."""
 
 import typing
 

@@ -1,4 +1,4 @@
-"""What every tracker must do, and each where it is installed with a real run; none of them reaches a network."""
+"""Contract of every tracker, and of each that is installed a real run; none of them reaches a network."""
 
 import os
 import re
