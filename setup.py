@@ -1,16 +1,25 @@
-"""Build of the wheel: what pyproject.toml cannot say. Its package gets copies of the files that users edit in a clone."""
+"""Build of the wheel: what pyproject.toml cannot say. Its package gets copies of the files that users edit in
+a clone."""
 
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-SHIPPED = ("shapes.yaml", "cluster.yaml", "accelerators.yaml", "deepspeed_configs/*.json", "chat_templates/*.jinja")
-"""Files and patterns below this folder that flytune/shipped/ of a wheel has (flytune/files.py reads them there)."""
+SHIPPED = (
+    "shapes.yaml",
+    "cluster.yaml",
+    "accelerators.yaml",
+    "deepspeed_configs/*.json",
+    "chat_templates/*.jinja",
+)
+"""Files and patterns below this folder that flytune/shipped/ of a wheel has (flytune/files.py reads them
+there)."""
 
 
 class WithShipped(build_py):
-    """The command build_py, with flytune/shipped/ except in an editable install, which reads the clone's own files."""
+    """The command build_py, with flytune/shipped/ except in an editable install, which reads the clone's own
+    files."""
 
     def _shipped(self) -> dict[str, str]:
         found = [file for pattern in SHIPPED for file in sorted(Path().glob(pattern))]

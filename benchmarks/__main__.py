@@ -17,7 +17,8 @@ class Benchmark(NamedTuple):
     name: str
     """Module in this folder; it has a function `main`."""
     option: str
-    """`--quick`, `--measurements` where it reads a table of measured runs, or one that `make bench` does not use."""
+    """`--quick`, `--measurements` where it reads a table of measured runs, or one that `make bench` does not
+    use."""
 
 
 def listed() -> list[Benchmark]:
@@ -34,9 +35,15 @@ def options_of(benchmark: Benchmark, quick: bool, measurements: Path | None) -> 
 
 def main() -> None:
     """Run all benchmarks, and exit with 1 if any of them fails."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run the benchmarks of benchmarks/README.md.")
-    parser.add_argument("--quick", action="store_true", help="small inputs: to see that they work, not to measure")
-    parser.add_argument("--measurements", type=Path, help="another table of measured runs (CSV) for estimates and throughput")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Run the benchmarks of benchmarks/README.md."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small inputs: to see that they work, not to measure"
+    )
+    parser.add_argument(
+        "--measurements", type=Path, help="another table of measured runs (CSV) for estimates and throughput"
+    )
     given = parser.parse_args()
     failed = []
     for benchmark in listed():

@@ -1,8 +1,9 @@
-"""Chats for benchmarks: real questions and answers in different conversations of several turns, the same in each run.
+"""Chats for benchmarks: real questions and answers in different conversations of several turns, the same in
+each run.
 
-The turns are the demo's docstring pairs and, where a file is given, its rows of instruction, input and output. A
-conversation is of log-normal length (median 400 tokens, 2,000 at most) and begins with a system turn that has its number.
-A shorter corpus is the beginning of a longer one.
+The turns are the demo's docstring pairs and, where a file is given, its rows of instruction, input and
+output. A conversation is of log-normal length (median 400 tokens, 2,000 at most) and begins with a system
+turn that has its number. A shorter corpus is the beginning of a longer one.
 """
 
 import json
@@ -23,15 +24,20 @@ Pair = tuple[str, str, int]
 
 
 def pairs(docstrings: Path, more: Path | None, tokenizer_json: Path) -> list[Pair]:
-    """Return all pairs of `docstrings` (JSON Lines) and of `more` (one JSON list), with instruction, input and output."""
+    """Return all pairs of `docstrings` (JSON Lines) and of `more` (one JSON list), with instruction, input
+    and output."""
     from tokenizers import Tokenizer
 
-    rows: list[dict[str, str]] = [json.loads(line) for line in docstrings.read_text(encoding="utf-8").splitlines()]
+    rows: list[dict[str, str]] = [
+        json.loads(line) for line in docstrings.read_text(encoding="utf-8").splitlines()
+    ]
     rows += json.loads(more.read_text(encoding="utf-8")) if more else []
     questions = [row["instruction"] + (f"\n\n{row['input']}" if row["input"] else "") for row in rows]
     answers = [row["output"] for row in rows]
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
-    asked, answered = (tokenizer.encode_batch(texts, add_special_tokens=False) for texts in (questions, answers))
+    asked, answered = (
+        tokenizer.encode_batch(texts, add_special_tokens=False) for texts in (questions, answers)
+    )
     lengths = [len(question) + len(answer) + TURN for question, answer in zip(asked, answered, strict=True)]
     return list(zip(questions, answers, lengths, strict=True))
 
@@ -46,7 +52,12 @@ def write(path: Path, rows: int, all_pairs: list[Pair]) -> None:
 def _chat(number: int, all_pairs: list[Pair]) -> list[dict[str, Any]]:
     draws = random.Random(number)
     target = min(LONGEST, draws.lognormvariate(math.log(MEDIAN), SPREAD))
-    messages = [{"role": "system", "content": f"You answer questions about Python and about numbers. Conversation {number}."}]
+    messages = [
+        {
+            "role": "system",
+            "content": f"You answer questions about Python and about numbers. Conversation {number}.",
+        }
+    ]
     tokens = SYSTEM
     while len(messages) == 1 or tokens < target:
         question, answer, length = draws.choice(all_pairs)

@@ -1,4 +1,5 @@
-"""Seconds that a checkpoint blocks training, and that storing it takes: `python -m benchmarks.checkpoints`."""
+"""Seconds that a checkpoint blocks training, and that storing it takes: `python -m
+benchmarks.checkpoints`."""
 
 import argparse
 import tempfile
@@ -20,11 +21,14 @@ def large_model(tokenizer):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 12}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, dtype="float32", **sizes))
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=True, dtype="float32", **sizes)
+    )
 
 
 def watch(saver_class, seconds):
-    """Record the seconds of each part of a save: the Trainer's writing, waiting for the save before, storing."""
+    """Record the seconds of each part of a save: the Trainer's writing, waiting for the save before,
+    storing."""
 
     def timed(name, part):
         function = getattr(saver_class, name)

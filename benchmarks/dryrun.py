@@ -1,6 +1,7 @@
 """Peak memory from the dry run beside what was measured on GPUs, where a publication says exactly what ran.
 
-`python -m benchmarks.dryrun`. It needs no GPU and no weights; each row is a subprocess, whose seconds include ten of imports.
+`python -m benchmarks.dryrun`. It needs no GPU and no weights; each row is a subprocess, whose seconds include
+ten of imports.
 """
 
 import argparse
@@ -18,20 +19,31 @@ from flytune.models import config_files
 from flytune.recipe import Recipe
 from training_estimates.degrees import Degrees
 
-MISTRAL_7B = {"model_type": "mistral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336} | {
+MISTRAL_7B = {
+    "model_type": "mistral",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+} | {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "sliding_window": 4096,
     "tie_word_embeddings": False,
 }
-POWERLM_3B = {"model_type": "granite", "vocab_size": 49152, "hidden_size": 2304, "intermediate_size": 9216} | {
+POWERLM_3B = {
+    "model_type": "granite",
+    "vocab_size": 49152,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+} | {
     "num_hidden_layers": 40,
     "num_attention_heads": 36,
     "num_key_value_heads": 36,
     "tie_word_embeddings": True,
 }
-# fms-acceleration's runs: transformers 4.48 with weights in bfloat16, no autocast, all logits, torch's foreach AdamW.
+# fms-acceleration's runs: transformers 4.48 with weights in bfloat16, no autocast, all logits, torch's
+# foreach AdamW.
 PLAIN = dryrun.Profile(loss="full", weight_dtype="bfloat16", autocast=False)
 FOREACH = {"optim": "adamw_torch"}
 ATTENTION = {"name": "lora", "r": 16, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
@@ -77,7 +89,8 @@ ROWS: list[tuple[str, Any, dict[str, Any], int, int, dryrun.Profile, float | Non
 
 
 def recipe(sections: dict[str, Any]) -> Recipe:
-    """Return a recipe with 4,096 tokens, bfloat16, FlashAttention, checkpointed layers, and the fields of `sections`."""
+    """Return a recipe with 4,096 tokens, bfloat16, FlashAttention, checkpointed layers, and the fields of
+    `sections`."""
     content: dict[str, Any] = {
         "name": "bench",
         "model": {"name_or_path": "owner/name", "attn_implementation": "flash_attention_2"},

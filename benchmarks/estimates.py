@@ -1,15 +1,17 @@
 """The closed form of memory beside published measurements, and other estimators on the same rows.
 
-`python -m benchmarks.estimates` reads the table (measurements.csv, by measured_runs.py) and prints: the errors of
-allocated and reserved memory by source and method, for batches of one shape and for lengths that vary; the share of right
-verdicts over runs that worked and runs that failed; the peers (estimators.py), each beside Flytune on the rows it is made
-for; and every row that is off by more than 20 %, with the reason as far as it is known.
+`python -m benchmarks.estimates` reads the table (measurements.csv, by measured_runs.py) and prints: the
+errors of allocated and reserved memory by source and method, for batches of one shape and for lengths that
+vary; the share of right verdicts over runs that worked and runs that failed; the peers (estimators.py), each
+beside Flytune on the rows it is made for; and every row that is off by more than 20 %, with the reason as far
+as it is known.
 
-A third of the rows, drawn by a hash of the row's id, was not looked at while the closed form was written: its errors are
-listed separately. They were printed once before the last changes, and so are no longer quite unseen: then allocated 3.2 %
-and 35.0 %, reserved 7.3 % and 27.3 % (median and p90, fixed shapes). The changes: TRL does not prepare 4-bit models that
-FSDP shards (only that third has such rows); a reentrant checkpoint fetches no unit ahead; states take the place of cached
-activations; GPUs have what the driver gives, not what they are sold by.
+A third of the rows, drawn by a hash of the row's id, was not looked at while the closed form was written: its
+errors are listed separately. They were printed once before the last changes, and so are no longer quite
+unseen: then allocated 3.2 % and 35.0 %, reserved 7.3 % and 27.3 % (median and p90, fixed shapes). The
+changes: TRL does not prepare 4-bit models that FSDP shards (only that third has such rows); a reentrant
+checkpoint fetches no unit ahead; states take the place of cached activations; GPUs have what the driver
+gives, not what they are sold by.
 
 Errors are |estimate / measured - 1|. --fitcheck names a Python that has fitcheck-llm.
 """
@@ -52,11 +54,17 @@ REASONS: list[tuple[Callable[[MeasuredRun], bool], str]] = [
         "litgpt's 4-bit rows hold about half a byte a weight more than its 4 bits; not explained",
     ),
     (
-        lambda run: run.source.startswith("litgpt") and run.workload.method == "full" and run.workload.gpus == 1,
+        lambda run: (
+            run.source.startswith("litgpt") and run.workload.method == "full" and run.workload.gpus == 1
+        ),
         "no full fine-tune: 16-bit weights, gradients and Adam alone are more than was measured",
     ),
     (
-        lambda run: run.source.startswith("litgpt") and run.workload.method != "full" and not run.workload.lora_targets,
+        lambda run: (
+            run.source.startswith("litgpt")
+            and run.workload.method != "full"
+            and not run.workload.lora_targets
+        ),
         "the table does not say what LoRA adapts",
     ),
     (
@@ -65,7 +73,10 @@ REASONS: list[tuple[Callable[[MeasuredRun], bool], str]] = [
     ),
     (lambda run: run.workload.variable_length, "lengths vary: the longest sample of the run is not known"),
     (lambda run: run.source.startswith("torchtune"), "torch.compile decides what is kept; not modelled"),
-    (lambda run: "multinode" in run.note, "the table says that embeddings are trained, the figure that they are not"),
+    (
+        lambda run: "multinode" in run.note,
+        "the table says that embeddings are trained, the figure that they are not",
+    ),
     (lambda run: run.workload.layout.deepspeed, "DeepSpeed's flat buffers and fragmentation"),
     (
         lambda run: run.source == "fms-acceleration",
@@ -100,11 +111,15 @@ def summary(errors: Sequence[float]) -> str:
     if not errors:
         return "-"
     ordered = sorted(errors)
-    return f"{len(ordered):4} {median(ordered):7.1%} {ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]:7.1%}"
+    return (
+        f"{len(ordered):4} {median(ordered):7.1%} "
+        f"{ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))]:7.1%}"
+    )
 
 
 def errors_table(runs: Sequence[tuple[MeasuredRun, Memory]], figure: str) -> Table:
-    """Return median and 90th percentile by source and method; the last lines are of all rows with one shape."""
+    """Return median and 90th percentile by source and method; the last lines are of all rows with one
+    shape."""
     groups: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run, table in runs:
         pair = estimates(run, table).get(figure)
@@ -131,18 +146,24 @@ def verdicts_table(runs: Sequence[tuple[MeasuredRun, Memory]]) -> Table:
             continue
         share = table.needed / (run.workload.gpu_memory_gib * GIB)
         place = f"within {BAND:.0%} of the limit" if abs(share - 1) <= BAND else "further away"
-        right[place, "held out" if held_out(run.row) else "looked at"].append((share <= 1) == (run.outcome == "ok"))
+        right[place, "held out" if held_out(run.row) else "looked at"].append(
+            (share <= 1) == (run.outcome == "ok")
+        )
     made = Table(title="verdicts: right / rows")
     for column in ("need", "looked at", "held out"):
         made.add_column(column, no_wrap=True)
     for place in sorted({place for place, _ in right}):
         cells = [right[place, part] for part in ("looked at", "held out")]
-        made.add_row(place, *(f"{sum(cell)} / {len(cell)}  {sum(cell) / len(cell):.1%}" if cell else "-" for cell in cells))
+        made.add_row(
+            place,
+            *(f"{sum(cell)} / {len(cell)}  {sum(cell) / len(cell):.1%}" if cell else "-" for cell in cells),
+        )
     return made
 
 
 def peers_table(runs: Sequence[tuple[MeasuredRun, Memory]], interpreter: str | None) -> Table:
-    """Return each peer and Flytune on the rows with one shape that the peer is made for, held-out rows included."""
+    """Return each peer and Flytune on the rows with one shape that the peer is made for, held-out rows
+    included."""
     runs = [(run, table) for run, table in runs if not run.workload.variable_length]
     peers: dict[str, list[tuple[float, float] | None]] = {}
     for name, peer in (
@@ -178,7 +199,10 @@ def far_off_table(runs: Sequence[tuple[MeasuredRun, Memory]]) -> Table:
         for figure, pair in estimates(run, table).items():
             if error(pair) > FAR_OFF:
                 work = run.workload
-                said = f"{work.method} {work.layout.name} x{work.gpus}, {work.micro_batch} x {work.sequence_length}"
+                said = (
+                    f"{work.method} {work.layout.name} x{work.gpus}, {work.micro_batch} x "
+                    f"{work.sequence_length}"
+                )
                 sizes = (f"{pair[0]:.1f}", f"{pair[1]:.1f}")
                 made.add_row(run.row, run.source, run.model, said, figure, *sizes, reason(run))
     return made
@@ -205,8 +229,12 @@ def estimable(runs: Iterable[MeasuredRun]) -> tuple[list[tuple[MeasuredRun, Memo
 def main() -> None:
     parser = argparse.ArgumentParser(description="The closed form of memory beside published measurements.")
     names = ("--measurements", "--table")
-    parser.add_argument(*names, type=Path, default=measured_runs.TABLE, help="another table of measured runs (CSV)")
-    parser.add_argument("--models", type=Path, help="folder of more models: <name>.json, or <name>/config.json")
+    parser.add_argument(
+        *names, type=Path, default=measured_runs.TABLE, help="another table of measured runs (CSV)"
+    )
+    parser.add_argument(
+        "--models", type=Path, help="folder of more models: <name>.json, or <name>/config.json"
+    )
     parser.add_argument("--fitcheck", help="a Python that has fitcheck-llm")
     arguments = parser.parse_args()
     try:

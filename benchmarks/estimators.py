@@ -29,7 +29,8 @@ for line in sys.stdin:
 
 
 def deepspeed(workload: Workload) -> float | None:
-    """Return bytes by DeepSpeed's estimate_zero{2,3}_model_states_mem_needs: full fine-tunes whose states are divided."""
+    """Return bytes by DeepSpeed's estimate_zero{2,3}_model_states_mem_needs: full fine-tunes whose states are
+    divided."""
     if workload.method != "full" or not workload.layout.shards_gradients:
         return None
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -37,11 +38,19 @@ def deepspeed(workload: Workload) -> float | None:
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
     sizes, offload = workload.geometry, workload.offload == "cpu"
-    machine = {"num_gpus_per_node": workload.gpus // workload.nodes, "num_nodes": workload.nodes, "cpu_offload": offload}
+    machine = {
+        "num_gpus_per_node": workload.gpus // workload.nodes,
+        "num_nodes": workload.nodes,
+        "cpu_offload": offload,
+    }
     if not workload.layout.gathers_in_backward:
         return float(estimate_zero2_model_states_mem_needs(sizes.parameters, **machine)[1])
     largest = max(sizes.vocab_size * sizes.hidden_size, max(one.rows * one.columns for one in sizes.linears))
-    return float(estimate_zero3_model_states_mem_needs(sizes.parameters, largest, cpu_offload_params=offload, **machine)[1])
+    return float(
+        estimate_zero3_model_states_mem_needs(
+            sizes.parameters, largest, cpu_offload_params=offload, **machine
+        )[1]
+    )
 
 
 def accelerate(workload: Workload) -> float | None:
@@ -55,7 +64,8 @@ def accelerate(workload: Workload) -> float | None:
 
 
 def eleuther(workload: Workload) -> float | None:
-    """Return bytes by calc_transformer_mem.py of EleutherAI's cookbook, rewritten from its text: full fine-tunes."""
+    """Return bytes by calc_transformer_mem.py of EleutherAI's cookbook, rewritten from its text: full
+    fine-tunes."""
     if workload.method != "full" or workload.degrees.gpus_per_process > 1:
         return None
     sizes, gpus = workload.geometry, workload.gpus
@@ -66,7 +76,9 @@ def eleuther(workload: Workload) -> float | None:
     parameters = 2 * sizes.vocab_size * hidden + norms + 2 * (1 + ratio) * layers * hidden**2 + mlp
     layout = workload.layout
     # Parameters that stay gathered from forward to backward (grad_op) count as whole, as under stage 2.
-    stage = 3 if layout.gathers_in_backward else 2 if layout.shards_gradients else int(layout.shards_optimizer)
+    stage = (
+        3 if layout.gathers_in_backward else 2 if layout.shards_gradients else int(layout.shards_optimizer)
+    )
     width = 2
     total = parameters * width / (gpus if stage == 3 else 1)
     total += parameters * ELEUTHER_GRADIENT / (gpus if stage >= 2 else 1)
@@ -80,10 +92,13 @@ def eleuther(workload: Workload) -> float | None:
 
 
 def fitcheck(workloads: Sequence[Workload], interpreter: str) -> list[tuple[float, float] | None]:
-    """Return allocated and total bytes by fitcheck-llm, in an environment of its own; one GPU, dense models."""
+    """Return allocated and total bytes by fitcheck-llm, in an environment of its own; one GPU, dense
+    models."""
     asked = [index for index, workload in enumerate(workloads) if _fitcheck_knows(workload)]
     lines = "\n".join(json.dumps(_fitcheck_question(workloads[index])) for index in asked)
-    ran = subprocess.run([interpreter, "-c", _FITCHECK], input=lines, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [interpreter, "-c", _FITCHECK], input=lines, capture_output=True, text=True, check=True
+    )
     answers: list[tuple[float, float] | None] = [None] * len(workloads)
     for index, line in zip(asked, ran.stdout.splitlines(), strict=True):
         if said := json.loads(line):
@@ -115,7 +130,9 @@ def _fitcheck_question(workload: Workload) -> tuple[dict[str, object], dict[str,
         "precision": "fp32" if BYTES[workload.weight_dtype] == 4 else "bf16",
         "quantization": "none" if workload.quantization == "none" else "nf4",
         "double_quant": workload.quantization == "nf4_double",
-        "optimizer_dtype": "fp32" if workload.method != "full" or BYTES[workload.weight_dtype] == 4 else "bf16",
+        "optimizer_dtype": "fp32"
+        if workload.method != "full" or BYTES[workload.weight_dtype] == 4
+        else "bf16",
         "batch_size": workload.micro_batch,
         "seq_len": workload.sequence_length,
         "lora_rank": workload.lora_r or None,

@@ -1,11 +1,14 @@
-"""Plan compared with measured memory and speed, on this machine's first GPU; and the same work by TRL's own command.
+"""Plan compared with measured memory and speed, on this machine's first GPU; and the same work by TRL's own
+command.
 
-Models have the shapes of published ones and random weights, and every sample has exactly data.max_length tokens. Two tables:
-each case's peak of training as torch allocates and reserves it, and its tokens a second, beside the plan's figures, with the
-distance of its export from the live model (flytune/export/gate.py); and Flytune beside `trl sft` with the same model, data and
-settings, each in a process of its own: memory, tokens a second, seconds to the first step.
+Models have the shapes of published ones and random weights, and every sample has exactly data.max_length
+tokens. Two tables: each case's peak of training as torch allocates and reserves it, and its tokens a second,
+beside the plan's figures, with the distance of its export from the live model (flytune/export/gate.py); and
+Flytune beside `trl sft` with the same model, data and settings, each in a process of its own: memory, tokens
+a second, seconds to the first step.
 
-`--out DIR` keeps a JSON file for each case: recipe, plan, steps, peaks by phase. Without a GPU nothing is measured.
+`--out DIR` keeps a JSON file for each case: recipe, plan, steps, peaks by phase. Without a GPU nothing is
+measured.
 """
 
 import argparse
@@ -35,17 +38,46 @@ from tests.support import prompts
 
 LLAMA = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256, "rope_theta": 500000.0}
 MODELS = {
-    "tiny": LLAMA | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8,
-                     "vocab_size": 1024, "tie_word_embeddings": True},
-    "135M": LLAMA | {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-                     "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True},
-    "1B": LLAMA | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-                   "tie_word_embeddings": True},
-    "3B": LLAMA | {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24,
-                   "tie_word_embeddings": True},
-    "8B": LLAMA | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
-}  # fmt: skip
-"""config.json of SmolLM2-135M, Llama-3.2-1B and 3B, Llama-3.1-8B, without their RoPE scaling; tiny is for a trial."""
+    "tiny": LLAMA
+    | {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "vocab_size": 1024,
+        "tie_word_embeddings": True,
+    },
+    "135M": LLAMA
+    | {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
+    "1B": LLAMA
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": True,
+    },
+    "3B": LLAMA
+    | {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "tie_word_embeddings": True,
+    },
+    "8B": LLAMA
+    | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+}
+"""config.json of SmolLM2-135M, Llama-3.2-1B and 3B, Llama-3.1-8B, without their RoPE scaling; tiny is for a
+trial."""
 STEPS = 8
 WARM = 2
 """First steps that are not timed: kernels are chosen and compiled in them."""
@@ -64,7 +96,10 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         """Name for tables and files."""
-        words = (value["name"] if key == "objective" else key.rpartition(".")[2] for key, value in self.changes.items())
+        words = (
+            value["name"] if key == "objective" else key.rpartition(".")[2]
+            for key, value in self.changes.items()
+        )
         extra = "".join(f"-{word}" for word in words)
         return f"{self.model}-{self.method}-{self.length}x{self.micro}{extra}"
 
@@ -74,27 +109,50 @@ GRPO = {"objective": prompts.section(group_size=8, max_completion_length=128, ev
 """A model of random weights seldom ends an answer before the longest."""
 DPO = {"objective": {"name": "dpo"}}
 CASES = [
-    Case("135M", "full", 1024, 8), Case("135M", "lora", 1024, 8), Case("135M", "qlora", 1024, 8),
-    Case("1B", "full", 2048, 4), Case("1B", "full", 8192, 1), Case("1B", "full", 2048, 4, BF16), Case("1B", "lora", 2048, 4),
-    Case("1B", "qlora", 2048, 4), Case("3B", "full", 2048, 2), Case("3B", "lora", 8192, 1), Case("3B", "qlora", 2048, 4),
-    Case("8B", "lora", 2048, 4), Case("8B", "qlora", 2048, 4), Case("8B", "lora", 8192, 1), Case("8B", "full", 2048, 1, BF16),
+    Case("135M", "full", 1024, 8),
+    Case("135M", "lora", 1024, 8),
+    Case("135M", "qlora", 1024, 8),
+    Case("1B", "full", 2048, 4),
+    Case("1B", "full", 8192, 1),
+    Case("1B", "full", 2048, 4, BF16),
+    Case("1B", "lora", 2048, 4),
+    Case("1B", "qlora", 2048, 4),
+    Case("3B", "full", 2048, 2),
+    Case("3B", "lora", 8192, 1),
+    Case("3B", "qlora", 2048, 4),
+    Case("8B", "lora", 2048, 4),
+    Case("8B", "qlora", 2048, 4),
+    Case("8B", "lora", 8192, 1),
+    Case("8B", "full", 2048, 1, BF16),
     Case("1B", "full", 2048, 4, {"training.use_liger_kernel": True}),
     Case("1B", "full", 2048, 4, {"training.torch_compile": True}),
     Case("1B", "full", 2048, 4, {"training.activation_checkpointing": False}),
-    Case("1B", "lora", 1024, 4, DPO), Case("1B", "full", 1024, 4, DPO),
-    Case("1B", "lora", 512, 16, GRPO), Case("8B", "lora", 512, 16, GRPO),
-]  # fmt: skip
+    Case("1B", "lora", 1024, 4, DPO),
+    Case("1B", "full", 1024, 4, DPO),
+    Case("1B", "lora", 512, 16, GRPO),
+    Case("8B", "lora", 512, 16, GRPO),
+]
 PEERS = [Case("1B", "full", 2048, 4), Case("1B", "lora", 2048, 4), Case("3B", "qlora", 2048, 4)]
 
 
 def main() -> None:
     """Measure the cases that are named, all by default, and show the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny model only, also without a GPU: to see that it works")
-    parser.add_argument("--cases", help="only cases whose names contain one of these words, separated by commas; - for none")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a tiny model only, also without a GPU: to see that it works"
+    )
+    parser.add_argument(
+        "--cases", help="only cases whose names contain one of these words, separated by commas; - for none"
+    )
     parser.add_argument("--peers", help="the same for the cases that TRL runs too")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so many seconds")
-    parser.add_argument("--lock", type=Path, help="a file that commands beside each other lock while they train")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="begin no case after so many seconds"
+    )
+    parser.add_argument(
+        "--lock", type=Path, help="a file that commands beside each other lock while they train"
+    )
     parser.add_argument("--out", type=Path, help="folder for a JSON file of each case")
     parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -122,7 +180,11 @@ def main() -> None:
 
 
 def _named(cases: list[Case], words: str | None) -> list[Case]:
-    return [case for case in cases if words is None or (words != "-" and any(word in case.name for word in words.split(",")))]
+    return [
+        case
+        for case in cases
+        if words is None or (words != "-" and any(word in case.name for word in words.split(",")))
+    ]
 
 
 def _shape() -> Any:
@@ -130,11 +192,19 @@ def _shape() -> Any:
     from flytune.hardware import Shape, this_machine
 
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
-    cpu = {"name": "here", "accelerator": "cpu", "processes": 1, "cpu": os.cpu_count() or 1, "memory_gib": 100}
+    cpu = {
+        "name": "here",
+        "accelerator": "cpu",
+        "processes": 1,
+        "cpu": os.cpu_count() or 1,
+        "memory_gib": 100,
+    }
     return this_machine.row("here") or Shape(**cpu, shared_memory_gib=2, disk_gib=60, price_per_hour=0.0)
 
 
-def _measure_all(cases: list[Case], shape: Any, folder: Path, out: Path, ends: float) -> Iterator[dict[str, Any]]:
+def _measure_all(
+    cases: list[Case], shape: Any, folder: Path, out: Path, ends: float
+) -> Iterator[dict[str, Any]]:
     from flytune.selftest import processes
 
     for number, case in enumerate(cases):
@@ -160,7 +230,10 @@ def _say(text: str) -> None:
 
 
 def _line(found: dict[str, Any]) -> str:
-    plan, peak = found["planned"], max(found["peaks"].get(phase, 0) for phase in ("first step", "steady step"))
+    plan, peak = (
+        found["planned"],
+        max(found["peaks"].get(phase, 0) for phase in ("first step", "steady step")),
+    )
     return (
         f"{found['case']}: allocated {peak / GIB:.2f} GiB (planned {plan['allocated'] / GIB:.2f}), "
         f"{found['tokens_per_second']:,.0f} tokens/s (planned {plan['tokens_per_second'] or 0:,.0f}), "
@@ -169,7 +242,8 @@ def _line(found: dict[str, Any]) -> str:
 
 
 def _work(case: Case, shape: Any, folder: Path, run: str) -> tuple[Any, ...]:
-    """Return what run `run` of a case needs: recipe, shape, a folder for the prepared data set and one for the output."""
+    """Return what run `run` of a case needs: recipe, shape, a folder for the prepared data set and one for
+    the output."""
     from flytune.recipe import Recipe
     from tests.support.tiny import tiny_recipe
 
@@ -221,8 +295,8 @@ def _draw(config: dict[str, Any], base: Path) -> None:
 
 
 def _rows(case: Case, folder: Path) -> Path:
-    """Write chats of exactly `length` tokens, and return the file: for dpo, pairs of them; for grpo, prompts that leave room
-    for an answer. Each digit is a token of the tokenizer."""
+    """Write chats of exactly `length` tokens, and return the file: for dpo, pairs of them; for grpo, prompts
+    that leave room for an answer. Each digit is a token of the tokenizer."""
     objective = case.changes.get("objective", {"name": "sft"})
     file = folder / "data" / f"{objective['name']}-{case.length}x{case.micro}" / "train.jsonl"
     if file.exists():
@@ -238,7 +312,10 @@ def _rows(case: Case, folder: Path) -> Path:
 
     def row(n: int) -> dict[str, Any]:
         if objective["name"] == "grpo":
-            return {"prompt": [{"role": "user", "content": digits(n - objective["max_completion_length"])}], "answer": "1"}
+            return {
+                "prompt": [{"role": "user", "content": digits(n - objective["max_completion_length"])}],
+                "answer": "1",
+            }
         if objective["name"] == "dpo":
             return {"prompt": chat(n)[:1], "chosen": chat(n)[1:], "rejected": chat(n)[1:]}
         return {"messages": chat(n)}
@@ -268,7 +345,9 @@ def _measured(recipe: Any, shape: Any, dataset: Path, out: Path) -> dict[str, An
     result = loop.fit(recipe, plan, shape, dataset, out)
     trained = time.monotonic() - began
     if lock is not None:
-        fcntl.flock(lock, fcntl.LOCK_SH)  # until this process ends: nobody trains meanwhile, and others may check their exports
+        fcntl.flock(
+            lock, fcntl.LOCK_SH
+        )  # until this process ends: nobody trains meanwhile, and others may check their exports
     gc.collect()
     rows = heldout_rows(dataset, scoring.GATE_SAMPLES)
     place = {"device_map": {"": 0}} if torch.cuda.is_available() else {}
@@ -285,7 +364,9 @@ def _measured(recipe: Any, shape: Any, dataset: Path, out: Path) -> dict[str, An
         if result.heldout_loss is not None and rows:
             heldout = heads.head_of(recipe).loss(model, scoring.sequences_of(rows), 0, recipe)
     steps = [step.model_dump(mode="json") for step in result.steps]
-    seconds = [(step.seconds - step.eval_seconds) / step.tokens for step in result.steps[WARM:] or result.steps]
+    seconds = [
+        (step.seconds - step.eval_seconds) / step.tokens for step in result.steps[WARM:] or result.steps
+    ]
     return {
         "planned": _planned(plan),
         "peaks": result.peaks,
@@ -294,7 +375,9 @@ def _measured(recipe: Any, shape: Any, dataset: Path, out: Path) -> dict[str, An
         "tokens_per_second": 1 / statistics.median(seconds),
         "distance": float(probe.distance(live.logits, found.logits).max()),
         "loss_difference": float((found.loss - live.loss).mean().abs()),
-        "heldout_difference": abs(float(heldout) - float(result.heldout_loss)) if heldout is not None else None,
+        "heldout_difference": abs(float(heldout) - float(result.heldout_loss))
+        if heldout is not None
+        else None,
         "gate": refused,
         "trained_seconds": trained,
         "seconds": time.monotonic() - began,
@@ -302,7 +385,8 @@ def _measured(recipe: Any, shape: Any, dataset: Path, out: Path) -> dict[str, An
 
 
 def _train_alone(file: Path) -> IO[str]:
-    """Have the next Trainer of this process hold a lock from its first step to its last one; return the lock's file."""
+    """Have the next Trainer of this process hold a lock from its first step to its last one; return the
+    lock's file."""
     from transformers import TrainerCallback, trainer
 
     lock = file.open("w")
@@ -329,17 +413,31 @@ def _planned(plan: Any) -> dict[str, Any]:
     }
 
 
-def _compare_all(cases: list[Case], shape: Any, folder: Path, out: Path, ends: float) -> Iterator[dict[str, Any]]:
+def _compare_all(
+    cases: list[Case], shape: Any, folder: Path, out: Path, ends: float
+) -> Iterator[dict[str, Any]]:
     for number, case in enumerate(cases):
         if time.monotonic() > ends:
             _say(f"not compared, for lack of time: {', '.join(one.name for one in cases[number:])}")
             return
         recipe = _work(case, shape, folder, "compared")[0]
-        job, ours, theirs = folder / "job.json", out / f"{case.name}-flytune.json", out / f"{case.name}-trl.json"
-        job.write_text(json.dumps([[*case[:4], dict(case.changes)], str(folder), str(ours)]), encoding="utf-8")
+        job, ours, theirs = (
+            folder / "job.json",
+            out / f"{case.name}-flytune.json",
+            out / f"{case.name}-trl.json",
+        )
+        job.write_text(
+            json.dumps([[*case[:4], dict(case.changes)], str(folder), str(ours)]), encoding="utf-8"
+        )
         commands = [
             [sys.executable, "-m", "benchmarks.gpu", "--alone", str(job)],
-            [sys.executable, "-m", "benchmarks.trl_command", str(theirs), *_trl_options(recipe, folder / "trl" / case.name)],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.trl_command",
+                str(theirs),
+                *_trl_options(recipe, folder / "trl" / case.name),
+            ],
         ]
         for command in commands:
             with open(os.environ.get(LOCK) or os.devnull) as lock:
@@ -347,9 +445,15 @@ def _compare_all(cases: list[Case], shape: Any, folder: Path, out: Path, ends: f
                     fcntl.flock(lock, fcntl.LOCK_EX)
                 done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
             if done.returncode:
-                _say(f"{case.name}: {' '.join(command[2:4])} ended with {done.returncode}: {done.stderr[-2000:]}")
+                _say(
+                    f"{case.name}: {' '.join(command[2:4])} ended with {done.returncode}: "
+                    f"{done.stderr[-2000:]}"
+                )
         if ours.exists() and theirs.exists():
-            sides = {side: json.loads(file.read_text(encoding="utf-8")) for side, file in (("flytune", ours), ("trl", theirs))}
+            sides = {
+                side: json.loads(file.read_text(encoding="utf-8"))
+                for side, file in (("flytune", ours), ("trl", theirs))
+            }
             yield {"case": case, **sides}
 
 
@@ -378,7 +482,12 @@ def _trl_options(recipe: Any, out: Path) -> list[str]:
         "report_to": "none",
     }
     if method.name != "full":
-        options |= {"use_peft": True, "lora_r": method.r, "lora_alpha": method.lora_alpha, "lora_dropout": 0.0}
+        options |= {
+            "use_peft": True,
+            "lora_r": method.r,
+            "lora_alpha": method.lora_alpha,
+            "lora_dropout": 0.0,
+        }
         options |= {"lora_target_modules": "all-linear"}
     if method.name == "qlora":
         options |= {
@@ -390,7 +499,8 @@ def _trl_options(recipe: Any, out: Path) -> list[str]:
 
 
 def _alone(job: Path) -> None:
-    """Run one case from its data to its last step in this process, and write the time and memory of each step."""
+    """Run one case from its data to its last step in this process, and write the time and memory of each
+    step."""
     from benchmarks import trl_command
 
     case, folder, file = json.loads(job.read_text(encoding="utf-8"))
@@ -405,7 +515,18 @@ def _alone(job: Path) -> None:
 
 def _show_cases(found: list[dict[str, Any]], shape: Any) -> None:
     table = Table(title=f"Plan and measured, {shape.accelerator}: GiB, tokens a second", title_justify="left")
-    for column in ("case", "allocated", "planned", "ratio", "reserved", "planned", "tokens/s", "planned", "ratio", "gate"):
+    for column in (
+        "case",
+        "allocated",
+        "planned",
+        "ratio",
+        "reserved",
+        "planned",
+        "tokens/s",
+        "planned",
+        "ratio",
+        "gate",
+    ):
         table.add_column(column, justify="left" if column == "case" else "right")
     for row in found:
         plan, phases = row["planned"], ("first step", "steady step")
@@ -413,21 +534,41 @@ def _show_cases(found: list[dict[str, Any]], shape: Any) -> None:
         reserved = max(row["reserved_peaks"].get(phase, 0) for phase in phases)
         speed, planned = row["tokens_per_second"], plan["tokens_per_second"] or 0
         table.add_row(
-            row["case"], f"{allocated / GIB:.2f}", f"{plan['allocated'] / GIB:.2f}", f"{allocated / plan['allocated']:.3f}",
-            f"{reserved / GIB:.2f}", f"{plan['reserved'] / GIB:.2f}", f"{speed:,.0f}", f"{planned:,.0f}",
-            f"{speed / planned:.2f}" if planned else "", f"{row['distance']:.1e}" + (" refused" if row["gate"] else ""),
-        )  # fmt: skip
+            row["case"],
+            f"{allocated / GIB:.2f}",
+            f"{plan['allocated'] / GIB:.2f}",
+            f"{allocated / plan['allocated']:.3f}",
+            f"{reserved / GIB:.2f}",
+            f"{plan['reserved'] / GIB:.2f}",
+            f"{speed:,.0f}",
+            f"{planned:,.0f}",
+            f"{speed / planned:.2f}" if planned else "",
+            f"{row['distance']:.1e}" + (" refused" if row["gate"] else ""),
+        )
     Console(width=150).print(table)
 
 
 def _show_peers(found: list[dict[str, Any]], shape: Any) -> None:
     table = Table(title=f"Flytune and `trl sft`, {shape.accelerator}", title_justify="left")
-    for column in ("case", "first step, s", "TRL", "step, s", "TRL", "ratio", "allocated, GiB", "TRL", "reserved, GiB", "TRL"):
+    for column in (
+        "case",
+        "first step, s",
+        "TRL",
+        "step, s",
+        "TRL",
+        "ratio",
+        "allocated, GiB",
+        "TRL",
+        "reserved, GiB",
+        "TRL",
+    ):
         table.add_column(column, justify="left" if column == "case" else "right")
     for row in found:
         ours, theirs = row["flytune"], row["trl"]
         cells = [row["case"].name, *(f"{side[0]['seconds']:.1f}" for side in (ours, theirs))]
-        each = [(side[-1]["seconds"] - side[WARM - 1]["seconds"]) / (len(side) - WARM) for side in (ours, theirs)]
+        each = [
+            (side[-1]["seconds"] - side[WARM - 1]["seconds"]) / (len(side) - WARM) for side in (ours, theirs)
+        ]
         cells += [*(f"{seconds:.3f}" for seconds in each), f"{each[0] / each[1]:.2f}"]
         for kind in ("allocated", "reserved"):
             cells += [f"{max(step.get(kind, 0) for step in side) / GIB:.2f}" for side in (ours, theirs)]

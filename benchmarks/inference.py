@@ -1,9 +1,9 @@
 """Batch inference beside plain transformers loops, on the same prompts, one after the other in one process.
 
-`python -m benchmarks.inference --model FOLDER` has a causal language model with a chat template sum up docstrings of the
-standard library, of many lengths (long ones cut), greedily, in float32: one by one; in batches in their order; and as
-Flytune does, in batches of similar length. The last column counts answers that equal those of one by one. The better of two
-runs counts.
+`python -m benchmarks.inference --model FOLDER` has a causal language model with a chat template sum up
+docstrings of the standard library, of many lengths (long ones cut), greedily, in float32: one by one; in
+batches in their order; and as Flytune does, in batches of similar length. The last column counts answers that
+equal those of one by one. The better of two runs counts.
 """
 
 import argparse
@@ -24,14 +24,19 @@ LONGEST = 400
 """Largest number of tokens of a prompt."""
 
 
-def plain(model: Any, tokenizer: Any, prompts: list[str], batch_size: int, max_new_tokens: int) -> list[tuple[str, int]]:
-    """Answer as the documentation of transformers shows: in batches in the order of the file, padded on the left."""
+def plain(
+    model: Any, tokenizer: Any, prompts: list[str], batch_size: int, max_new_tokens: int
+) -> list[tuple[str, int]]:
+    """Answer as the documentation of transformers shows: in batches in the order of the file, padded on the
+    left."""
     import torch
 
     said: list[tuple[str, int]] = []
     wishes = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": tokenizer.pad_token_id}
     for start in range(0, len(prompts), batch_size):
-        batch = tokenizer(prompts[start : start + batch_size], return_tensors="pt", padding=True, add_special_tokens=False)
+        batch = tokenizer(
+            prompts[start : start + batch_size], return_tensors="pt", padding=True, add_special_tokens=False
+        )
         with torch.no_grad():
             output = model.generate(**batch, **wishes)
         for answer in output[:, batch["input_ids"].shape[1] :].tolist():
@@ -70,7 +75,9 @@ def main() -> None:
     documents, texts = list(docstrings.plain_text()), []
     for number in range(options.prompts):
         document = documents[number * len(documents) // options.prompts]
-        content = tokenizer.decode(tokenizer(f"Sum this up in a sentence.\n\n{document}")["input_ids"][:LONGEST])
+        content = tokenizer.decode(
+            tokenizer(f"Sum this up in a sentence.\n\n{document}")["input_ids"][:LONGEST]
+        )
         chat = [{"role": "user", "content": content}]
         texts.append(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
     prompts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -81,11 +88,15 @@ def main() -> None:
         "one by one": lambda: plain(model, tokenizer, texts, 1, most),
         f"batches of {size}, in order": lambda: plain(model, tokenizer, texts, size, most),
         f"flytune, batches of {size}": lambda: [
-            (found.text, found.answer_tokens) for found in models_generation.answer(model, tokenizer, prompts, generation, ends)
+            (found.text, found.answer_tokens)
+            for found in models_generation.answer(model, tokenizer, prompts, generation, ends)
         ],
     }
     lengths = sorted(map(len, prompts))
-    title = f"{len(prompts)} prompts of {lengths[0]} to {lengths[-1]} tokens, {options.max_new_tokens} of an answer at most"
+    title = (
+        f"{len(prompts)} prompts of {lengths[0]} to {lengths[-1]} tokens, {options.max_new_tokens} of "
+        "an answer at most"
+    )
     table = Table(title=title, title_justify="left")
     for name in ("", "seconds", "answer tokens/s", "answers as one by one"):
         table.add_column(name, justify="left" if not name else "right")

@@ -2,11 +2,12 @@
 
     python -m benchmarks.intervals [--held-out]
 
-prints the lines of training_estimates/intervals.py. An interval has the 5th to the 95th percentile of measured over estimated,
-by groups: memory of batches of one shape and of lengths that vary, speed with many and with few tokens. In "calibrated"
-the estimate is multiplied by the ratio of one other row of the same source, machines, method and sharding, as `flytune
-calibrate` does after a run; "same model": a row with other batches, lengths or kernels. Held-out rows are read only with
---held-out, and then only to count those that are inside.
+prints the lines of training_estimates/intervals.py. An interval has the 5th to the 95th percentile of
+measured over estimated, by groups: memory of batches of one shape and of lengths that vary, speed with many
+and with few tokens. In "calibrated" the estimate is multiplied by the ratio of one other row of the same
+source, machines, method and sharding, as `flytune calibrate` does after a run; "same model": a row with other
+batches, lengths or kernels. Held-out rows are read only with --held-out, and then only to count those that
+are inside.
 """
 
 import argparse
@@ -40,7 +41,9 @@ def ratios(table: Path = measured_runs.TABLE) -> dict[str, list[tuple[MeasuredRu
     return found
 
 
-def calibrated(rows: Iterable[tuple[MeasuredRun, float]], is_same_model: bool) -> Iterator[tuple[MeasuredRun, float]]:
+def calibrated(
+    rows: Iterable[tuple[MeasuredRun, float]], is_same_model: bool
+) -> Iterator[tuple[MeasuredRun, float]]:
     """List the ratios that remain after one other run on the same machines, of the same part of the rows."""
     groups: dict[tuple[object, ...], list[tuple[MeasuredRun, float]]] = defaultdict(list)
     for run, ratio in rows:
@@ -60,9 +63,11 @@ def held_out(run: MeasuredRun) -> bool:
 
 
 def ends(found: list[float]) -> tuple[float, float]:
-    """Return the ends of an interval that holds LEVEL of further values on average, rounded outwards to hundredths.
+    """Return the ends of an interval that holds LEVEL of further values on average, rounded outwards to
+    hundredths.
 
-    Values in order divide what further ones may be into parts of equal share; an end within such a part is interpolated.
+    Values in order divide what further ones may be into parts of equal share; an end within such a part is
+    interpolated.
     """
     ordered, beyond = sorted(found), (1 - LEVEL) / 2
 
@@ -87,9 +92,13 @@ def bands(with_held_out: bool, table: Path = measured_runs.TABLE) -> dict[str, B
 
 def main() -> None:
     """Print the bands."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--held-out", action="store_true", help="count the held-out rows too")
-    parser.add_argument("--measurements", type=Path, default=measured_runs.TABLE, help="another table of measured runs (CSV)")
+    parser.add_argument(
+        "--measurements", type=Path, default=measured_runs.TABLE, help="another table of measured runs (CSV)"
+    )
     arguments = parser.parse_args()
     for name, band in bands(arguments.held_out, arguments.measurements).items():
         print(f'    "{name}": Band({", ".join(map(str, band))}),')  # noqa: T201

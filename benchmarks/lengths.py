@@ -1,8 +1,9 @@
 """Reserved memory of rows whose lengths vary, by the simulated allocator over the dry run's trace.
 
-`python -m benchmarks.lengths`: LoRA of Yi-6B with the loss of all logits, as rows 364 and 365 of measurements.csv (ms-swift).
-The step is traced with 512 and with 1,024 tokens; sizes of other lengths are on the line through both. Lengths are drawn from
-the log-normal distribution with ms-swift's mean and deviation, and longer rows than the limit are left out.
+`python -m benchmarks.lengths`: LoRA of Yi-6B with the loss of all logits, as rows 364 and 365 of
+measurements.csv (ms-swift). The step is traced with 512 and with 1,024 tokens; sizes of other lengths are on
+the line through both. Lengths are drawn from the log-normal distribution with ms-swift's mean and deviation,
+and longer rows than the limit are left out.
 """
 
 import argparse
@@ -41,7 +42,11 @@ def ledgers() -> tuple[AllocationLedger, AllocationLedger]:
         with tempfile.TemporaryDirectory() as folder:
             given = reserved.case(other, Path(folder)).model_dump_json()
             command = [sys.executable, "-m", "benchmarks.lengths", "--trace"]
-            made.append(pickle.loads(subprocess.run(command, input=given.encode(), capture_output=True, check=True).stdout))
+            made.append(
+                pickle.loads(
+                    subprocess.run(command, input=given.encode(), capture_output=True, check=True).stdout
+                )
+            )
     return made[0], made[1]
 
 
@@ -70,12 +75,16 @@ def drawn(most: int, seed: int, rows: int) -> list[int]:
     return lengths
 
 
-def replayed(pair: tuple[AllocationLedger, AllocationLedger], lengths: list[int], expandable: bool) -> CachingAllocator:
+def replayed(
+    pair: tuple[AllocationLedger, AllocationLedger], lengths: list[int], expandable: bool
+) -> CachingAllocator:
     """Return the allocator after a step with each length."""
     short, long = pair
     begin, served, blocks = short.stages[1][1], CachingAllocator(expandable=expandable), {}
     events = [(life.born, True, at) for at, life in enumerate(short.lives)]
-    events += [(short.now + 1 if life.died is None else life.died, False, at) for at, life in enumerate(short.lives)]
+    events += [
+        (short.now + 1 if life.died is None else life.died, False, at) for at, life in enumerate(short.lives)
+    ]
     events.sort(key=lambda event: event[0])
     for step, length in enumerate(lengths):
         beyond = (length - TRACED[0]) / (TRACED[1] - TRACED[0])
@@ -87,7 +96,9 @@ def replayed(pair: tuple[AllocationLedger, AllocationLedger], lengths: list[int]
                 elif not step and time <= begin:
                     served.free(blocks.pop(at))
             elif born:
-                blocks[at] = served.allocate(max(1, round(life.bytes + beyond * (other.bytes - life.bytes))), life.stream)
+                blocks[at] = served.allocate(
+                    max(1, round(life.bytes + beyond * (other.bytes - life.bytes))), life.stream
+                )
             else:
                 served.free(blocks.pop(at))
     return served
@@ -95,7 +106,9 @@ def replayed(pair: tuple[AllocationLedger, AllocationLedger], lengths: list[int]
 
 def main() -> None:
     """Show what is reserved and allocated with fixed and with drawn lengths."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="few rows")
     parser.add_argument("--trace", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()

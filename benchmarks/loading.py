@@ -1,12 +1,15 @@
-"""Loading for FSDP: every process loads all, the first loads all and broadcasts, each reads its slices; side by side.
+"""Loading for FSDP: every process loads all, the first loads all and broadcasts, each reads its slices; side
+by side.
 
-`python -m benchmarks.loading --billions 0.5 --ranks 2 4` makes a Llama of random weights, bfloat16 on disk, in several files,
-and loads it in float32 in new gloo processes, one way after the other, from files in the page cache. For each process: the
-peak of its resident memory (RSS, as the kernel counts it; and the anonymous part of it, sampled), its memory before loading
-(base), the bytes of its shard, and the ratio of peak to shard + base. All ways must result in equal shards.
+`python -m benchmarks.loading --billions 0.5 --ranks 2 4` makes a Llama of random weights, bfloat16 on disk,
+in several files, and loads it in float32 in new gloo processes, one way after the other, from files in the
+page cache. For each process: the peak of its resident memory (RSS, as the kernel counts it; and the anonymous
+part of it, sampled), its memory before loading (base), the bytes of its shard, and the ratio of peak to shard
++ base. All ways must result in equal shards.
 
-The broadcast is accelerate's own (fsdp2_prepare_model with cpu_ram_efficient_loading), at its best: the other processes
-start from a model without weights, where transformers would have them read the files as well to convert the dtype.
+The broadcast is accelerate's own (fsdp2_prepare_model with cpu_ram_efficient_loading), at its best: the other
+processes start from a model without weights, where transformers would have them read the files as well to
+convert the dtype.
 """
 
 import argparse
@@ -42,7 +45,11 @@ def make(folder: Path, billions: float) -> None:
     hidden = 128
     while layers * 12.25 * hidden**2 + 2 * vocabulary * hidden < billions * 1e9:
         hidden += 128
-    sizes = {"hidden_size": hidden, "intermediate_size": hidden * 11 // 4, "num_attention_heads": hidden // 128}
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 11 // 4,
+        "num_attention_heads": hidden // 128,
+    }
     config = LlamaConfig(vocab_size=vocabulary, num_hidden_layers=layers, tie_word_embeddings=False, **sizes)
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype="bfloat16")
@@ -80,11 +87,17 @@ def broadcast(folder: Path) -> Any:
 
     is_first = os.environ["RANK"] == "0"
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, cpu_ram_efficient_loading=True, auto_wrap_policy="transformer_based_wrap", reshard_after_forward=True
+        fsdp_version=2,
+        cpu_ram_efficient_loading=True,
+        auto_wrap_policy="transformer_based_wrap",
+        reshard_after_forward=True,
     )
     # The attributes that the function reads of an Accelerator, which would not shard on a CPU.
     accelerator = SimpleNamespace(
-        state=SimpleNamespace(fsdp_plugin=plugin), mixed_precision="no", is_main_process=is_first, device=torch.device("cpu")
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        mixed_precision="no",
+        is_main_process=is_first,
+        device=torch.device("cpu"),
     )
     if is_first:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPE)
@@ -120,16 +133,27 @@ def work(way: str, folder: Path) -> None:
     torch.distributed.barrier()
     seconds, peak = time.perf_counter() - started, _status(os.getpid())["VmHWM"]
     locals_ = [parameter.detach().to_local() for parameter in model.parameters()]
-    found = {"seconds": seconds, "base": base["VmRSS"], "peak": peak, "shard": sum(local.nbytes for local in locals_)}
+    found = {
+        "seconds": seconds,
+        "base": base["VmRSS"],
+        "peak": peak,
+        "shard": sum(local.nbytes for local in locals_),
+    }
     # In pieces: a complete tensor would be copied in float64.
-    found["checksums"] = [float(piece.double().sum()) for local in locals_ for piece in local.flatten().split(2**20)]
+    found["checksums"] = [
+        float(piece.double().sum()) for local in locals_ for piece in local.flatten().split(2**20)
+    ]
     sys.stdout.write(json.dumps(found))
 
 
 def _status(process: int) -> dict[str, int]:
     """Return VmRSS, VmHWM, RssAnon and RssFile of a process in bytes."""
     lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
-    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if "kB" in rest}
+    return {
+        name: int(rest.split()[0]) * 1024
+        for name, _, rest in (line.partition(":") for line in lines)
+        if "kB" in rest
+    }
 
 
 def measure(way: str, folder: Path, world_size: int) -> list[dict[str, Any]]:
@@ -138,7 +162,17 @@ def measure(way: str, folder: Path, world_size: int) -> list[dict[str, Any]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.loading", "--work", way, "--folder", str(folder)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "benchmarks.loading",
+        "--work",
+        way,
+        "--folder",
+        str(folder),
+    ]
     processes = [
         subprocess.Popen(
             command,
@@ -174,7 +208,9 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="flytune-loading-"))
     try:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.loading", "--folder", str(folder)]
-        subprocess.run([*command, "--billions", str(arguments.billions), "--make"], check=True, capture_output=True)
+        subprocess.run(
+            [*command, "--billions", str(arguments.billions), "--make"], check=True, capture_output=True
+        )
         for world_size in arguments.ranks:
             _show(folder, {way: measure(way, folder, world_size) for way in WAYS}, world_size)
     finally:
@@ -182,8 +218,12 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--billions", type=float, default=0.5, help="parameters; naive needs 4 bytes and more of each a rank")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--billions", type=float, default=0.5, help="parameters; naive needs 4 bytes and more of each a rank"
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--work", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--make", action="store_true", help=argparse.SUPPRESS)

@@ -1,10 +1,11 @@
 """A table of published measurements of training runs, read into workloads with what was measured of each.
 
-measurements.csv has a row a run, with the source and the quoted figure; other tables need the same columns. Memory is in
-GiB: figures that a source prints in 1e9 bytes, or summed over its GPUs, were converted when the table was made. Sizes of
-its models are those of their config.json, in measured_models.json, among those that Flytune ships, or in a folder that is
-named (`use_models`); they must give the table's parameter count. A row of a model or a setting that is not known, or with a
-cell that cannot be read, is left out by name, and the others are read.
+measurements.csv has a row a run, with the source and the quoted figure; other tables need the same columns.
+Memory is in GiB: figures that a source prints in 1e9 bytes, or summed over its GPUs, were converted when the
+table was made. Sizes of its models are those of their config.json, in measured_models.json, among those that
+Flytune ships, or in a folder that is named (`use_models`); they must give the table's parameter count. A row
+of a model or a setting that is not known, or with a cell that cannot be read, is left out by name, and the
+others are read.
 """
 
 import csv
@@ -60,38 +61,62 @@ FRAMEWORK_WORDS: list[tuple[str, Framework]] = [
     (r"llm-foundry|composer", frameworks.COMPOSER),
     (r"fsdp_qlora", frameworks.FSDP_QLORA),
     (r"plain pytorch", frameworks.TORCH),
-    (r"\bhf\b|transformers|sfttrainer|\btrl\b|\bpeft\b|axolotl|llama-?factory|swift", frameworks.TRANSFORMERS_4_45),
+    (
+        r"\bhf\b|transformers|sfttrainer|\btrl\b|\bpeft\b|axolotl|llama-?factory|swift",
+        frameworks.TRANSFORMERS_4_45,
+    ),
 ]
-"""Words of the column `framework` (regular expressions), and the framework that they name; the first that is found counts."""
+"""Words of the column `framework` (regular expressions), and the framework that they name; the first that is
+found counts."""
 _RELEASE = re.compile(r"(?:tf|transformers)[ =]*(\d+)\.(\d+)")
 NEW_LOSS = (4, 46)
 """First release of transformers with another loss (frameworks.HF)."""
 ON_THE_DEVICE = ("nvidia-smi",)
 """Words of metric_mem for reserved figures of the driver, which include CUDA's context."""
-DEVICE_GIB = {"A100-80": 79.2, "A100-40": 39.4, "H100-80": 79.2, "A10G-24": 22.1, "RTX3090": 23.7, "RTX4090": 23.6}
+DEVICE_GIB = {
+    "A100-80": 79.2,
+    "A100-40": 39.4,
+    "H100-80": 79.2,
+    "A10G-24": 22.1,
+    "RTX3090": 23.7,
+    "RTX4090": 23.6,
+}
 """GPU -> GiB that the driver offers (torch's total_memory), where the table has the nominal size."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SHARDING = {name: name for name in LAYOUTS}
 _SHARDING |= {"fsdp1-grad_op": "fsdp1_grad_op", "fsdp2-grad_op": "fsdp2_grad_op", "": "none"}
-_PRECISIONS = {"": "pure", "none": "pure", "bf16": "autocast", "amp_bf16/DEFAULT": "policy", "bf16/PURE": "policy"}
+_PRECISIONS = {
+    "": "pure",
+    "none": "pure",
+    "bf16": "autocast",
+    "amp_bf16/DEFAULT": "policy",
+    "bf16/PURE": "policy",
+}
 _QUANTIZATION = {"": "none", "nf4": "nf4", "nf4-dq": "nf4_double", "gptq4": "gptq4"}
 _CHECKPOINTING = {"": "none", "none": "none", "full": "full", "full+offload": "offloaded"}
-_LOSSES = {"hf": "hf", "foak_fast": "foak", "liger_fused": "liger", "litgpt_chunked": "chunked", "fp32_logits": "fp32_logits"}
+_LOSSES = {
+    "hf": "hf",
+    "foak_fast": "foak",
+    "liger_fused": "liger",
+    "litgpt_chunked": "chunked",
+    "fp32_logits": "fp32_logits",
+}
 _LOSSES |= {"chunked": "chunked", "": "hf"}
 _ATTENTION = {"fa2": "flash", "fa2(triton)": "flash", "fa3": "flash", "eager": "eager"}
 _ATTENTION |= dict.fromkeys(("sdpa", "sdpa/fa2", "sdpa_or_eager", ""), "sdpa")
 _METHODS = {name: name for name in ("full", "lora", "qlora", "load")}
 _OFFLOADS = {"": "none", "none": "none", "cpu": "cpu", "nvme": "nvme"}
-_TARGETS = {name: name for name in ("q", "k", "v", "o", "gate", "up", "down")} | {"emb": "embedding", "head": "head"}
+_TARGETS = {name: name for name in ("q", "k", "v", "o", "gate", "up", "down")} | {
+    "emb": "embedding",
+    "head": "head",
+}
 _OUTCOMES = {"ok": "ok", "oom": "oom"}
-# fmt: off
-_COLUMNS = (
-    "id", "quality", "source", "quote", "framework", "model", "params_b", "method", "lora_r", "lora_targets", "quant",
-    "sharding", "offload", "nodes", "n_gpu", "gpu", "gpu_gib", "weight_dtype", "mixed", "optimizer", "seq_len",
-    "micro_batch", "grad_accum", "act_ckpt", "attn", "ce_kernel", "compile", "outcome", "metric_mem", "peak_alloc_gib",
-    "peak_reserved_gib", "mem_note", "tok_s_gpu", "step_time_s", "other", "notes",
-)
-# fmt: on
+_COLUMN_NAMES = """
+    id quality source quote framework model params_b method lora_r lora_targets quant sharding offload nodes
+    n_gpu gpu gpu_gib weight_dtype mixed optimizer seq_len micro_batch grad_accum act_ckpt attn ce_kernel
+    compile outcome metric_mem peak_alloc_gib peak_reserved_gib mem_note tok_s_gpu step_time_s other notes
+    """
+_COLUMNS = tuple(_COLUMN_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +158,8 @@ class NotKnownError(Exception):
 
 
 def use_models(folder: Path) -> None:
-    """Read models from a folder too: `<name>.json`, or folders with a config.json, at any depth, named as in the table.
+    """Read models from a folder too: `<name>.json`, or folders with a config.json, at any depth, named as in
+    the table.
 
     Raises:
         DataError: it is not a folder, has no such file, or one of them is not a JSON object.
@@ -159,7 +185,8 @@ _ADDED: dict[str, dict[str, Any]] = {}
 
 
 def read(path: Path = TABLE) -> tuple[list[MeasuredRun], list[LeftOut]]:
-    """Return the rows of a table, and those that have a model or a setting that is not known, or a cell that cannot be read.
+    """Return the rows of a table, and those that have a model or a setting that is not known, or a cell that
+    cannot be read.
 
     Columns that it does not know are ignored, and columns that it lacks are empty in each row.
 
@@ -180,7 +207,9 @@ def read(path: Path = TABLE) -> tuple[list[MeasuredRun], list[LeftOut]]:
     left_out: list[LeftOut] = []
     try:
         for cells in lines:
-            row = dict.fromkeys(_COLUMNS, "") | {name: cell.strip() for name, cell in zip(columns, cells, strict=False)}
+            row = dict.fromkeys(_COLUMNS, "") | {
+                name: cell.strip() for name, cell in zip(columns, cells, strict=False)
+            }
             if not any(row.values()):
                 continue
             row["id"] = row["id"] or f"line {lines.line_num}"
@@ -200,7 +229,9 @@ def left_out_table(left_out: Sequence[LeftOut], of: int) -> Table:
     reasons: dict[str, list[str]] = {}
     for one in left_out:
         reasons.setdefault(one.reason, []).append(one.row)
-    made = Table(title=f"{len(left_out)} of {of} rows left out: not known, or not readable", title_justify="left")
+    made = Table(
+        title=f"{len(left_out)} of {of} rows left out: not known, or not readable", title_justify="left"
+    )
     made.add_column("reason", overflow="fold")
     made.add_column("rows", justify="right")
     made.add_column("which", overflow="fold")
@@ -215,19 +246,28 @@ def model(name: str) -> Geometry:
     """Return the sizes of a model by its name in the table, or by its id on the hub.
 
     Raises:
-        NotKnownError: neither measured_models.json nor Flytune has it, or its sizes cannot be read from its config.json.
+        NotKnownError: neither measured_models.json nor Flytune has it, or its sizes cannot be read from its
+            config.json.
     """
     configs = json.loads(MODELS.read_text(encoding="utf-8"))
-    configs |= {address.rpartition("/")[2]: entry["config"] for address, entry in shipped().items()} | configs | _ADDED
+    configs |= (
+        {address.rpartition("/")[2]: entry["config"] for address, entry in shipped().items()}
+        | configs
+        | _ADDED
+    )
     config = configs.get(name.rpartition("/")[2])
     if config is None:
-        raise NotKnownError(f"model {name or '(empty)'} (add its config to {MODELS.name}, or name a folder: --models)")
+        raise NotKnownError(
+            f"model {name or '(empty)'} (add its config to {MODELS.name}, or name a folder: --models)"
+        )
     try:
         return published_models.geometry(config, name)
     except SizesError as error:
         raise NotKnownError(f"model {name}: {error}") from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise NotKnownError(f"model {name}: its config.json cannot be read ({type(error).__name__}: {error})") from None
+        raise NotKnownError(
+            f"model {name}: its config.json cannot be read ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _known(table: Mapping[str, Any], row: Mapping[str, Any], column: str) -> Any:
@@ -243,9 +283,13 @@ def _run(row: dict[str, str]) -> MeasuredRun:
     said = (_number(row, "params_b") or 0.0) * 1e9
     if said and abs(sizes.parameters - said) > PARAMETERS_MAY_DIFFER * said:
         raise NotKnownError(
-            f"model {row['model']} of {said / 1e9:.4f} billion parameters (its config has {sizes.parameters / 1e9:.4f})"
+            f"model {row['model']} of {said / 1e9:.4f} billion parameters (its config has "
+            f"{sizes.parameters / 1e9:.4f})"
         )
-    measured = {name: _number(row, name) for name in ("peak_alloc_gib", "peak_reserved_gib", "tok_s_gpu", "step_time_s")}
+    measured = {
+        name: _number(row, name)
+        for name in ("peak_alloc_gib", "peak_reserved_gib", "tok_s_gpu", "step_time_s")
+    }
     if not row["outcome"] and any(measured.values()):
         # A run with a peak or a speed did not fail.
         row["outcome"] = "ok"
@@ -309,7 +353,9 @@ def _workload(row: dict[str, str], sizes: Geometry) -> Workload:
             accumulation=_count(row, "grad_accum", 1),
             quantization=quantization,
             lora_r=_count(row, "lora_r", 0),
-            lora_targets=tuple(_target(name.strip(), row) for name in row["lora_targets"].split(",") if name.strip()),
+            lora_targets=tuple(
+                _target(name.strip(), row) for name in row["lora_targets"].split(",") if name.strip()
+            ),
             offload=_known(_OFFLOADS, row, "offload"),
             checkpointing=_known(_CHECKPOINTING, row, "act_ckpt"),
             attention=_known(_ATTENTION, row, "attn"),
@@ -325,14 +371,21 @@ def _workload(row: dict[str, str], sizes: Geometry) -> Workload:
 def _framework(row: dict[str, str], sizes: Geometry, layout: Layout) -> Framework:
     """Return the framework by the source or by its name, with the row's loss.
 
-    transformers' loss changed with 4.46; a row that does not state its release is an older one. Qwen 1 brings its own code.
+    transformers' loss changed with 4.46; a row that does not state its release is an older one. Qwen 1 brings
+    its own code.
     """
     named = row["framework"].lower()
-    framework = FRAMEWORKS.get(row["source"]) or next((one for words, one in FRAMEWORK_WORDS if re.search(words, named)), None)
+    framework = FRAMEWORKS.get(row["source"]) or next(
+        (one for words, one in FRAMEWORK_WORDS if re.search(words, named)), None
+    )
     if framework is None:
         raise NotKnownError(f"framework {row['framework'] or '(empty)'}")
     release = _RELEASE.search(named)
-    if framework == frameworks.TRANSFORMERS_4_45 and release and tuple(map(int, release.groups())) >= NEW_LOSS:
+    if (
+        framework == frameworks.TRANSFORMERS_4_45
+        and release
+        and tuple(map(int, release.groups())) >= NEW_LOSS
+    ):
         framework = frameworks.TRANSFORMERS
     loss = _known(_LOSSES, row, "ce_kernel")
     if sizes.model_type == "qwen" and loss == "hf":
@@ -377,7 +430,8 @@ def _number(row: Mapping[str, str], column: str) -> float | None:
 
 
 def _count(row: Mapping[str, str], column: str, default: int | None = None) -> int:
-    """Return a whole number of 1 or more, also where it is written as 4.0; of an empty cell `default`, if there is one."""
+    """Return a whole number of 1 or more, also where it is written as 4.0; of an empty cell `default`, if
+    there is one."""
     if not row[column] and default is not None:
         return default
     number = _number(row, column)

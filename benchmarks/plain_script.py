@@ -1,6 +1,8 @@
-"""The peer of `pyflyte run`: what a TRL script does for the same artifact, from the same model, data and steps.
+"""The peer of `pyflyte run`: what a TRL script does for the same artifact, from the same model, data and
+steps.
 
-It loads and splits the data, trains, scores base and tuned model on the held-out rows, lets both answer a question, and saves.
+It loads and splits the data, trains, scores base and tuned model on the held-out rows, lets both answer a
+question, and saves.
 """
 
 import json
@@ -34,7 +36,9 @@ def main(base: str, data: str, steps: int, out: Path) -> None:
         report_to=[],
     )
     held_out = split["test"].select(range(8))
-    trainer = SFTTrainer(model, args, train_dataset=split["train"], eval_dataset=held_out, processing_class=tokenizer)
+    trainer = SFTTrainer(
+        model, args, train_dataset=split["train"], eval_dataset=held_out, processing_class=tokenizer
+    )
     metrics = {"base": _measure(trainer, tokenizer, held_out)}
     trainer.train()
     metrics["tuned"] = _measure(trainer, tokenizer, held_out)

@@ -1,8 +1,10 @@
-"""Ways to prepare chats, each run in a process of its own as `python benchmarks/preparers.py WAY JOB`; prepare.py starts them.
+"""Ways to prepare chats, each run in a process of its own as `python benchmarks/preparers.py WAY JOB`;
+prepare.py starts them.
 
-JOB is JSON: rows (a file of chats), warm (a file with the first of them), model and out (folders), max_length, cores. A
-way uses its own public entry: first, not measured, on `warm`, so that everything is imported and compiled; then, measured,
-on `rows`; afterwards it counts the results. No way imports what another needs: each may run under an interpreter of its own.
+JOB is JSON: rows (a file of chats), warm (a file with the first of them), model and out (folders),
+max_length, cores. A way uses its own public entry: first, not measured, on `warm`, so that everything is
+imported and compiled; then, measured, on `rows`; afterwards it counts the results. No way imports what
+another needs: each may run under an interpreter of its own.
 """
 
 import importlib.machinery
@@ -17,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 Way = tuple[Callable[[str, Path], Any], Callable[[Any], Iterable[Any]]]
-"""A function that prepares a file of chats into an empty folder; and one that lists the resulting tables of input_ids, labels
-and possibly attention_mask."""
+"""A function that prepares a file of chats into an empty folder; and one that lists the resulting tables of
+input_ids, labels and possibly attention_mask."""
 
 
 def flytune(job: dict[str, Any]) -> Way:
-    """data.prepare: reads, renders, tokenizes, splits off held-out samples, packs, stores, hashes, holds to the contract."""
+    """data.prepare: reads, renders, tokenizes, splits off held-out samples, packs, stores, hashes, holds to
+    the contract."""
     from flytune import data
     from flytune.data import contract
     from flytune.recipe import Data, DataRequest, Model
@@ -57,14 +60,25 @@ def flytune(job: dict[str, Any]) -> Way:
 
 
 def trl(job: dict[str, Any]) -> Way:
-    """SFTTrainer, as it is made: reads through datasets, renders and tokenizes, labels, packs, stores in its cache."""
+    """SFTTrainer, as it is made: reads through datasets, renders and tokenizes, labels, packs, stores in its
+    cache."""
     from datasets import load_dataset
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
     from trl import SFTConfig, SFTTrainer
 
-    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes: dict[str, Any] = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
     model = LlamaForCausalLM(LlamaConfig(**sizes))
-    of_data = {"max_length": job["max_length"], "packing": True, "assistant_only_loss": True, "dataset_num_proc": job["cores"]}
+    of_data = {
+        "max_length": job["max_length"],
+        "packing": True,
+        "assistant_only_loss": True,
+        "dataset_num_proc": job["cores"],
+    }
 
     def work(rows: str, out: Path) -> Any:
         dataset = load_dataset("json", data_files=rows, split="train")
@@ -76,10 +90,14 @@ def trl(job: dict[str, Any]) -> Way:
 
 
 def llamafactory(job: dict[str, Any]) -> Way:
-    """LLaMA-Factory's get_dataset with neat_packing, which keeps the samples of a block apart, as the others do."""
+    """LLaMA-Factory's get_dataset with neat_packing, which keeps the samples of a block apart, as the others
+    do."""
     try:
         import torchaudio
-    except (ImportError, OSError):  # Imported for audio at the top of its data module; the registry has no build for CPUs.
+    except (
+        ImportError,
+        OSError,
+    ):  # Imported for audio at the top of its data module; the registry has no build for CPUs.
         torchaudio = types.ModuleType("torchaudio")
         torchaudio.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
         sys.modules["torchaudio"] = torchaudio
@@ -97,12 +115,22 @@ def llamafactory(job: dict[str, Any]) -> Way:
     settings = {
         **{"stage": "sft", "do_train": True, "finetuning_type": "full", "model_name_or_path": job["model"]},
         **{"template": "smollm2", "cutoff_len": job["max_length"], "packing": True, "neat_packing": True},
-        **{"preprocessing_num_workers": job["cores"], "overwrite_cache": True, "report_to": "none", "use_cpu": True},
+        **{
+            "preprocessing_num_workers": job["cores"],
+            "overwrite_cache": True,
+            "report_to": "none",
+            "use_cpu": True,
+        },
     }
 
     def work(rows: str, out: Path) -> Any:
         out.mkdir()
-        chats = {"file_name": rows, "formatting": "sharegpt", "columns": {"messages": "messages"}, "tags": tags}
+        chats = {
+            "file_name": rows,
+            "formatting": "sharegpt",
+            "columns": {"messages": "messages"},
+            "tags": tags,
+        }
         (out / "dataset_info.json").write_text(json.dumps({"chats": chats}), encoding="utf-8")
         folders = {"dataset": "chats", "dataset_dir": str(out), "output_dir": str(out / "trainer")}
         of_model, of_data, of_training, _, _ = get_train_args({**settings, **folders})
@@ -130,7 +158,9 @@ def axolotl(job: dict[str, Any]) -> Way:
         folders = {"output_dir": str(out / "model"), "dataset_prepared_path": str(out / "prepared")}
         out.mkdir()
         config = out / "axolotl.yaml"  # JSON is YAML.
-        config.write_text(json.dumps({**settings, **folders, "datasets": [{**source, "path": rows}]}), encoding="utf-8")
+        config.write_text(
+            json.dumps({**settings, **folders, "datasets": [{**source, "path": rows}]}), encoding="utf-8"
+        )
         sys.argv = [sys.argv[0]]  # It reads options there.
         do_cli(str(config))
         return out / "prepared"
@@ -143,7 +173,8 @@ def axolotl(job: dict[str, Any]) -> Way:
 
 
 def bare(job: dict[str, Any]) -> Way:
-    """The fast tokenizer alone, a thousand texts at a time on all cores; reading and rendering are not on the clock."""
+    """The fast tokenizer alone, a thousand texts at a time on all cores; reading and rendering are not on the
+    clock."""
     import pyarrow
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
@@ -153,7 +184,9 @@ def bare(job: dict[str, Any]) -> Way:
     batches = {}
     for rows in (job["warm"], job["rows"]):
         with Path(rows).open(encoding="utf-8") as lines:
-            texts = [tokenizer.apply_chat_template(json.loads(line)["messages"], tokenize=False) for line in lines]
+            texts = [
+                tokenizer.apply_chat_template(json.loads(line)["messages"], tokenize=False) for line in lines
+            ]
         batches[rows] = [texts[start : start + 1000] for start in range(0, len(texts), 1000)]
 
     def work(rows: str, out: Path) -> Any:
@@ -179,12 +212,15 @@ def _of_datasets(dataset: Any) -> Iterator[Any]:
 
 
 def _count(tables: Iterable[Any], tokenizer_json: Path) -> dict[str, int]:
-    """Count without padding: samples (each has one system turn), tokens, trained tokens, and the sum of ids."""
+    """Count without padding: samples (each has one system turn), tokens, trained tokens, and the sum of
+    ids."""
     import numpy
     from pyarrow.compute import list_flatten
     from tokenizers import Tokenizer
 
-    opening = Tokenizer.from_file(str(tokenizer_json)).encode("<|im_start|>system", add_special_tokens=False).ids
+    opening = (
+        Tokenizer.from_file(str(tokenizer_json)).encode("<|im_start|>system", add_special_tokens=False).ids
+    )
     samples = tokens = trained = checksum = 0
     for table in tables:
         flat = {name: numpy.asarray(list_flatten(table.column(name))) for name in table.schema.names}
@@ -192,7 +228,11 @@ def _count(tables: Iterable[Any], tokenizer_json: Path) -> dict[str, int]:
         kept = flat["attention_mask"] != 0 if "attention_mask" in flat else numpy.ones(len(ids), dtype=bool)
         ids, labels = ids[kept], labels[kept]
         samples += int(((ids[:-1] == opening[0]) & (ids[1:] == opening[1])).sum())
-        tokens, trained, checksum = tokens + len(ids), trained + int((labels != -100).sum()), checksum + int(ids.sum())
+        tokens, trained, checksum = (
+            tokens + len(ids),
+            trained + int((labels != -100).sum()),
+            checksum + int(ids.sum()),
+        )
     return {"samples": samples, "tokens": tokens, "trained": trained, "checksum": checksum}
 
 
@@ -202,7 +242,8 @@ def _processor_seconds() -> float:
 
 
 def main() -> None:
-    """Run one way and write its figures to told.json in the job's folder; times are of the machine's monotonic clock."""
+    """Run one way and write its figures to told.json in the job's folder; times are of the machine's
+    monotonic clock."""
     begun, (name, text) = time.perf_counter(), sys.argv[1:]
     job = json.loads(text)
     out = Path(job["out"])

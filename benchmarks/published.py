@@ -1,8 +1,9 @@
-"""Published figures of the runs that recipes repeat, beside the closed form's for the published settings and for the recipe.
+"""Published figures of the runs that recipes repeat, beside the closed form's for the published settings and
+for the recipe.
 
-`python -m benchmarks.published` prints the table of docs/recipes.md ("Published and planned"), which a test compares with it;
-`--write` writes it there. Published settings are rows of measurements.csv; a recipe differs from them as its header says.
-GB are 1e9 bytes, as the sources print them.
+`python -m benchmarks.published` prints the table of docs/recipes.md ("Published and planned"), which a test
+compares with it; `--write` writes it there. Published settings are rows of measurements.csv; a recipe differs
+from them as its header says. GB are 1e9 bytes, as the sources print them.
 """
 
 import argparse
@@ -48,7 +49,8 @@ class System:
     range: str = ""
     """Published range, where the row has its upper end."""
     run: str = ""
-    """Difference of the published run where the recipe has other GPUs or another batch, and so no comparable plan."""
+    """Difference of the published run where the recipe has other GPUs or another batch, and so no comparable
+    plan."""
 
 
 SYSTEMS = [
@@ -81,7 +83,11 @@ class Line:
 
     def cells(self) -> list[str]:
         """Return the cells as Markdown."""
-        cells = [f"[{self.recipe}](../recipes/{self.recipe}.yaml)", self.figure, self.shown or f"{self.published:,.5g}"]
+        cells = [
+            f"[{self.recipe}](../recipes/{self.recipe}.yaml)",
+            self.figure,
+            self.shown or f"{self.published:,.5g}",
+        ]
         for size in (self.estimated, self.planned):
             cells += ["–", "–"] if size is None else [_number(size), f"{size / self.published:.2f}"]
         return cells
@@ -111,10 +117,17 @@ def lines() -> Iterator[Line]:
             yield Line(system.recipe, "host memory of a node, GiB", system.asked_host_gib, None, own, shown)
         if system.row:
             yield from _measured(system, fit, runs[system.row])
-    # Rank 0 of two, which loads float32 weights of Llama 2 7B for both (row 768); Flytune's processes read their slices.
+    # Rank 0 of two, which loads float32 weights of Llama 2 7B for both (row 768); Flytune's processes read
+    # their slices.
     weights = 4 * measured_runs.model("Llama-2-7b").parameters / 2**20
     loaded = PROCESS_MIB + weights + SECOND_FILE_MIB
-    yield Line("llama-2-70b-full-fsdp", "host memory of rank 0 that loads a 7B model for two, MiB", 32744, loaded, None)
+    yield Line(
+        "llama-2-70b-full-fsdp",
+        "host memory of rank 0 that loads a 7B model for two, MiB",
+        32744,
+        loaded,
+        None,
+    )
 
 
 def _measured(system: System, fit: Fit | None, run: MeasuredRun) -> Iterator[Line]:
@@ -127,7 +140,9 @@ def _measured(system: System, fit: Fit | None, run: MeasuredRun) -> Iterator[Lin
         return Line(name, system.run + figure, published, estimated, planned, shown)
 
     if run.allocated_gib:
-        yield line("GPU memory allocated, GB", _gb(run.allocated_gib), [table.allocated / 1e9 for table in tables])
+        yield line(
+            "GPU memory allocated, GB", _gb(run.allocated_gib), [table.allocated / 1e9 for table in tables]
+        )
     if run.reserved_gib:
         figure = "in use by the driver" if run.reserved_on_device else "reserved"
         sizes = [_reserved(run, table, work) for table, work in zip(tables, works, strict=True)]
@@ -139,7 +154,9 @@ def _measured(system: System, fit: Fit | None, run: MeasuredRun) -> Iterator[Lin
         shown = f"{run.step_seconds:g}{system.note}"
         yield line("seconds a step", run.step_seconds, [time.seconds for time in times], shown)
     elif run.tokens_per_second:
-        yield line("tokens a second of a GPU", run.tokens_per_second, [time.tokens_per_second for time in times])
+        yield line(
+            "tokens a second of a GPU", run.tokens_per_second, [time.tokens_per_second for time in times]
+        )
 
 
 def _gb(gib: float) -> float:
@@ -164,7 +181,9 @@ def with_table(page: str) -> str:
 
 def main() -> None:
     """Print the table, or write it into the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help=f"write the table into {PAGE.relative_to(ROOT)}")
     if parser.parse_args().write:
         PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Models and layouts that published runs had and that nothing trains today: MPT, the first Qwen, layers by Llama's names."""
+"""Models and layouts that published runs had and that nothing trains today: MPT, the first Qwen, layers by
+Llama's names."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,24 +14,27 @@ from training_estimates.workload import Workload
 
 PUBLISHED_KINDS = {
     **KINDS,
-    # llm-foundry's, of other sizes than transformers' MPT: its MLP may have any width, its positions be a table of vectors.
+    # llm-foundry's, of other sizes than transformers' MPT: its MLP may have any width, its positions be a
+    # table of vectors.
     "mpt": ModelType(gated=False, attention_bias=False, tied=True),
     # The first Qwen brings its own code.
     "qwen": ModelType(attention_bias=False, qkv_bias=True, layers="transformer.h"),
 }
 MPT_KERNELS = Kernels(norm=Passes(4, 6 + 6 + 4), rotary=Passes(0, 0), activation=Passes(4, 6), launches=14)
-"""torch's own layer norm, whose weight's gradient is a kernel of its own, and GELU; learned positions; queries, keys and values
-of one product."""
+"""torch's own layer norm, whose weight's gradient is a kernel of its own, and GELU; learned positions;
+queries, keys and values of one product."""
 FROZEN_STREAMS = 2
 """Tensors of the stream's size that FSDP1 keeps of each layer until backward ends if parameters are frozen.
 
-It reshards frozen parameters from hooks on the gradients of a unit's inputs (_register_post_backward_reshard_only_hooks).
-Only within a reentrant checkpoint, they stay while the checkpoints are freed (tests/benchmarks/test_fsdp1_retained.py).
+It reshards frozen parameters from hooks on the gradients of a unit's inputs
+(_register_post_backward_reshard_only_hooks). Only within a reentrant checkpoint, they stay while the
+checkpoints are freed (tests/benchmarks/test_fsdp1_retained.py).
 """
 
 
 def geometry(config: dict[str, Any], name: str) -> Geometry:
-    """Return the sizes of a model whose linear layers have Llama's seven names, and whose experts are modules.
+    """Return the sizes of a model whose linear layers have Llama's seven names, and whose experts are
+    modules.
 
     litgpt, and transformers before 5, train all models so.
 
@@ -67,7 +71,8 @@ def _mpt(config: Config, name: str, kind: ModelType | None) -> Geometry:
 
 
 def as_run(workload: Workload) -> Workload:
-    """Return the workload of a published run with what its model's own code and FSDP1 add to its framework."""
+    """Return the workload of a published run with what its model's own code and FSDP1 add to its
+    framework."""
     framework, kind = workload.framework, workload.geometry.model_type
     if kind == "mpt":
         framework = replace(framework, kernels=MPT_KERNELS)

@@ -1,8 +1,10 @@
-"""Reserved memory of published runs by the simulated allocator, over the dry run's trace, beside the closed form's.
+"""Reserved memory of published runs by the simulated allocator, over the dry run's trace, beside the closed
+form's.
 
-`python -m benchmarks.reserved`: the rows of measurements.csv that name reserved memory and that the dry run can trace: full
-or LoRA, not quantized, with transformers' loss of all logits, every batch of one shape. FSDP1 is traced as FSDP2. The
-allocator has no expandable segments, as in those runs. Each row is a subprocess of about eight seconds.
+`python -m benchmarks.reserved`: the rows of measurements.csv that name reserved memory and that the dry run
+can trace: full or LoRA, not quantized, with transformers' loss of all logits, every batch of one shape. FSDP1
+is traced as FSDP2. The allocator has no expandable segments, as in those runs. Each row is a subprocess of
+about eight seconds.
 """
 
 import argparse
@@ -54,7 +56,11 @@ def case(run: MeasuredRun, folder: Path) -> Case:
         "data": {"max_length": work.sequence_length},
     }
     if work.method == "lora":
-        sections["method"] = {"name": "lora", "r": work.lora_r, "target_modules": [TARGETS[name] for name in work.lora_targets]}
+        sections["method"] = {
+            "name": "lora",
+            "r": work.lora_r,
+            "target_modules": [TARGETS[name] for name in work.lora_targets],
+        }
     if work.layout.fsdp:
         sections["sharding"] = {"name": "fsdp"}
     profile = dryrun.Profile(
@@ -66,7 +72,9 @@ def case(run: MeasuredRun, folder: Path) -> Case:
     config = json.loads(measured_runs.MODELS.read_text(encoding="utf-8"))[run.model]
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     recipe = rows_of_dryrun.recipe(sections)
-    return Case(recipe=recipe, config=str(folder), degrees=work.degrees, micro_batch=work.micro_batch, profile=profile)
+    return Case(
+        recipe=recipe, config=str(folder), degrees=work.degrees, micro_batch=work.micro_batch, profile=profile
+    )
 
 
 def traced(run: MeasuredRun) -> DryRun:
@@ -81,27 +89,48 @@ def traced(run: MeasuredRun) -> DryRun:
 
 
 def reserved(run: MeasuredRun, closed: Memory, dry: DryRun) -> float:
-    """Return GiB as the row counts them: on a GPU of its size, with what is beside the allocator if the driver counted."""
+    """Return GiB as the row counts them: on a GPU of its size, with what is beside the allocator if the
+    driver counted."""
     assert run.workload is not None
     outside = sum(closed.outside.values())
     room = run.workload.gpu_memory_gib * GIB - outside
-    return (max(dry.least_bytes, min(dry.reserved_bytes, room)) + (outside if run.reserved_on_device else 0)) / GIB
+    return (
+        max(dry.least_bytes, min(dry.reserved_bytes, room)) + (outside if run.reserved_on_device else 0)
+    ) / GIB
 
 
 def main() -> None:
     """Run the rows one after the other, and show the table and the medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="only the first row")
     quick = parser.parse_args().quick
-    runs = [(run, closed) for run, closed in estimates.estimable(measured_runs.read()[0])[0] if traceable(run)]
+    runs = [
+        (run, closed) for run, closed in estimates.estimable(measured_runs.read()[0])[0] if traceable(run)
+    ]
     table = Table(title="GiB allocated and reserved, measured and estimated", title_justify="left")
-    for column in ("row", "run", "allocated", "closed form", "dry run", "reserved", "closed form", "simulated", "errors", "s"):
+    for column in (
+        "row",
+        "run",
+        "allocated",
+        "closed form",
+        "dry run",
+        "reserved",
+        "closed form",
+        "simulated",
+        "errors",
+        "s",
+    ):
         table.add_column(column, justify="left" if column == "run" else "right")
     errors: list[tuple[float, float]] = []
     for run, closed in runs[:1] if quick else runs:
         work = run.workload
         assert work is not None
-        said = f"{run.model} {work.method} {work.layout.name} x{work.gpus}, {work.micro_batch} x {work.sequence_length}"
+        said = (
+            f"{run.model} {work.method} {work.layout.name} x{work.gpus}, {work.micro_batch} x "
+            f"{work.sequence_length}"
+        )
         pairs = estimates.estimates(run, closed)
         try:
             dry = traced(run)

@@ -1,9 +1,9 @@
 """Artifacts of Flytune, read by another version of transformers: equal logits and equal tokens.
 
-`python -m benchmarks.serving --python ENVIRONMENT/bin/python` has the transformers of that environment write a tiny base of
-each of seven families; trains on each a complete model, an adapter, which is merged, and a reward model; and reads all of them
-with both versions. Such an environment: `uv venv ENVIRONMENT && uv pip install --python ENVIRONMENT/bin/python
-transformers==4.57.6 torch safetensors`.
+`python -m benchmarks.serving --python ENVIRONMENT/bin/python` has the transformers of that environment write
+a tiny base of each of seven families; trains on each a complete model, an adapter, which is merged, and a
+reward model; and reads all of them with both versions. Such an environment: `uv venv ENVIRONMENT && uv pip
+install --python ENVIRONMENT/bin/python transformers==4.57.6 torch safetensors`.
 """
 
 import argparse
@@ -52,9 +52,16 @@ def main() -> None:
         subprocess.run([given.python, reader, "write", str(folder / "bases")], check=True)
         for family in serving_reader.FAMILIES:
             for kind in KINDS[: 2 if family in NO_CLASSIFIER else 3]:
-                _train(folder / "bases" / family, kind, folder / "work" / f"{family}-{kind}", artifacts / f"{family}-{kind}")
+                _train(
+                    folder / "bases" / family,
+                    kind,
+                    folder / "work" / f"{family}-{kind}",
+                    artifacts / f"{family}-{kind}",
+                )
         for number, python in enumerate((given.python, sys.executable)):
-            subprocess.run([python, reader, "read", str(artifacts), str(folder / f"{number}.json")], check=True)
+            subprocess.run(
+                [python, reader, "read", str(artifacts), str(folder / f"{number}.json")], check=True
+            )
         other, own = (json.loads((folder / f"{number}.json").read_text()) for number in range(2))
     failed = _show(other, own)
     if failed:
@@ -104,7 +111,9 @@ def _show(other: dict[str, Any], own: dict[str, Any]) -> list[str]:
             failed.append(name)
             continue
         is_equal = other[name]["tokens"] == own[name]["tokens"]
-        difference = max(abs(one - two) for one, two in zip(other[name]["logits"], own[name]["logits"], strict=True))
+        difference = max(
+            abs(one - two) for one, two in zip(other[name]["logits"], own[name]["logits"], strict=True)
+        )
         table.add_row(name, "equal" if is_equal else "differ", f"{difference:.1e}")
         if not is_equal or not difference <= BOUND:
             failed.append(name)

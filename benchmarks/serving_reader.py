@@ -1,7 +1,8 @@
-"""Bases written and models read by the transformers of whatever interpreter runs this file; it imports nothing of the project.
+"""Bases written and models read by the transformers of whatever interpreter runs this file; it imports
+nothing of the project.
 
-`python serving_reader.py write FOLDER` writes a tiny base of each family, as this version of transformers does.
-`python serving_reader.py read FOLDER OUT` stores the logits and the tokens of every model in FOLDER.
+`python serving_reader.py write FOLDER` writes a tiny base of each family, as this version of transformers
+does. `python serving_reader.py read FOLDER OUT` stores the logits and the tokens of every model in FOLDER.
 """
 
 import json
@@ -16,9 +17,17 @@ TEXTS = [
     "Grüße, Привет, 你好，世界 \U0001f600 <|im_start|>user\nx<|im_end|>",
     "Question 3: add the numbers.",
 ]
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 LONG = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
 # Class of the tokenizer, and settings that are not those of the class: what is lost is seen.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,7 +49,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoXTokenizerFast", {"rotary_emb_base": 20000, "rotary_pct": 0.5}),
     "phi3": (
         "LlamaTokenizerFast",
-        {"rope_theta": 2e4, "original_max_position_embeddings": 64, "rope_scaling": LONG, "num_key_value_heads": 2},
+        {
+            "rope_theta": 2e4,
+            "original_max_position_embeddings": 64,
+            "rope_scaling": LONG,
+            "num_key_value_heads": 2,
+        },
     ),
 }
 
@@ -61,21 +75,30 @@ def write(folder: Path) -> None:
         tokenizer.save_pretrained(folder / kind)
         ids = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 3}
         config = transformers.AutoConfig.for_model(
-            kind, vocab_size=len(tokenizer), max_position_embeddings=512, tie_word_embeddings=False, **ids, **SIZES, **settings
+            kind,
+            vocab_size=len(tokenizer),
+            max_position_embeddings=512,
+            tie_word_embeddings=False,
+            **ids,
+            **SIZES,
+            **settings,
         )
         torch.manual_seed(0)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / kind)
 
 
 def _tokenizer(tokenizer_class: str) -> Any:
-    """Return a tokenizer with the rules of the class; those of the llama family are not those of its class."""
+    """Return a tokenizer with the rules of the class; those of the llama family are not those of its
+    class."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     own = Tokenizer(models.BPE(byte_fallback="Llama" in tokenizer_class, unk_token=None))
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if "Llama" in tokenizer_class:
         own.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-        own.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        own.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
         alphabet = sorted(set("".join(TEXTS)) | {"▁"})
     else:
         rules = SPLIT
@@ -85,7 +108,9 @@ def _tokenizer(tokenizer_class: str) -> Any:
         split = pre_tokenizers.Split(Regex(rules), "isolated")
         own.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
         own.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
     own.train_from_iterator(TEXTS * 4, trainer)
     return own
 
@@ -101,7 +126,11 @@ def read(folder: Path, out: Path) -> None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(model)
             tokens = [list(tokenizer(text)["input_ids"]) for text in TEXTS]
             is_reward = "Sequence" in json.loads((model / "config.json").read_text())["architectures"][0]
-            kind = transformers.AutoModelForSequenceClassification if is_reward else transformers.AutoModelForCausalLM
+            kind = (
+                transformers.AutoModelForSequenceClassification
+                if is_reward
+                else transformers.AutoModelForCausalLM
+            )
             loaded = kind.from_pretrained(model, attn_implementation="eager").float().eval()
             ids = torch.arange(4, 204)[None]
             with torch.no_grad():

@@ -1,8 +1,9 @@
-"""Times of imports and functions before the first optimizer step: sitecustomize of each Python that inherits SPANS.
+"""Times of imports and functions before the first optimizer step: sitecustomize of each Python that inherits
+SPANS.
 
-An import hook times modules of PACKAGES, and wraps functions of FUNCTIONS once their modules are loaded. It appends to the
-file SPANS: process, parent, cause, start and end on the machine's monotonic clock. It imports neither flytune nor third-party
-packages: it runs before everything else, and must take no time.
+An import hook times modules of PACKAGES, and wraps functions of FUNCTIONS once their modules are loaded. It
+appends to the file SPANS: process, parent, cause, start and end on the machine's monotonic clock. It imports
+neither flytune nor third-party packages: it runs before everything else, and must take no time.
 """
 
 import atexit
@@ -15,17 +16,22 @@ import time
 
 PACKAGES = {
     **dict.fromkeys(
-        ("flytekit", "flyteidl", "grpc", "google", "fsspec", "s3fs", "pydantic", "rich", "mashumaro"), "import flytekit"
+        ("flytekit", "flyteidl", "grpc", "google", "fsspec", "s3fs", "pydantic", "rich", "mashumaro"),
+        "import flytekit",
     ),
     **dict.fromkeys(("flytune", "training_estimates", "tasks", "workflows", "images"), "import the project"),
     **dict.fromkeys(("flytekitplugins", "kubernetes"), "import kfpytorch, kubernetes"),
     "torch": "import torch",
     **dict.fromkeys(
-        ("transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "bitsandbytes"), "import transformers, trl"
+        ("transformers", "trl", "peft", "accelerate", "deepspeed", "datasets", "bitsandbytes"),
+        "import transformers, trl",
     ),
 }
 FUNCTIONS = {
-    "flytekit.tools.fast_registration": {"download_distribution": "download the code", "fast_package": "pack the code"},
+    "flytekit.tools.fast_registration": {
+        "download_distribution": "download the code",
+        "fast_package": "pack the code",
+    },
     "flytekit.remote.remote": {
         "FlyteRemote.upload_file": "upload the code",
         "FlyteRemote.register_workflow": "serialize and register",
@@ -38,7 +44,10 @@ FUNCTIONS = {
     "flytune.sharding.base": {"ShardingBase.shard": "load the model"},
     "torch.distributed.distributed_c10d": {"init_process_group": "process group"},
     "flytune.training.loop": {"fit": "set up the Trainer"},
-    "transformers.trainer": {"Trainer.get_batch_samples": "first batch", "Trainer.training_step": "first step"},
+    "transformers.trainer": {
+        "Trainer.get_batch_samples": "first batch",
+        "Trainer.training_step": "first step",
+    },
 }
 FIRST_STEP = ("transformers.trainer_callback", "CallbackHandler.on_step_end")
 
@@ -99,7 +108,14 @@ class Hook(importlib.abc.MetaPathFinder):
         wraps = dict(FUNCTIONS.get(name, {}))
         if cause is None and not wraps:
             return None
-        spec = next((found for finder in sys.meta_path if finder is not self and (found := _find(finder, name, path))), None)
+        spec = next(
+            (
+                found
+                for finder in sys.meta_path
+                if finder is not self and (found := _find(finder, name, path))
+            ),
+            None,
+        )
         if spec is None or not hasattr(spec.loader, "exec_module"):
             return spec
         execute = spec.loader.exec_module

@@ -1,12 +1,13 @@
 """Time to the first optimizer step, by cause, and to the artifact.
 
-Four tables: what a laptop and a light pod wait for (help, reading a recipe, planning it, importing a task or the workflow; the
-peer is what a training script pays before its first line of work: importing TRL's SFTTrainer); `pyflyte run` on one process,
-from the command to the artifact, compared with a plain script (benchmarks/plain_script.py); `pyflyte run` on two processes, to
-the first step; and `pyflyte run --remote`, to submitted, with the pods that it leads to (plan, prepare, train), cold, from the
-uploaded code, without cluster (tests/support/propeller.py). Light pods hide the packages that requirements-light.lock does not
-list. `--light CHECKOUT` compares light pods with those of another version. benchmarks/spans.py finds causes. Ratios are of
-processor seconds, which other processes on the machine disturb less.
+Four tables: what a laptop and a light pod wait for (help, reading a recipe, planning it, importing a task or
+the workflow; the peer is what a training script pays before its first line of work: importing TRL's
+SFTTrainer); `pyflyte run` on one process, from the command to the artifact, compared with a plain script
+(benchmarks/plain_script.py); `pyflyte run` on two processes, to the first step; and `pyflyte run --remote`,
+to submitted, with the pods that it leads to (plan, prepare, train), cold, from the uploaded code, without
+cluster (tests/support/propeller.py). Light pods hide the packages that requirements-light.lock does not list.
+`--light CHECKOUT` compares light pods with those of another version. benchmarks/spans.py finds causes. Ratios
+are of processor seconds, which other processes on the machine disturb less.
 """
 
 import argparse
@@ -35,7 +36,9 @@ from tests.support.paths import ROOT
 from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 
 CASES = {
-    "flytune --help": "import contextlib\nfrom flytune.cli import main\nwith contextlib.suppress(SystemExit): main(['--help'])",
+    "flytune --help": "import contextlib\n"
+    "from flytune.cli import main\n"
+    "with contextlib.suppress(SystemExit): main(['--help'])",
     "read a recipe": "from flytune.recipe.recipe import Recipe; Recipe.from_yaml('recipes/demo-qlora.yaml')",
     "plan a recipe": "from flytune.cli import main; main(['plan', 'recipes/demo-qlora.yaml', '--json'])",
     "import a plan pod's task": "import tasks.plan",
@@ -60,10 +63,15 @@ LAPTOP = {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}
 
 def main() -> None:
     """Measure, and show the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="only the first table, one round")
     parser.add_argument(
-        "--light", metavar="CHECKOUT", type=Path, help="only the light pods, with the code of another version too"
+        "--light",
+        metavar="CHECKOUT",
+        type=Path,
+        help="only the light pods, with the code of another version too",
     )
     arguments = parser.parse_args()
     # Its server of objects prints each request.
@@ -86,7 +94,10 @@ def show_laptop(rounds: int) -> None:
     for _ in range(rounds):
         for name, code in CASES.items():
             taken[name].append(_timed(code))
-    median = {name: [sorted(kind)[rounds // 2] for kind in zip(*times, strict=True)] for name, times in taken.items()}
+    median = {
+        name: [sorted(kind)[rounds // 2] for kind in zip(*times, strict=True)]
+        for name, times in taken.items()
+    }
     show_medians(f"Start-up, median of {rounds} fresh processes", median, "peer: import SFTTrainer")
 
 
@@ -101,7 +112,8 @@ def show_medians(title: str, median: dict[str, list[float]], peer: str) -> None:
 
 
 def _timed(code: str) -> tuple[float, float]:
-    """Run code in a fresh Python; return the seconds that it took, and those that processors worked for it."""
+    """Run code in a fresh Python; return the seconds that it took, and those that processors worked for
+    it."""
     busy, started = _busy(), time.perf_counter()
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, capture_output=True)
     return time.perf_counter() - started, _busy() - busy
@@ -114,11 +126,20 @@ def _busy() -> float:
 
 
 def show_complete_runs(folder: Path) -> None:
-    """Alternate `pyflyte run` and the plain script; show the median of each, and the processor seconds as a ratio."""
+    """Alternate `pyflyte run` and the plain script; show the median of each, and the processor seconds as a
+    ratio."""
     folder.mkdir()
     base, data = tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)
     laptop, taken = checkout(folder / "laptop"), defaultdict(list)
-    script = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("plain_script.py")), str(base), str(data), "3"]
+    script = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(Path(__file__).with_name("plain_script.py")),
+        str(base),
+        str(data),
+        "3",
+    ]
     for number in range(COMPLETE_RUNS):
         home = folder / f"home-{number}"
         home.mkdir()
@@ -135,7 +156,10 @@ def show_complete_runs(folder: Path) -> None:
             if done.returncode:
                 raise RuntimeError(done.stderr)
             taken[name].append((time.perf_counter() - started, _busy() - busy))
-    median = {name: [sorted(kind)[COMPLETE_RUNS // 2] for kind in zip(*times, strict=True)] for name, times in taken.items()}
+    median = {
+        name: [sorted(kind)[COMPLETE_RUNS // 2] for kind in zip(*times, strict=True)]
+        for name, times in taken.items()
+    }
     show_medians(f"From command to artifact, median of {COMPLETE_RUNS}", median, "peer: plain TRL script")
 
 
@@ -145,7 +169,9 @@ def missing_in_light_image() -> str:
     own = {"flytune", "training_estimates", "tasks", "workflows", "images", "flytekitplugins", "google"}
     found = metadata.packages_distributions()
     return " ".join(
-        name for name, made_by in found.items() if name not in own and not {_plain(one) for one in made_by} & locked
+        name
+        for name, made_by in found.items()
+        if name not in own and not {_plain(one) for one in made_by} & locked
     )
 
 
@@ -154,9 +180,13 @@ def _plain(name: str) -> str:
 
 
 def show_light_pods(other: Path) -> None:
-    """Alternate the light pods of two versions, cold, without what the light image lacks; show the median of each."""
+    """Alternate the light pods of two versions, cold, without what the light image lacks; show the median of
+    each."""
     taken = defaultdict(list)
-    with tempfile.TemporaryDirectory(prefix="flytune-startup-") as name, flyteadmin(Path(name, "cluster")) as (admin, storage):
+    with (
+        tempfile.TemporaryDirectory(prefix="flytune-startup-") as name,
+        flyteadmin(Path(name, "cluster")) as (admin, storage),
+    ):
         folder = Path(name)
         (folder / "site.py").write_text(HIDE)
         recipe = cluster_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64))
@@ -168,7 +198,9 @@ def show_light_pods(other: Path) -> None:
         variables = storage | {"SITE": str(folder / "site.py"), "MISSING": missing_in_light_image()}
         for number in range(LIGHT_ROUNDS):
             for version, execution in executions.items():
-                run = Run(admin, execution, folder / f"{version}-{number}", variables | {"PATH": paths[version]})
+                run = Run(
+                    admin, execution, folder / f"{version}-{number}", variables | {"PATH": paths[version]}
+                )
                 for task in ("make_plan", "fetch_base_model", "prepare_data"):
                     busy, started = _busy(), time.perf_counter()
                     run.until(task)
@@ -176,7 +208,10 @@ def show_light_pods(other: Path) -> None:
     table = Table(title=f"Light pods, start to end, median of {LIGHT_ROUNDS}", title_justify="left")
     for column in ("pod", "seconds", "processor seconds", "of those before"):
         table.add_column(column, justify="left" if column == "pod" else "right")
-    median = {name: [sorted(kind)[LIGHT_ROUNDS // 2] for kind in zip(*times, strict=True)] for name, times in taken.items()}
+    median = {
+        name: [sorted(kind)[LIGHT_ROUNDS // 2] for kind in zip(*times, strict=True)]
+        for name, times in taken.items()
+    }
     for name, (seconds, busy) in median.items():
         before = median[name.replace(", after", ", before")][1]
         table.add_row(name, f"{seconds:.2f}", f"{busy:.2f}", f"{busy / before:.2f}")
@@ -193,19 +228,27 @@ def _light_path(folder: Path, root: Path) -> str:
 
 
 def show_causes(folder: Path) -> None:
-    """Run the smallest recipe on two processes each way; show seconds by cause, to the first step or the end of the pod."""
+    """Run the smallest recipe on two processes each way; show seconds by cause, to the first step or the end
+    of the pod."""
     recipe = cluster_recipe(
-        tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64), {"sharding": "ddp", "hardware.shape": "cpu-2"}
+        tiny_base(folder),
+        write_pairs(folder / "pairs.jsonl", 64),
+        {"sharding": "ddp", "hardware.shape": "cpu-2"},
     )
     laptop = checkout(folder / "laptop")
     columns = {"run": _local(folder, laptop, recipe), **_remote(folder, laptop, recipe)}
     busy = {name: column.pop(BUSY) for name, column in columns.items()}
-    causes = sorted({cause for column in columns.values() for cause in column}, key=lambda cause: -columns["run"].get(cause, 0))
+    causes = sorted(
+        {cause for column in columns.values() for cause in column},
+        key=lambda cause: -columns["run"].get(cause, 0),
+    )
     table = Table(title="Seconds to the first step, by cause", title_justify="left")
     for name in ("cause", *columns):
         table.add_column(name, justify="left" if name == "cause" else "right")
     for cause in causes:
-        table.add_row(cause, *(f"{column[cause]:.1f}" if cause in column else "" for column in columns.values()))
+        table.add_row(
+            cause, *(f"{column[cause]:.1f}" if cause in column else "" for column in columns.values())
+        )
     table.add_row("in all", *(f"{sum(column.values()):.1f}" for column in columns.values()))
     table.add_row(BUSY, *(f"{seconds:.1f}" for seconds in busy.values()))
     Console(width=140).print(table)
@@ -227,11 +270,14 @@ def _local(folder: Path, laptop: Path, recipe: dict) -> dict[str, float]:
 
 
 def _remote(folder: Path, laptop: Path, recipe: dict) -> dict[str, dict[str, float]]:
-    """Return the seconds of `pyflyte run --remote` and of each pod by cause, to its end or to the first step."""
+    """Return the seconds of `pyflyte run --remote` and of each pod by cause, to its end or to the first
+    step."""
     home, found = folder / "cluster", {}
     with flyteadmin(home) as (admin, storage):
         busy = _busy()
-        name = submit(laptop, home, admin, recipe, **LAPTOP, SPANS=str(folder / "submit"), paths=[str(folder / "site")])
+        name = submit(
+            laptop, home, admin, recipe, **LAPTOP, SPANS=str(folder / "submit"), paths=[str(folder / "site")]
+        )
         found["run --remote"] = by_cause(folder / "submit") | {BUSY: _busy() - busy}
         (folder / "site.py").write_text(HIDE + SPANS.read_text())
         light = {"MISSING": missing_in_light_image(), "PATH": _light_path(folder / "bin", ROOT)}
@@ -248,7 +294,8 @@ def _remote(folder: Path, laptop: Path, recipe: dict) -> dict[str, dict[str, flo
 def by_cause(file: Path) -> dict[str, float]:
     """Return seconds by cause, from the first process's start to the end of the first step, or its own end.
 
-    At each moment the youngest process in the chain to rank 0 (else to the last process) counts, and its innermost span.
+    At each moment the youngest process in the chain to rank 0 (else to the last process) counts, and its
+    innermost span.
     """
     spans = defaultdict(list)
     parents, end = {}, None
@@ -265,7 +312,13 @@ def by_cause(file: Path) -> dict[str, float]:
     while parents.get(chain[-1]) in spans:
         chain.append(parents[chain[-1]])
     cuts = sorted(
-        {min(moment, end) for process in chain for start, stop, _ in spans[process] for moment in (start, stop)} | {end}
+        {
+            min(moment, end)
+            for process in chain
+            for start, stop, _ in spans[process]
+            for moment in (start, stop)
+        }
+        | {end}
     )
     seconds = defaultdict(float)
     for low, high in pairwise(cuts):

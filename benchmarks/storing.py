@@ -1,6 +1,7 @@
 """Bytes of weights that pass through the pod that stores an artifact: `python -m benchmarks.storing`.
 
-The storage is moto's S3 server on this machine, which counts them. Beside it, the same artifact downloaded and uploaded.
+The storage is moto's S3 server on this machine, which counts them. Beside it, the same artifact downloaded
+and uploaded.
 """
 
 import argparse
@@ -30,7 +31,8 @@ ADDRESS = "s3://models/raw/trained"
 
 
 def write_large(folder: Path, files: int, mib: int) -> tuple:
-    """Write a trained model whose weights are replaced by files of random numbers; return the inputs of build.store."""
+    """Write a trained model whose weights are replaced by files of random numbers; return the inputs of
+    build.store."""
     base = tiny_base(folder)
     recipe, dataset = recipe_for(base, "full"), write_dataset(folder / "dataset", base)
     trained = write_trained(folder / "trained", recipe, dataset, steps=1)
@@ -38,7 +40,9 @@ def write_large(folder: Path, files: int, mib: int) -> tuple:
         old.unlink()
     for number in range(files):
         numbers = np.random.default_rng(number).random(mib << 17)
-        save_file({f"{number}": numbers}, trained / "model" / f"model-{number + 1:05}-of-{files:05}.safetensors")
+        save_file(
+            {f"{number}": numbers}, trained / "model" / f"model-{number + 1:05}-of-{files:05}.safetensors"
+        )
     make_manifest(recipe, trained / "model", None).write(trained / MANIFEST)
     return recipe, plan_for(recipe), dataset, trained
 
@@ -58,7 +62,12 @@ def main():
         access = FileAccessProvider(str(folder / "flyte"), "s3://models/raw/out")
         with FlyteContextManager.with_context(context.with_file_access(access)):
             rows = [("downloaded and uploaded", *measured(server, lambda: all_through(folder / "all")))]
-            rows += [("copied by the store", *measured(server, lambda: by_store(recipe, plan, dataset, folder / "few")))]
+            rows += [
+                (
+                    "copied by the store",
+                    *measured(server, lambda: by_store(recipe, plan, dataset, folder / "few")),
+                )
+            ]
     print(f"{files} files, {weights / 1e6:.0f} MB of weights")  # noqa: T201
     print("| weights | MB through the pod | seconds |\n|---|---|---|")  # noqa: T201
     for row in rows:
@@ -87,7 +96,9 @@ def by_store(recipe, plan, dataset, folder: Path) -> None:
     stored = store(FLYTE, made, build.weight_files(made, model), model)
     contents = build.Contents.read(made / build.CONTENTS)
     sizes = Storage(stored.address, "").sizes("")
-    assert {file.file: file.size for file in contents.files} == {k: v for k, v in sizes.items() if k != build.CONTENTS}
+    assert {file.file: file.size for file in contents.files} == {
+        k: v for k, v in sizes.items() if k != build.CONTENTS
+    }
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m benchmarks.throughput [--measurements FILE] [--rows]
 
-A third of the rows, chosen by a hash of their ids, had no part in fitting the constants that training_estimates.flops,
-kernels and step_time mark as fitted: its errors are listed separately.
+A third of the rows, chosen by a hash of their ids, had no part in fitting the constants that
+training_estimates.flops, kernels and step_time mark as fitted: its errors are listed separately.
 """
 
 import argparse
@@ -60,14 +60,22 @@ REASONS: list[tuple[Callable[[Estimated], bool], str]] = [
         lambda row: "settings differ" in row.run.note,
         "the source does not say the settings: faster than the GPU could with these",
     ),
-    (lambda row: "likely" in row.run.note, "the source does not say whether activations are offloaded or recomputed"),
+    (
+        lambda row: "likely" in row.run.note,
+        "the source does not say whether activations are offloaded or recomputed",
+    ),
     (
         lambda row: (
-            row.run.gpu.startswith("RTX3090") and row.workload.layout.name == "fsdp1" and row.workload.quantization == "none"
+            row.run.gpu.startswith("RTX3090")
+            and row.workload.layout.name == "fsdp1"
+            and row.workload.quantization == "none"
         ),
         "beside its ddp rows each step costs 4.4 s more for 13 GB: that machine's link had 3 GB/s",
     ),
-    (lambda row: row.run.gpu == "A6000Ada", "too slow for an Ada: what an A6000 of the generation before would do"),
+    (
+        lambda row: row.run.gpu == "A6000Ada",
+        "too slow for an Ada: what an A6000 of the generation before would do",
+    ),
     (
         lambda row: row.workload.nodes > 1 and "Qwen" in row.run.source,
         "the source does not say the network between the two nodes",
@@ -76,7 +84,10 @@ REASONS: list[tuple[Callable[[Estimated], bool], str]] = [
         lambda row: row.error > 0 and row.workload.gpus > 1 and row.run.gpu.startswith(("RTX", "A5000")),
         "cards without NVLink share their host's PCIe and memory; each is estimated with a slot of its own",
     ),
-    (lambda row: row.error < 0 and row.run.gpu.startswith("RTX"), "GeForce cards clock above their data sheet"),
+    (
+        lambda row: row.error < 0 and row.run.gpu.startswith("RTX"),
+        "GeForce cards clock above their data sheet",
+    ),
     (
         lambda row: row.workload.gpus > 1 and not row.enough,
         "few tokens: a layer's weights are gathered one by one, and small messages do not fill a link",
@@ -87,9 +98,12 @@ REASONS: list[tuple[Callable[[Estimated], bool], str]] = [
     ),
     (
         lambda row: (
-            row.error > 0 and row.workload.method == "full" and _states(row.workload) > 0.65 * row.workload.gpu_memory_gib
+            row.error > 0
+            and row.workload.method == "full"
+            and _states(row.workload) > 0.65 * row.workload.gpu_memory_gib
         ),
-        "weights, gradients and moments take two thirds of the memory: the allocator may free and ask anew in each step",
+        "weights, gradients and moments take two thirds of the memory: the allocator may free and ask anew "
+        "in each step",
     ),
     (
         lambda row: row.error > 0 and row.run.source == "fms-acceleration" and row.workload.gpus == 2,
@@ -110,7 +124,8 @@ def held_out(row: str) -> bool:
 
 
 def accelerator(run: MeasuredRun) -> Accelerator | None:
-    """Return the run's GPU with the source's network between nodes; None where accelerators.yaml has no such GPU."""
+    """Return the run's GPU with the source's network between nodes; None where accelerators.yaml has no such
+    GPU."""
     bare = run.gpu.split("(")[0].strip()
     found = load_accelerators().get(NAMES.get(bare, bare))
     if found and (network := re.search(r"(\d+) Gbps", run.note)):
@@ -119,7 +134,8 @@ def accelerator(run: MeasuredRun) -> Accelerator | None:
 
 
 def estimated(runs: Iterable[MeasuredRun]) -> tuple[list[Estimated], list[MeasuredRun]]:
-    """Return the runs that have a throughput with their estimates, and those whose GPU is not in accelerators.yaml."""
+    """Return the runs that have a throughput with their estimates, and those whose GPU is not in
+    accelerators.yaml."""
     rows, unknown = [], []
     for run in runs:
         if run.workload is None or run.tokens_per_second is None:
@@ -137,7 +153,8 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def errors(rows: list[Estimated], title: str) -> Table:
-    """Return rows by source and method, and all: number, median and 90th percentile of |error|, signed median error."""
+    """Return rows by source and method, and all: number, median and 90th percentile of |error|, signed median
+    error."""
     table = Table(title=title, title_justify="left")
     for column in ("source", "method", "n", "median", "p90", "bias"):
         table.add_column(column, justify="left" if column in ("source", "method") else "right")
@@ -155,14 +172,21 @@ def _figures(found: list[float]) -> list[str]:
     if not found:
         return ["0", "", "", ""]
     sizes = [abs(error) for error in found]
-    return [str(len(found)), f"{quantile(sizes, 0.5):.1%}", f"{quantile(sizes, 0.9):.1%}", f"{quantile(found, 0.5):+.1%}"]
+    return [
+        str(len(found)),
+        f"{quantile(sizes, 0.5):.1%}",
+        f"{quantile(sizes, 0.9):.1%}",
+        f"{quantile(found, 0.5):+.1%}",
+    ]
 
 
 def worst(rows: list[Estimated], count: int) -> Table:
     """Return the rows with the largest errors, and the reasons."""
     table = Table(title=f"The {count} worst rows, of all", title_justify="left")
     for column in ("row", "what", "GPUs", "tokens", "measured", "estimated", "error", "why"):
-        table.add_column(column, justify="left" if column in ("what", "GPUs", "why") else "right", overflow="fold")
+        table.add_column(
+            column, justify="left" if column in ("what", "GPUs", "why") else "right", overflow="fold"
+        )
     for row in sorted(rows, key=lambda row: -abs(row.error))[:count]:
         run, it = row.run, row.workload
         what = f"{run.model} {it.method} {it.layout.name}"
@@ -174,8 +198,12 @@ def worst(rows: list[Estimated], count: int) -> Table:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measurements", type=Path, default=measured_runs.TABLE, help="another table of measured runs (CSV)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--measurements", type=Path, default=measured_runs.TABLE, help="another table of measured runs (CSV)"
+    )
     parser.add_argument("--rows", action="store_true", help="print every row, not the worst only")
     arguments = parser.parse_args()
     try:
@@ -186,7 +214,10 @@ def main() -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
-    for enough, size in ((True, f"{ENOUGH_TOKENS:,} tokens and more"), (False, f"fewer than {ENOUGH_TOKENS:,} tokens")):
+    for enough, size in (
+        (True, f"{ENOUGH_TOKENS:,} tokens and more"),
+        (False, f"fewer than {ENOUGH_TOKENS:,} tokens"),
+    ):
         for held, which in ((True, "the third that nothing was fitted on"), (False, "the others")):
             chosen = [row for row in rows if row.enough == enough and row.held_out == held]
             console.print(errors(chosen, f"Tokens a second, {size} in a micro batch: {which}"))

@@ -16,7 +16,8 @@ import transformers
 
 
 class Meter(transformers.TrainerCallback):
-    """Notes when each step has ended and the peak of memory until then; writes the notes after the last step, and exits."""
+    """Notes when each step has ended and the peak of memory until then; writes the notes after the last step,
+    and exits."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -30,7 +31,10 @@ class Meter(transformers.TrainerCallback):
         memory = {}
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-            memory = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+            memory = {
+                "allocated": torch.cuda.max_memory_allocated(),
+                "reserved": torch.cuda.max_memory_reserved(),
+            }
         self.steps.append({"step": state.global_step, "seconds": time.time() - self.began} | memory)
         if state.global_step == state.max_steps:
             self.file.write_text(json.dumps(self.steps), encoding="utf-8")

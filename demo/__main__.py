@@ -35,7 +35,9 @@ def run(recipe: Path, console: Console) -> tuple[Path, float]:
     return artifact, seconds
 
 
-def run_one(recipe: Path, title: str, make: Callable[[Path], None], verdict: Callable[[Metrics], str]) -> Metrics:
+def run_one(
+    recipe: Path, title: str, make: Callable[[Path], None], verdict: Callable[[Metrics], str]
+) -> Metrics:
     """Make the inputs, run one recipe and show its result; return its metrics."""
     console = Console()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -45,7 +47,9 @@ def run_one(recipe: Path, title: str, make: Callable[[Path], None], verdict: Cal
     found = Metrics.read(artifact / "metrics.json")
     console.rule()
     console.print(f"{verdict(found)}; {seconds / 60:.1f} minutes", highlight=False, soft_wrap=True)
-    console.print(f"  artifact {artifact}\n  report   {artifact / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(
+        f"  artifact {artifact}\n  report   {artifact / 'report.html'}", highlight=False, soft_wrap=True
+    )
     return found
 
 
@@ -56,12 +60,15 @@ def accuracy(metrics: Metrics) -> str:
 
 
 def main() -> int:
-    """Make the inputs, run both recipes, and show the table; return 1 if a tuned model is not better than its base."""
+    """Make the inputs, run both recipes, and show the table; return 1 if a tuned model is not better than its
+    base."""
     console = Console()
     started = time.monotonic()
     # Without this, DeepSpeed's import prints that it has found no GPU.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    console.print("[bold]Flytune demo:[/] two fine-tuning runs on this machine, about five minutes, less if repeated.")
+    console.print(
+        "[bold]Flytune demo:[/] two fine-tuning runs on this machine, about five minutes, less if repeated."
+    )
     inputs.make(HOME)
     title = "Held-out perplexity, and the share of questions (lm-evaluation-harness) answered correctly"
     table = Table(title=title, title_justify="left")
@@ -89,7 +96,9 @@ def main() -> int:
     console.print("\n".join(paths), highlight=False, soft_wrap=True)
     console.print(f"{(time.monotonic() - started) / 60:.1f} minutes in all.")
     if worse:
-        console.print(f"[red]Not significantly better than the base model on held-out pairs: {', '.join(worse)}")
+        console.print(
+            f"[red]Not significantly better than the base model on held-out pairs: {', '.join(worse)}"
+        )
     return 1 if worse else 0
 
 

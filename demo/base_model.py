@@ -21,7 +21,8 @@ SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
 def convert(out: Path) -> Path:
-    """Make the model folder `out` (config, bfloat16 safetensors, tokenizer with a chat template), and return it.
+    """Make the model folder `out` (config, bfloat16 safetensors, tokenizer with a chat template), and return
+    it.
 
     An existing model is not changed.
 
@@ -46,7 +47,8 @@ def convert(out: Path) -> Path:
 
 
 def find_gguf(package: str = PACKAGE) -> Path:
-    """Return the GGUF file of an installed package, without importing it: its own dependencies are not installed.
+    """Return the GGUF file of an installed package, without importing it: its own dependencies are not
+    installed.
 
     Raises:
         FlytuneError: the package is not installed, or has no GGUF file.
@@ -78,7 +80,8 @@ def _tokenizer(gguf: Path) -> "PreTrainedTokenizerBase":
 
 
 def _model(gguf: Path) -> "LlamaForCausalLM":
-    """Return the weights as a plain bfloat16 Llama: the config of the model that transformers reads calls it quantized."""
+    """Return the weights as a plain bfloat16 Llama: the config of the model that transformers reads calls it
+    quantized."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

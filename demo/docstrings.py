@@ -1,4 +1,5 @@
-"""Instruction pairs from the docstrings of the installed Python standard library: from a signature to its description.
+"""Instruction pairs from the docstrings of the installed Python standard library: from a signature to its
+description.
 
 The sources are parsed, never imported. The same Python release always gives the same pairs in the same order.
 """
@@ -31,7 +32,8 @@ SKIPPED_FOLDERS = {
     "__pycache__",
 }
 SHORTEST, LONGEST = 20, 600
-"""Limits of the characters of an output; shorter ones have no content ("See above."), longer ones are manuals."""
+"""Limits of the characters of an output; shorter ones have no content ("See above."), longer ones are
+manuals."""
 QUESTIONS = 24
 """Number of modules in the harness's task."""
 
@@ -51,7 +53,8 @@ class Documented:
 
 
 def pairs() -> Iterator[dict[str, str]]:
-    """Yield rows of instruction, input (the signature) and output (the docstring's first paragraph on one line), all unique."""
+    """Yield rows of instruction, input (the signature) and output (the docstring's first paragraph on one
+    line), all unique."""
     seen: set[tuple[str, str]] = set()
     for item in documented():
         if item.kind == "module":
@@ -65,7 +68,8 @@ def pairs() -> Iterator[dict[str, str]]:
 
 
 def preferences(seed: int = 0) -> Iterator[dict[str, str]]:
-    """Yield rows of prompt, chosen and rejected: a description of a signature, and one of another part of the same module.
+    """Yield rows of prompt, chosen and rejected: a description of a signature, and one of another part of the
+    same module.
 
     Both are the first sentences of docstrings; parts whose module has no other sentence are left out.
     """
@@ -91,7 +95,10 @@ def write(path: Path) -> int:
 def write_preferences(path: Path) -> int:
     """Write all preferences to `path` as JSON Lines, as messages; return their number."""
     roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
-    rows = ({name: [{"role": roles[name], "content": text}] for name, text in row.items()} for row in preferences())
+    rows = (
+        {name: [{"role": roles[name], "content": text}] for name, text in row.items()}
+        for row in preferences()
+    )
     return _write(path, rows)
 
 
@@ -110,11 +117,15 @@ def _write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def choices(number: int = QUESTIONS, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield rows of question, four choices and the index of the correct one: the sentence that describes a module.
+    """Yield rows of question, four choices and the index of the correct one: the sentence that describes a
+    module.
 
-    None of the answers is trained on: no pair is about a module, and sentences that are also in pairs are not used.
+    None of the answers is trained on: no pair is about a module, and sentences that are also in pairs are not
+    used.
     """
-    found = [(item.module, _first_paragraph(item.docstring)) for item in documented() if item.kind == "module"]
+    found = [
+        (item.module, _first_paragraph(item.docstring)) for item in documented() if item.kind == "module"
+    ]
     trained = {pair["output"] for pair in pairs()}
     usable = [(module, text) for module, text in found if text.endswith(".") and text not in trained]
     short = [(module, text) for module, text in usable if SHORTEST <= len(text) <= 80]

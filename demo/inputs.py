@@ -1,4 +1,5 @@
-"""Inputs of the demo, made once: two base models, the docstring pairs, the questions of its evaluation; `make demo-model`."""
+"""Inputs of the demo, made once: two base models, the docstring pairs, the questions of its evaluation; `make
+demo-model`."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""`make demo-dpo`: preference tuning from a recipe to a stored artifact, on this machine, without a hub or a GPU."""
+"""`make demo-dpo`: preference tuning from a recipe to a stored artifact, on this machine, without a hub or a
+GPU."""
 
 import sys
 from pathlib import Path
@@ -15,17 +16,21 @@ RECIPE = Path("recipes/demo-dpo.yaml")
 
 def verdict(found: Metrics) -> str:
     """Return base and tuned model's preferences of the held-out pairs as a sentence."""
-    preferred, accuracy, margin = (found.figure(name) for name in ("chosen_preferred", "reward_accuracy", "reward_margin"))
+    preferred, accuracy, margin = (
+        found.figure(name) for name in ("chosen_preferred", "reward_accuracy", "reward_margin")
+    )
     assert preferred.base is not None, "the base has answers"
     return (
-        f"chosen sentence of {counted(found.samples, 'held-out pair')} more probable: base {preferred.base.value:.0%}, tuned "
-        f"{preferred.tuned.value:.0%}; larger reward {accuracy.tuned.value:.0%} ({accuracy.tuned.low:.0%} to "
-        f"{accuracy.tuned.high:.0%}), margin {margin.tuned.value:.3f} ({margin.tuned.low:.3f} to {margin.tuned.high:.3f})"
+        f"chosen sentence of {counted(found.samples, 'held-out pair')} more probable: base "
+        f"{preferred.base.value:.0%}, tuned {preferred.tuned.value:.0%}; larger reward "
+        f"{accuracy.tuned.value:.0%} ({accuracy.tuned.low:.0%} to {accuracy.tuned.high:.0%}), margin "
+        f"{margin.tuned.value:.3f} ({margin.tuned.low:.3f} to {margin.tuned.high:.3f})"
     )
 
 
 def is_better(found: Metrics) -> bool:
-    """Return whether accuracy rose on held-out pairs: of rewards, above the half that the reference has, interval and all.
+    """Return whether accuracy rose on held-out pairs: of rewards, above the half that the reference has,
+    interval and all.
 
     The shares of more probable answers, a few pairs apart, must only not fall.
     """
@@ -36,7 +41,8 @@ def is_better(found: Metrics) -> bool:
 
 
 def main() -> int:
-    """Make the inputs, run the recipe, and show the result; return 1 if the held-out accuracy did not rise."""
+    """Make the inputs, run the recipe, and show the result; return 1 if the held-out accuracy did not
+    rise."""
     found = run_one(RECIPE, "one preference-tuning run", inputs.make_preferences, verdict)
     if not is_better(found):
         Console().print("[red]The held-out accuracy did not rise.")

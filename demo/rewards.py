@@ -1,4 +1,5 @@
-"""`make demo-grpo`: training with verifiable rewards from a recipe to an artifact, on this machine, without a hub or a GPU."""
+"""`make demo-grpo`: training with verifiable rewards from a recipe to an artifact, on this machine, without a
+hub or a GPU."""
 
 import sys
 from pathlib import Path
@@ -20,8 +21,8 @@ def verdict(found: Metrics) -> str:
     assert base is not None, "the base answers too"
     assert gain is not None, "both models answer the same prompts"
     return (
-        f"mean reward of {counted(found.samples, 'held-out prompt')}: base {base.value:.2f}, tuned {reward.tuned.value:.2f}; "
-        f"difference {gain.value:.2f} ({gain.low:.2f} to {gain.high:.2f})"
+        f"mean reward of {counted(found.samples, 'held-out prompt')}: base {base.value:.2f}, tuned "
+        f"{reward.tuned.value:.2f}; difference {gain.value:.2f} ({gain.low:.2f} to {gain.high:.2f})"
     )
 
 

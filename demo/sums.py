@@ -1,4 +1,5 @@
-"""Prompts of the demo with verifiable rewards: sums of two numbers, whose answer shall be the number alone."""
+"""Prompts of the demo with verifiable rewards: sums of two numbers, whose answer shall be the number
+alone."""
 
 import json
 import random

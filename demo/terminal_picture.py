@@ -1,6 +1,7 @@
 """Picture of a command's output in a terminal, as docs/images/terminal.svg has it.
 
-python -m demo.terminal_picture docs/images/terminal.svg flytune plan recipes/llama-2-70b-lora-fsdp.yaml --samples 20000
+python -m demo.terminal_picture docs/images/terminal.svg flytune plan recipes/llama-2-70b-lora-fsdp.yaml
+--samples 20000
 """
 
 import io

@@ -57,7 +57,8 @@ def _blocks(tokenizer: "PreTrainedTokenizerBase", texts: list[str]) -> "torch.Te
     ids = [token for row in rows for token in row]
     if len(ids) < BLOCK:
         raise DataError(
-            f"the corpus has {counted(len(ids), 'token')}; pre-training needs at least {BLOCK}: add text, or set steps=0"
+            f"the corpus has {counted(len(ids), 'token')}; pre-training needs at least {BLOCK}: add text, or "
+            "set steps=0"
         )
     blocks = len(ids) // BLOCK
     return torch.tensor(ids[: blocks * BLOCK]).view(blocks, BLOCK)
@@ -68,10 +69,18 @@ def _pretrain(model: "LlamaForCausalLM", blocks: "torch.Tensor", steps: int) -> 
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps + 1, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, LEARNING_RATE, total_steps=steps + 1, pct_start=0.1
+    )
     model.train()
     loss = torch.tensor(0.0)
-    with tqdm(_batches(blocks, steps), desc="pre-training the tiny model", total=steps, unit="step", disable=steps < 20) as bar:
+    with tqdm(
+        _batches(blocks, steps),
+        desc="pre-training the tiny model",
+        total=steps,
+        unit="step",
+        disable=steps < 20,
+    ) as bar:
         for batch in bar:
             loss = model(input_ids=batch, labels=batch).loss
             loss.backward()

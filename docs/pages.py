@@ -1,4 +1,5 @@
-"""Pages of the site, in .site/pages: the Markdown files, what they link to, an index of recipe keys, names of other tools.
+"""Pages of the site, in .site/pages: the Markdown files, what they link to, an index of recipe keys, names of
+other tools.
 
 `make docs` runs it, with the packages of requirements-docs.lock alone, and mkdocs.yml then builds .site/html.
 """
@@ -79,7 +80,8 @@ EXPLAINED = {
 
 
 def keys(schema: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Return the dotted keys of a recipe with their schemas; a list that has items with keys is followed by `[]`.
+    """Return the dotted keys of a recipe with their schemas; a list that has items with keys is followed by
+    `[]`.
 
     A key of several alternative sections (objective.beta of dpo and kto) has a schema of each.
     """
@@ -116,7 +118,9 @@ def type_of(field: dict[str, Any]) -> str:
         return ", ".join(f"`{_value(one)}`" for one in field.get("enum", [field.get("const")]))
     if field.get("type") == "array":
         items = field.get("items", {})
-        return f"list of {items['$ref'].rpartition('/')[2]}" if "$ref" in items else f"list of {type_of(items)}"
+        return (
+            f"list of {items['$ref'].rpartition('/')[2]}" if "$ref" in items else f"list of {type_of(items)}"
+        )
     names = {"integer": "whole number", "boolean": "true, false", "string": "text", "object": "mapping"}
     return names.get(field.get("type", ""), field.get("type", "any"))
 
@@ -131,8 +135,15 @@ def explained(key: str) -> str:
 
 def index_of_keys(schema: dict[str, Any]) -> str:
     """Return the page with all keys of a recipe."""
-    rows = ["# All keys", "", "Every key of a recipe, made from the code's schema. Keys of list items have `[]`.", ""]
-    for section, group in groupby(sorted(keys(schema).items()), key=lambda row: row[0].partition(".")[0].partition("[")[0]):
+    rows = [
+        "# All keys",
+        "",
+        "Every key of a recipe, made from the code's schema. Keys of list items have `[]`.",
+        "",
+    ]
+    for section, group in groupby(
+        sorted(keys(schema).items()), key=lambda row: row[0].partition(".")[0].partition("[")[0]
+    ):
         rows += [f"## {section}", "", "| key | type | default | meaning | page |", "|---|---|---|---|---|"]
         for key, fields in group:
             kinds = ", ".join(dict.fromkeys(type_of(field) for field in fields))
@@ -147,8 +158,16 @@ def index_of_keys(schema: dict[str, Any]) -> str:
 
 def names_of_others(tools: dict[str, dict[str, dict[str, str]]]) -> str:
     """Return the page with the keys for the names of other tools, made of flytune/recipe/peers.yaml."""
-    rows = ["# Names of other tools", "", "The recipe's key for each name, and what changes. `flytune convert` uses it.", ""]
-    headings = {"refused": "Names for which a file of {} is refused", "without": "Names of {} without a counterpart"}
+    rows = [
+        "# Names of other tools",
+        "",
+        "The recipe's key for each name, and what changes. `flytune convert` uses it.",
+        "",
+    ]
+    headings = {
+        "refused": "Names for which a file of {} is refused",
+        "without": "Names of {} without a counterpart",
+    }
     for tool, groups in tools.items():
         rows += [f"## {tool}", "", "| name | key of the recipe | change |", "|---|---|---|"]
         for name, row in groups["keys"].items():

@@ -1,4 +1,5 @@
-"""Question to a person on Flyte 2: a condition, whose name has the hash of the artifact; in a local run, the terminal."""
+"""Question to a person on Flyte 2: a condition, whose name has the hash of the artifact; in a local run, the
+terminal."""
 
 import asyncio
 from datetime import timedelta
@@ -34,14 +35,21 @@ async def outcome(recipe: Recipe, artifact: Dir) -> str | None:
         answer, by = await _signaled(question, recipe, artifact), ""
     if answer is None:
         return None
-    settled = await call(ANSWER)(recipe=recipe, artifact=artifact, sha256=question.artifact_sha256, answer=answer, by=by)
+    settled = await call(ANSWER)(
+        recipe=recipe, artifact=artifact, sha256=question.artifact_sha256, answer=answer, by=by
+    )
     return str(settled[1])
 
 
 async def _signaled(question: ApprovalQuestion, recipe: Recipe, artifact: Dir) -> str:
     """Return the answer that the condition gets; after a timeout, the one that nobody has given."""
-    about = {"prompt": approval.text(question, artifact.path, "yes or no, with your name and reasons"), "data_type": str}
-    condition: Any = await flyte.new_condition.aio(question.name, timeout=timedelta(hours=question.hours), **about)
+    about = {
+        "prompt": approval.text(question, artifact.path, "yes or no, with your name and reasons"),
+        "data_type": str,
+    }
+    condition: Any = await flyte.new_condition.aio(
+        question.name, timeout=timedelta(hours=question.hours), **about
+    )
     # The open backend's lists leave the names of conditions out: a person names the action.
     controller: Any = get_controller()
     action = controller._pending_conditions[question.name].name

@@ -30,10 +30,17 @@ async def infer(
     After a failure, a second run answers only the parts that have no answers below `scratch_folder`.
     """
     models = {"artifact": artifact, "adapters": adapters, "trust_remote_code": trust_remote_code}
-    asked = {"questions": prompts, "shards": shards, "generation": generation, "scratch_folder": scratch_folder}
+    asked = {
+        "questions": prompts,
+        "shards": shards,
+        "generation": generation,
+        "scratch_folder": scratch_folder,
+    }
     parts, folder, scratch, request = await call(SPLIT)(**asked, **models)
     base = await call(BASE_MODEL)(base=request)
     shared = {"folder": folder, "base": base, "scratch_folder": scratch, **models}
     answered = await asyncio.gather(*(call(INFER, shape)(part=part, **shared) for part in parts))
-    joined: Dir = await call(JOIN)(parts=parts, folder=folder, answered=list(answered), scratch_folder=scratch)
+    joined: Dir = await call(JOIN)(
+        parts=parts, folder=folder, answered=list(answered), scratch_folder=scratch
+    )
     return joined

@@ -22,7 +22,8 @@ async def plan_only(recipe: Recipe) -> Plan:
 
 @driver.task
 async def prepare_only(recipe: Recipe) -> Dir:
-    """Prepare the data set; a later finetune with the same data, tokenizer and data section takes it from the cache."""
+    """Prepare the data set; a later finetune with the same data, tokenizer and data section takes it from the
+    cache."""
     values = await wiring.planned(recipe)
     dataset: Dir = await call(PREPARE)(request=values["request"], scratch_folder=values["scratch_folder"])
     return dataset
@@ -33,7 +34,9 @@ async def evaluate_only(recipe: Recipe, artifact: Dir) -> Metrics:
     """Compare a stored artifact with its base model again, on the recipe's held-out data as it is now."""
     values = await wiring.wire(await wiring.planned(recipe), "prepare")
     made = await wiring.wire(values | {"trained": artifact}, "evaluate")
-    metrics: Metrics = await call(COMBINE)(**{name: made[name] for name in ("recipe", "metrics", "answers", "harness_data")})
+    metrics: Metrics = await call(COMBINE)(
+        **{name: made[name] for name in ("recipe", "metrics", "answers", "harness_data")}
+    )
     return metrics
 
 
@@ -45,7 +48,8 @@ async def resume(recipe: Recipe) -> Dir:
 
 @driver.task
 async def export_only(recipe: Recipe) -> Dir:
-    """Export, evaluate and store the run's newest complete checkpoint without further training; keep the checkpoint."""
+    """Export, evaluate and store the run's newest complete checkpoint without further training; keep the
+    checkpoint."""
     return await _from_checkpoint(recipe, is_export_only=True)
 
 

@@ -1,6 +1,7 @@
 """Scheduled fine-tuning on new data; only a better model replaces the champion. See docs/schedules.md.
 
-flyte run --local flyte2/refresh.py refresh --recipe RECIPE --kickoff 2026-11-21T02:00:00 --accepted ADDRESS --days 1
+flyte run --local flyte2/refresh.py refresh --recipe RECIPE --kickoff 2026-11-21T02:00:00 --accepted ADDRESS
+--days 1
 """
 
 from datetime import datetime
@@ -13,14 +14,21 @@ from flytune.recipe import Recipe
 from flytune.stages.table import COMPARE_MODELS, DECIDE, PROMOTE, ROLLBACK, SKIP
 
 
-async def _challenge(recipe: Recipe, challenger: Recipe, accepted: str, champion: str, fingerprint: str) -> str:
-    """Fine-tune the recipe `challenger`, compare its model with the champion, and record the decision under `recipe`."""
+async def _challenge(
+    recipe: Recipe, challenger: Recipe, accepted: str, champion: str, fingerprint: str
+) -> str:
+    """Fine-tune the recipe `challenger`, compare its model with the champion, and record the decision under
+    `recipe`."""
     async with wiring.reported(challenger):
         made = await wiring.wire(await wiring.planned(challenger))
-    inputs: dict[str, Any] = {name: made[name] for name in ("artifact", "dataset")} | {"base": made["base_files"]}
+    inputs: dict[str, Any] = {name: made[name] for name in ("artifact", "dataset")} | {
+        "base": made["base_files"]
+    }
     comparison = await call(COMPARE_MODELS, made["shape"])(recipe=challenger, champion=champion, **inputs)
     decision = {"recipe": recipe, "accepted": accepted, "champion": champion, "fingerprint": fingerprint}
-    outcome: str = await call(PROMOTE)(challenger=challenger, artifact=made["artifact"], comparison=comparison, **decision)
+    outcome: str = await call(PROMOTE)(
+        challenger=challenger, artifact=made["artifact"], comparison=comparison, **decision
+    )
     if recipe.publish.approval is not None:
         outcome = await approval.outcome(recipe, made["artifact"]) or outcome
     return outcome
@@ -28,7 +36,8 @@ async def _challenge(recipe: Recipe, challenger: Recipe, accepted: str, champion
 
 @driver.task
 async def refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int = 1) -> str:
-    """Train on the data of the `days` before the kickoff if any of it is new, and accept the model if it is better."""
+    """Train on the data of the `days` before the kickoff if any of it is new, and accept the model if it is
+    better."""
     asked = {"recipe": recipe, "kickoff": kickoff, "accepted": accepted, "days": days}
     action, challenger, champion, fingerprint, reason = await call(DECIDE)(**asked)
     if action == "train":

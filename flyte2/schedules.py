@@ -2,8 +2,8 @@
 
 flyte deploy flyte2/schedules.py driver
 
-Add your own here with one call of `scheduled`. Flyte 2's open backend has no policy that leaves a run out while the last one
-goes on: give a schedule more time than a run takes.
+Add your own here with one call of `scheduled`. Flyte 2's open backend has no policy that leaves a run out
+while the last one goes on: give a schedule more time than a run takes.
 """
 
 from datetime import UTC, datetime
@@ -34,8 +34,8 @@ def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days
         accepted: folder or fsspec address of the history of accepted models.
 
     Raises:
-        RecipeError: the recipe cannot be read, names no data.heldout_path, an adapter's base without its commit, or files of
-            this machine: a trigger uploads nothing.
+        RecipeError: the recipe cannot be read, names no data.heldout_path, an adapter's base without its
+            commit, or files of this machine: a trigger uploads nothing.
     """
     recipe = read_recipe(RECIPES / recipe_file)
     registry_refresh.check(recipe)
@@ -52,7 +52,9 @@ _PHASES = {"succeeded": ("SUCCEEDED",), "failed": ("FAILED", "ABORTED", "TIMED_O
 def notifications(notify: Notify) -> tuple[Notification, ...]:
     """Mail and Slack (by a channel's mail address), as a recipe asks for them."""
     phases = tuple(ActionPhase[name] for outcome in notify.on for name in _PHASES[outcome])
-    return tuple(Email(on_phase=phases, recipients=tuple(to)) for to in (notify.email, notify.slack) if to and phases)
+    return tuple(
+        Email(on_phase=phases, recipients=tuple(to)) for to in (notify.email, notify.slack) if to and phases
+    )
 
 
 TRIGGERS = (
@@ -68,7 +70,8 @@ async def scheduled_refresh(recipe: Recipe, accepted: str, days: int) -> str:
 
 
 async def _start() -> datetime:
-    """Return when this run started, by the control plane: pods of the open backend have 1970-01-01 as `run_start_time`."""
+    """Return when this run started, by the control plane: pods of the open backend have 1970-01-01 as
+    `run_start_time`."""
     if current().is_local():
         return datetime.now(UTC)
     run = await Run.get.aio(name=current().run)

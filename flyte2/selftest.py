@@ -11,6 +11,7 @@ from flytune.stages.table import SELFTEST
 
 @driver.task
 async def selftest(shape: str = "cpu-2", pairs: str = "") -> Matrix:
-    """Compare every method and sharding, or the named `pairs` (full/zero2,lora/zero3/cpu), with plain training on one shape."""
+    """Compare every method and sharding, or the named `pairs` (full/zero2,lora/zero3/cpu), with plain
+    training on one shape."""
     matrix: Matrix = await call(SELFTEST, shape)(pairs=pairs)
     return matrix

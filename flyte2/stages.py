@@ -1,4 +1,5 @@
-"""The stages declared as Flyte 2's tasks: one task for each row of the table, three for the kinds of input data."""
+"""The stages declared as Flyte 2's tasks: one task for each row of the table, three for the kinds of input
+data."""
 
 from flyte2.runtime.face import declare
 from flytune.stages import input_data, selftest, table

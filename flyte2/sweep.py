@@ -1,9 +1,11 @@
-"""Sweep over variants of one recipe: a complete fine-tune for each point, then a table, a chart and the best recipe.
+"""Sweep over variants of one recipe: a complete fine-tune for each point, then a table, a chart and the best
+recipe.
 
-flyte run --local flyte2/sweep.py sweep --recipe recipes/demo-qlora.yaml --grid '{"training.learning_rate": [5e-4, 1e-3, 2e-3]}'
+flyte run --local flyte2/sweep.py sweep --recipe recipes/demo-qlora.yaml --grid '{"training.learning_rate":
+[5e-4, 1e-3, 2e-3]}'
 
-Points that share prepared data or a base model wait for it together; after that each goes on by itself, so that one trains
-while another is evaluated. A failed point fails alone.
+Points that share prepared data or a base model wait for it together; after that each goes on by itself, so
+that one trains while another is evaluated. A failed point fails alone.
 """
 
 import asyncio
@@ -33,13 +35,18 @@ async def sweep(
     min_success_ratio: float = 0.5,
     max_points: int = 24,
 ) -> Dir:
-    """Fine-tune every combination of `grid` ({dotted field: values}), or every one of `changes` ([{dotted field: value}])."""
+    """Fine-tune every combination of `grid` ({dotted field: values}), or every one of `changes` ([{dotted
+    field: value}])."""
     asked = {"recipe": recipe, "grid": grid, "changes": changes, "max_points": max_points}
     drawn, running = await call(DRAW)(concurrency=concurrency, min_success_ratio=min_success_ratio, **asked)
     made = await _Sweep(running).run()
-    going = running.after({name: str(one) if isinstance(one, BaseException) else _kept(one) for name, one in made.items()})
+    going = running.after(
+        {name: str(one) if isinstance(one, BaseException) else _kept(one) for name, one in made.items()}
+    )
     artifacts = [made[run.recipe.name][STORE.makes] for run in going.runs]
-    compared: Dir = await call(COMPARE_POINTS)(points=drawn, running=going, artifact=[artifacts] if artifacts else [])
+    compared: Dir = await call(COMPARE_POINTS)(
+        points=drawn, running=going, artifact=[artifacts] if artifacts else []
+    )
     return compared
 
 
@@ -53,7 +60,12 @@ def _kept(values: dict[str, Any]) -> dict[str, Any]:
             return value.path
         return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
 
-    return {stage.makes: kept(values[stage.makes]) for phase in RUN for stage in phase.stages if stage is not STORE}
+    return {
+        stage.makes: kept(values[stage.makes])
+        for phase in RUN
+        for stage in phase.stages
+        if stage is not STORE
+    }
 
 
 class _Sweep:

@@ -29,7 +29,8 @@ async def planned(recipe: Recipe, export_only: bool = False) -> dict[str, Any]:
 
 
 async def wire(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Run the phases of RUN with these names, all of them if none is named; return the values with their results."""
+    """Run the phases of RUN with these names, all of them if none is named; return the values with their
+    results."""
     for phase in RUN:
         if phase.name in names or not names:
             values = await run_phase(phase, values)
@@ -54,7 +55,9 @@ async def _stage(stage: Stage, values: dict[str, Any]) -> dict[str, Any]:
     if not stage.over:
         return {stage.makes: await task(**inputs)}
     items = inputs.pop(stage.over)
-    return {stage.makes: list(await asyncio.gather(*(task(**inputs, **{stage.over: item}) for item in items)))}
+    return {
+        stage.makes: list(await asyncio.gather(*(task(**inputs, **{stage.over: item}) for item in items)))
+    }
 
 
 async def _train(values: dict[str, Any]) -> dict[str, Any]:

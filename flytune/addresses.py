@@ -8,8 +8,8 @@ from urllib.parse import unquote
 
 HIDDEN = "[hidden]"
 _MOST = 300
-# Tokens by their format: Hugging Face, AWS, GitHub, GitLab, Slack, OpenAI and those that copied it, Google, Docker, npm, PyPI,
-# JSON Web Tokens.
+# Tokens by their format: Hugging Face, AWS, GitHub, GitLab, Slack, OpenAI and those that copied it, Google,
+# Docker, npm, PyPI, JSON Web Tokens.
 _TOKEN = (
     r"\bhf_[A-Za-z0-9]{16,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
     r"|\bxox[abeprs]-[\w-]{10,}|\bsk-[\w-]{20,}|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}|\bdckr_pat_[\w-]{16,}|\bnpm_[A-Za-z0-9]{30,}"
@@ -25,7 +25,8 @@ _IN_QUERY = re.compile(rf"{_START}({_PARAMETER})(?:=|%3D)(?!\[hidden\])[^&\s\"'#
 _CONNECTION = re.compile(
     r"\b((?:AccountKey|SharedAccessKey|SharedAccessSignature)\s*=\s*)(?!\[hidden\])[^;\s\"']+", re.IGNORECASE
 )
-# What is before the last @ and after ://, also with slashes. Bounded: a text of megabytes must not take minutes.
+# What is before the last @ and after ://, also with slashes. Bounded: a text of megabytes must not take
+# minutes.
 _USER_INFO = re.compile(
     r"(?<![\w+.-])(?P<scheme>[\w+.-]*)://"
     r"(?P<user>[^\s@/:?#\"'<>]{0,4096}(?::|%3A)[^\s\"'<>]{0,4096}|[^\s@/?#\"'<>]{1,4096})@(?P<host>[^\s/?#\"'<>]*)",
@@ -35,15 +36,20 @@ _ENCODED = re.compile(r"(%3A%2F%2F)[^\s\"'<>]*%3A[^\s\"'<>]*?%40", re.IGNORECASE
 _PORT = re.compile(r"[^:]{1,255}:\d{1,5}[/?#]")
 # In these, a name before the @ is not a secret: the container of Azure, and the user of a file server.
 _NAMED = ("abfs", "abfss", "wasb", "wasbs", "az", "adl", "ssh", "sftp", "git+ssh", "smb", "hdfs", "webhdfs")
-_HOOK = re.compile(r"(hooks\.slack\.com/|discord(?:app)?\.com/api/webhooks/)(?!\[hidden\])[\w/+-]+", re.IGNORECASE)
+_HOOK = re.compile(
+    r"(hooks\.slack\.com/|discord(?:app)?\.com/api/webhooks/)(?!\[hidden\])[\w/+-]+", re.IGNORECASE
+)
 _TEXTS = re.compile(
     r"(?<=Bearer )[\w.~+/=-]+|(?<=Basic )[\w+/=]{8,}"
-    r"|(?<=secret_access_key['\"]: ['\"])[^'\"]+|(?<=session_token['\"]: ['\"])[^'\"]+|(?<=password['\"]: ['\"])[^'\"]+",
+    r"|(?<=secret_access_key['\"]: ['\"])[^'\"]+|(?<=session_token['\"]: ['\"])[^'\"]+|(?<=password['\"]: "
+    r"['\"])[^'\"]+",
     re.IGNORECASE,
 )
 _TOKENS = re.compile(_TOKEN)
 _NAME = re.compile(_PARAMETER, re.IGNORECASE)
-_SECRET_NAMES = re.compile(r"token|secret|passw|credential|api_?key|access_?key|webhook|_fsec_", re.IGNORECASE)
+_SECRET_NAMES = re.compile(
+    r"token|secret|passw|credential|api_?key|access_?key|webhook|_fsec_", re.IGNORECASE
+)
 
 
 def problem(text: str, is_address: bool = False) -> str | None:
@@ -77,7 +83,8 @@ def check(address: object, where: str, error: Callable[[str], Exception]) -> str
     """Return an address without credentials.
 
     Raises:
-        error: it has some, or a control character; the message begins with `where` and does not contain the address.
+        error: it has some, or a control character; the message begins with `where` and does not contain the
+        address.
     """
     text = str(address)
     if reason := problem(text, is_address=True):
@@ -90,23 +97,31 @@ def check(address: object, where: str, error: Callable[[str], Exception]) -> str
 def refusal(reason: str) -> str:
     """Return the message for a credential of the kind that `problem` returned."""
     return (
-        f"an address with credentials ({reason}), which every artifact and report would show; put them into the environment, "
-        "on a cluster with secrets in cluster.yaml"
+        f"an address with credentials ({reason}), which every artifact and report would show; put them into "
+        "the environment, on a cluster with secrets in cluster.yaml"
     )
 
 
 def found_in(value: Any, loc: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    """Yield the places of texts with credentials below a value of mappings and lists, and the kind of each."""
+    """Yield the places of texts with credentials below a value of mappings and lists, and the kind of
+    each."""
     if isinstance(value, str) and (reason := problem(value)):
         yield loc, reason
-    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ():
+    for key, part in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list | tuple)
+        else ()
+    ):
         if isinstance(key, str) and (reason := problem(key)):
             yield (*loc, redact(key)), reason
         yield from found_in(part, (*loc, key))
 
 
 def reason(error: BaseException) -> str:
-    """Return an error's type and text in one line, without secrets and without the query part of addresses."""
+    """Return an error's type and text in one line, without secrets and without the query part of
+    addresses."""
     text = re.sub(r"\?\S+", "?...", " ".join(redact(str(error)).split()))
     return f"{type(error).__name__}: {text[:_MOST]}"
 

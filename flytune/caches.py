@@ -11,7 +11,8 @@ from flytune.errors import FlytuneError
 log = logging.getLogger(__name__)
 
 _MODELS = {"HF_HOME": "huggingface"}
-"""Folder of the hub's models and data sets, by variable; huggingface_hub derives its other folders from it."""
+"""Folder of the hub's models and data sets, by variable; huggingface_hub derives its other folders from
+it."""
 _COMPILED = {
     "XDG_CACHE_HOME": "cache",
     "XDG_CONFIG_HOME": "config",
@@ -38,8 +39,9 @@ _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 def set_up(in_pod: bool) -> bool:
     """Choose a writable cache folder for each library; call it before any of them is imported.
 
-    Variables that are set stay as they are. In a pod all caches are below its temporary folder, on the scratch disk. On a
-    laptop only caches that can be rebuilt are, and only if HOME is not writable: the system may delete temporary files.
+    Variables that are set stay as they are. In a pod all caches are below its temporary folder, on the
+    scratch disk. On a laptop only caches that can be rebuilt are, and only if HOME is not writable: the
+    system may delete temporary files.
 
     Returns: whether HOME is writable.
     """
@@ -58,7 +60,9 @@ def set_up(in_pod: bool) -> bool:
         make_folder(Path(path))
     os.environ.update(missing)
     unwritable = "" if has_home else f"HOME={home} cannot be written; "
-    log.warning("%scaches are in %s (%s and %d others)", unwritable, folder, next(reversed(missing)), len(missing) - 1)
+    log.warning(
+        "%scaches are in %s (%s and %d others)", unwritable, folder, next(reversed(missing)), len(missing) - 1
+    )
     return has_home
 
 
@@ -87,7 +91,8 @@ def make_folder(folder: Path) -> Path:
 
 
 def home_error(error: OSError) -> FlytuneError | None:
-    """Return an error that says which variables to set, for an OSError below HOME; None for any other OSError."""
+    """Return an error that says which variables to set, for an OSError below HOME; None for any other
+    OSError."""
     home = os.path.expanduser("~")
     if error.errno not in _REFUSED or not Path(str(error.filename)).is_relative_to(home):
         return None
@@ -96,8 +101,8 @@ def home_error(error: OSError) -> FlytuneError | None:
 
 def _unwritable(error: OSError, folder: Path) -> FlytuneError:
     return FlytuneError(
-        f"{folder}: cannot be written: {error.strerror}; set HF_HOME, for models and data sets of the hub, and TMPDIR to "
-        f"folders that can (HOME is {os.path.expanduser('~')})"
+        f"{folder}: cannot be written: {error.strerror}; set HF_HOME, for models and data sets of the hub, "
+        f"and TMPDIR to folders that can (HOME is {os.path.expanduser('~')})"
     )
 
 

@@ -1,19 +1,17 @@
 """Errors for users. Every message names what is wrong, where it is, and what to do.
 
-    FlytuneError
-    ├── RecipeError      reading a recipe or shapes.yaml, on the laptop
-    ├── DataError        prepare, on a CPU: which file, which line, how many more
-    ├── DoesNotFit       plan: one line per shape, and the cheapest change that would fit
-    ├── TrainingError    train: what happened, on which rank, whether another attempt follows
-    │   ├── DeviceError  a GPU row's pod: which row, what torch sees instead, driver, CUDA; in train, evaluate and infer
-    │   ├── StorageError checkpoints and records: the storage is away, full, or refuses
-    │   ├── OutOfMemory  GPU memory: the same global batch with a smaller micro batch
-    │   ├── Preempted    the machine is reclaimed: which step was saved
-    │   ├── KilledAgain  the pod was killed twice in the same phase: which, at how much memory, and what was planned
-    │   ├── Hang         no step finished for too long: the stack of each rank
-    │   └── BadLoss      a NaN loss or a loss spike: which step, and which batches are skipped
-    ├── ExportError      gate: which tensor, what was expected, what was found; nothing is stored
-    └── AcceptedError    history of accepted models: which one is accepted by now, or why it cannot be read
+    FlytuneError ├── RecipeError      reading a recipe or shapes.yaml, on the laptop ├── DataError
+    prepare, on a CPU: which file, which line, how many more ├── DoesNotFit       plan: one line per shape,
+    and the cheapest change that would fit ├── TrainingError    train: what happened, on which rank, whether
+    another attempt follows │   ├── DeviceError  a GPU row's pod: which row, what torch sees instead, driver,
+    CUDA; in train, evaluate and infer │   ├── StorageError checkpoints and records: the storage is away,
+    full, or refuses │   ├── OutOfMemory  GPU memory: the same global batch with a smaller micro batch │   ├──
+    Preempted    the machine is reclaimed: which step was saved │   ├── KilledAgain  the pod was killed twice
+    in the same phase: which, at how much memory, and what was planned │   ├── Hang         no step finished
+    for too long: the stack of each rank │   └── BadLoss      a NaN loss or a loss spike: which step, and
+    which batches are skipped ├── ExportError      gate: which tensor, what was expected, what was found;
+    nothing is stored └── AcceptedError    history of accepted models: which one is accepted by now, or why it
+    cannot be read
 
 Each takes one string, so that it can be pickled: torchrun pickles the errors of its workers.
 None is a ValueError: pydantic would wrap that into a ValidationError and hide the message.
@@ -28,25 +26,34 @@ from flytune.sentences import counted
 
 _LONGEST = 15_000
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tab and line feed, those that turn the direction of text around, and halves of surrogate pairs."""
+"""Control characters except tab and line feed, those that turn the direction of text around, and halves of
+surrogate pairs."""
 
 
 def printable(text: str) -> str:
-    """Return a text that no terminal obeys: unprintable characters as escapes, and without its middle if it is very long.
+    """Return a text that no terminal obeys: unprintable characters as escapes, and without its middle if it
+    is very long.
 
-    Names of files, rows and answers of servers are in messages, and a half of a surrogate pair could not even be printed.
+    Names of files, rows and answers of servers are in messages, and a half of a surrogate pair could not even
+    be printed.
     """
     if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]} [... {len(text) - _LONGEST:,} characters left out ...] {text[-_LONGEST // 2 :]}"
+        text = (
+            f"{text[: _LONGEST // 2]} [... {len(text) - _LONGEST:,} characters left out ...] "
+            f"{text[-_LONGEST // 2 :]}"
+        )
     return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def chain(error: BaseException | None, contexts: Literal["all", "shown", "none"] = "all") -> Iterator[BaseException]:
-    """Yield an error, and those that it comes from, each once: an error that is raised from itself is its own cause.
+def chain(
+    error: BaseException | None, contexts: Literal["all", "shown", "none"] = "all"
+) -> Iterator[BaseException]:
+    """Yield an error, and those that it comes from, each once: an error that is raised from itself is its own
+    cause.
 
     Args:
-        error: the first one.
-        contexts: whether errors are followed in whose handling another one was raised: all, those of a traceback, or none.
+        error: the first one. contexts: whether errors are followed in whose handling another one was raised:
+        all, those of a traceback, or none.
     """
     seen = set[int]()
     while error is not None and id(error) not in seen:
@@ -57,7 +64,8 @@ def chain(error: BaseException | None, contexts: Literal["all", "shown", "none"]
 
 
 class FlytuneError(Exception):
-    """Base of all errors that the user can fix. No message has a credential, whatever it was made of, and all are printable."""
+    """Base of all errors that the user can fix. No message has a credential, whatever it was made of, and all
+    are printable."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(printable(addresses.redact(str(message))))

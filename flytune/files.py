@@ -1,4 +1,5 @@
-"""Reading of regular files only, hashes of files, and files and folders that appear when they are complete."""
+"""Reading of regular files only, hashes of files, and files and folders that appear when they are
+complete."""
 
 import errno
 import hashlib
@@ -16,7 +17,8 @@ from typing import Any
 from flytune.errors import FlytuneError, StorageFull, chain
 
 CHUNK = 8 * 2**20
-"""Bytes of a file in memory at a time; s3fs and gcsfs collect up to 100 MB of them for a part of an upload."""
+"""Bytes of a file in memory at a time; s3fs and gcsfs collect up to 100 MB of them for a part of an
+upload."""
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -28,7 +30,8 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def clone() -> Path | None:
-    """Return the clone of the project: the current folder, or the one that Flytune is imported from; None if neither is one."""
+    """Return the clone of the project: the current folder, or the one that Flytune is imported from; None if
+    neither is one."""
     for root in (Path(), _PACKAGE.parent):
         if (root / "workflows" / "finetune.py").is_file() and (root / "flytune" / "__init__.py").is_file():
             return root.absolute()
@@ -54,9 +57,11 @@ class FileRefusedError(OSError):
 
 
 def open_regular(path: str | Path, largest: int | None = None) -> io.BufferedIOBase:
-    """Open a regular file for reading. A pipe or a device is not opened: it would block, never end, or be changed.
+    """Open a regular file for reading. A pipe or a device is not opened: it would block, never end, or be
+    changed.
 
-    A file of 0 bytes is empty and is not read: files of the kernel (/proc/kmsg) have that size, and some of them block.
+    A file of 0 bytes is empty and is not read: files of the kernel (/proc/kmsg) have that size, and some of
+    them block.
 
     Args:
         path: the file.
@@ -143,13 +148,16 @@ def copy_stream(source: Any, target: Any) -> str:
 
 @contextmanager
 def written_atomically(path: Path, *, keep_existing: bool = False) -> Iterator[Path]:
-    """Yield a temporary path next to `path` for a new file or folder, which is renamed to `path` if the block succeeds.
+    """Yield a temporary path next to `path` for a new file or folder, which is renamed to `path` if the block
+    succeeds.
 
-    If the block fails, the file or folder is deleted. A reader of `path` sees the old content or the new content.
+    If the block fails, the file or folder is deleted. A reader of `path` sees the old content or the new
+    content.
 
     Args:
         path: a file, which is replaced if it exists, or a folder. The parent folder is created.
-        keep_existing: whether a folder that another process has written to `path` meanwhile is kept, and this one deleted.
+        keep_existing: whether a folder that another process has written to `path` meanwhile is kept, and this
+        one deleted.
 
     Raises:
         OSError: `path` is a folder that is not empty, and `keep_existing` is not set.
@@ -201,7 +209,8 @@ FULL_TEXT = (
 
 
 def full_error(error: BaseException | None) -> BaseException | None:
-    """Return the error among one and its causes that says that a disk can hold no more; libraries have classes of their own."""
+    """Return the error among one and its causes that says that a disk can hold no more; libraries have
+    classes of their own."""
     links = list(chain(error))
     for link in links:
         if getattr(link, "errno", None) in FULL:
@@ -223,7 +232,8 @@ def link_or_copy(file: Path, path: Path) -> None:
 def created_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path next to `path` for a new file, which gets the name `path` if the block succeeds.
 
-    A file that is there already stays as it is, because readers of a file that is replaced fail on network file systems.
+    A file that is there already stays as it is, because readers of a file that is replaced fail on network
+    file systems.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
@@ -250,7 +260,8 @@ def write_durably(path: Path, content: bytes) -> None:
 def create_durably(path: Path, content: bytes) -> bool:
     """Write a file that does not exist yet, atomically and durably; return False if it exists.
 
-    Of several processes that create the same file at once, exactly one gets True, on network file systems as well.
+    Of several processes that create the same file at once, exactly one gets True, on network file systems as
+    well.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)

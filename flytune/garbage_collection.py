@@ -1,7 +1,7 @@
 """Garbage collection in processes that import large libraries, whose objects live as long as the process.
 
-torch, transformers and TRL make more than a million objects. Python's collector goes through all of them several times while
-they are imported, and again when the process ends, and frees next to nothing.
+torch, transformers and TRL make more than a million objects. Python's collector goes through all of them
+several times while they are imported, and again when the process ends, and frees next to nothing.
 """
 
 import atexit
@@ -13,7 +13,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Import libraries without garbage collection; later collections pass over the objects that exist at the end."""
+    """Import libraries without garbage collection; later collections pass over the objects that exist at the
+    end."""
     was_enabled, modules = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:

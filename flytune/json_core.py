@@ -1,4 +1,5 @@
-"""JSON from outside: bounded in size and depth, without duplicate keys, and without numbers that are not finite."""
+"""JSON from outside: bounded in size and depth, without duplicate keys, and without numbers that are not
+finite."""
 
 import json
 import math
@@ -32,8 +33,8 @@ def load(content: str | bytes, largest: int = LARGEST) -> Any:
     """Return the value of a JSON text, in UTF-8 if it is bytes.
 
     Raises:
-        JSONError: it is not JSON; is longer than `largest` bytes (characters of a str) or nested deeper than DEEPEST; has a
-            duplicate key, NaN, an infinity, or half of a surrogate pair in a key.
+        JSONError: it is not JSON; is longer than `largest` bytes (characters of a str) or nested deeper than
+            DEEPEST; has a duplicate key, NaN, an infinity, or half of a surrogate pair in a key.
     """
     if len(content) > largest:
         raise JSONError(f"{len(content):,} bytes, more than the {largest:,} that are read")
@@ -49,10 +50,14 @@ def load(content: str | bytes, largest: int = LARGEST) -> Any:
     except RecursionError:
         raise JSONError(_TOO_DEEP) from None
     except ValueError as error:
-        raise JSONError("an integer of thousands of digits" if "integer string" in str(error) else str(error)) from None
+        raise JSONError(
+            "an integer of thousands of digits" if "integer string" in str(error) else str(error)
+        ) from None
     if text.count("[") + text.count("{") > DEEPEST and is_deep(value):
         raise JSONError(_TOO_DEEP)
-    if _SURROGATE.search(text) and any(any("\ud800" <= letter <= "\udfff" for letter in key) for key in _keys(value)):
+    if _SURROGATE.search(text) and any(
+        any("\ud800" <= letter <= "\udfff" for letter in key) for key in _keys(value)
+    ):
         raise JSONError("a key has half of a surrogate pair, which is not a character")
     return value
 
@@ -126,9 +131,14 @@ def _describe_duplicate(text: str) -> str:
         elif token[0] == ":":
             names, key = stack[-1], json.loads(last[0])
             if names is not None and key in names:
-                places = [(text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)) for at in (names[key], last.start())]
+                places = [
+                    (text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at))
+                    for at in (names[key], last.start())
+                ]
                 (first, _), (second, _) = places
-                same = f"columns {places[0][1]} and {places[1][1]}" + (f" of line {first}" if first > 1 else "")
+                same = f"columns {places[0][1]} and {places[1][1]}" + (
+                    f" of line {first}" if first > 1 else ""
+                )
                 where = same if first == second else f"lines {first} and {second}"
                 return f"the key {key!r:.60} is there twice, in {where}; keep one"
             if names is not None:

@@ -1,6 +1,8 @@
-"""Variables by which the libraries choose launcher, device, precision and compiler, where other tools have left them.
+"""Variables by which the libraries choose launcher, device, precision and compiler, where other tools have
+left them.
 
-A recipe decides all of that. The names are those that torch 2.13, accelerate 1.15, transformers 5.23 and DeepSpeed 0.19 read.
+A recipe decides all of that. The names are those that torch 2.13, accelerate 1.15, transformers 5.23 and
+DeepSpeed 0.19 read.
 """
 
 import logging
@@ -12,7 +14,15 @@ from flytune.errors import LaunchError
 
 log = logging.getLogger(__name__)
 
-_RANKS = ("RANK", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+_RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "SLURM_PROCID",
+)
 """Number of a process at each launcher; 0 is that of the first one."""
 _OF_OPERATOR = r"PET_\w+"
 """torchrun's options, which the training operator sets in the pods of a job."""
@@ -44,9 +54,11 @@ _TABLE = {
 
 
 def clear(*, in_pod: bool) -> None:
-    """Remove the variables of the table from this process's environment, and say which; call it before torch is imported.
+    """Remove the variables of the table from this process's environment, and say which; call it before torch
+    is imported.
 
-    A pod keeps those that the training operator sets. Ranks, and other processes that this one has started, keep all.
+    A pod keeps those that the training operator sets. Ranks, and other processes that this one has started,
+    keep all.
 
     Raises:
         LaunchError: another launcher has started this command several times.
@@ -76,13 +88,16 @@ def use_accelerator(name: str) -> None:
 
 
 def _matching(patterns: list[str]) -> list[str]:
-    return sorted(name for name in os.environ if any(re.fullmatch(pattern, name, re.ASCII) for pattern in patterns))
+    return sorted(
+        name for name in os.environ if any(re.fullmatch(pattern, name, re.ASCII) for pattern in patterns)
+    )
 
 
 def _refuse_further_ranks() -> None:
     for name in _RANKS:
         if re.fullmatch(r"0*[1-9]\d{0,8}", value := os.environ.get(name, ""), re.ASCII):
             raise LaunchError(
-                f"{name}={value}: another launcher (torchrun, accelerate launch, mpirun, srun) has started this command "
-                f"several times; Flytune starts the ranks itself: start it once, without the other one, or unset {name}"
+                f"{name}={value}: another launcher (torchrun, accelerate launch, mpirun, srun) has started "
+                "this command several times; Flytune starts the ranks itself: start it once, without the "
+                f"other one, or unset {name}"
             )

@@ -1,7 +1,8 @@
-"""Largest numbers and longest texts that a person may write: what is beyond is a slip, and would cost hours or overflow.
+"""Largest numbers and longest texts that a person may write: what is beyond is a slip, and would cost hours
+or overflow.
 
-Each limit is far above anything that a run has used; a plan says what a value within it needs. Three limits are of small
-numbers: below them a run would train without an effect.
+Each limit is far above anything that a run has used; a plan says what a value within it needs. Three limits
+are of small numbers: below them a run would train without an effect.
 """
 
 COUNT = 10**9
@@ -27,7 +28,8 @@ LEARNING_RATE = 1000.0
 LEAST_LEARNING_RATE = 1e-12
 """Smaller steps are lost in float32 beside weights of any size that models have."""
 LEAST_FACTOR = 1e-6
-"""Smallest factor of a loss or of its gradients (weights, beta, max_grad_norm) that is not 0: AdamW's epsilon is 1e-8."""
+"""Smallest factor of a loss or of its gradients (weights, beta, max_grad_norm) that is not 0: AdamW's epsilon
+is 1e-8."""
 LEAST_MINUTES = 0.01
 """Shortest limit of a time that a run waits: 0.6 s."""
 LEAST_SECONDS = 0.01

@@ -1,4 +1,5 @@
-"""Names of files that are read from outside: manifests, indexes, listings and adapters' folders. One check for all of them."""
+"""Names of files that are read from outside: manifests, indexes, listings and adapters' folders. One check
+for all of them."""
 
 import logging
 import re
@@ -50,8 +51,8 @@ def check(name: str) -> str:
     """Return a name that is that of a file below the folder that lists it.
 
     Raises:
-        NameRefused: it is empty, absolute or too long, leads out of the folder, or has a backslash, a drive, a protocol or a
-            control character.
+        NameRefused: it is empty, absolute or too long, leads out of the folder, or has a backslash, a drive,
+            a protocol or a control character.
     """
     if reason := problem(name):
         raise NameRefused(f"the name {_shown(name)} {reason}; it is not used")
@@ -77,12 +78,15 @@ def check_list(names: Iterable[str]) -> list[str]:
     for name in checked:
         parts = name.split("/")
         if above := [folder for end in range(1, len(parts)) if (folder := "/".join(parts[:end])) in found]:
-            raise NameRefused(f"the name {_shown(above[0])} is a file and the folder of {_shown(name)}; it is not used")
+            raise NameRefused(
+                f"the name {_shown(above[0])} is a file and the folder of {_shown(name)}; it is not used"
+            )
     return checked
 
 
 def usable(names: Iterable[str], where: str) -> list[str]:
-    """Return the names of a listing that can be used; each other one is logged. "" is the listed file itself."""
+    """Return the names of a listing that can be used; each other one is logged. "" is the listed file
+    itself."""
     found = []
     for name in names:
         if name and (reason := problem(name)):
@@ -104,7 +108,9 @@ def inside(folder: Path, name: str) -> Path:
     home = folder.resolve()
     homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
     if not any(path.resolve().is_relative_to(one) for one in homes):
-        raise NameRefused(f"the name {_shown(name)} is a link that leads out of {folder.name}; it is not used")
+        raise NameRefused(
+            f"the name {_shown(name)} is a link that leads out of {folder.name}; it is not used"
+        )
     return path
 
 

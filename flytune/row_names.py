@@ -10,7 +10,8 @@ PROMPTS: RowKindName = "prompts"
 
 
 def with_row_kind(record: Any) -> Any:
-    """Return the fields of a record with its `row_kind`, also of one before 0.7.0, which has `pairs` and `labels`."""
+    """Return the fields of a record with its `row_kind`, also of one before 0.7.0, which has `pairs` and
+    `labels`."""
     if not isinstance(record, dict) or "row_kind" in record:
         return record
     fields = dict(record)
@@ -18,4 +19,6 @@ def with_row_kind(record: Any) -> Any:
     train = fields.get("train")
     if isinstance(train, dict) and train.get("desirable") is not None:
         labels = True
-    return fields | ({"row_kind": PAIRS} if pairs is True else {"row_kind": LABELLED_ANSWERS} if labels is True else {})
+    return fields | (
+        {"row_kind": PAIRS} if pairs is True else {"row_kind": LABELLED_ANSWERS} if labels is True else {}
+    )

@@ -12,7 +12,15 @@ from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+)
 from pydantic_core import ErrorDetails, PydanticKnownError, core_schema
 
 from flytune import addresses, files, json_core, limits, yaml_core
@@ -22,16 +30,23 @@ Location = tuple[int | str, ...]
 _LARGEST = 10**18
 """Largest integer of any kind: 64 bits hold it."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-"""Characters of no text: control characters but tab, line feed and carriage return; halves of surrogate pairs."""
+"""Characters of no text: control characters but tab, line feed and carriage return; halves of surrogate
+pairs."""
 _LARGEST_RECORD = 2 * 10**9
 """Bytes of a record: training.json has all steps."""
 
 
 def _usable(path: str) -> str:
     if path.startswith("~") and not path.startswith("~/") and path != "~":
-        raise ValueError(f"{path:.60}: the homes of other users are not looked up; write an absolute path, or ~/...")
-    if "://" not in path and (long := [name for name in PurePosixPath(path).parts if len(name.encode()) > limits.NAME]):
-        raise ValueError(f"{long[0]:.40}...: a name of {len(long[0].encode()):,} bytes; file systems take {limits.NAME}")
+        raise ValueError(
+            f"{path:.60}: the homes of other users are not looked up; write an absolute path, or ~/..."
+        )
+    if "://" not in path and (
+        long := [name for name in PurePosixPath(path).parts if len(name.encode()) > limits.NAME]
+    ):
+        raise ValueError(
+            f"{long[0]:.40}...: a name of {len(long[0].encode()):,} bytes; file systems take {limits.NAME}"
+        )
     return path
 
 
@@ -47,7 +62,10 @@ def _refuse_boolean(kind: Literal["int_type", "float_type"], value: Any) -> Any:
     return value
 
 
-_NUMBERS: dict[Any, Any] = {"int": partial(_refuse_boolean, "int_type"), "float": partial(_refuse_boolean, "float_type")}
+_NUMBERS: dict[Any, Any] = {
+    "int": partial(_refuse_boolean, "int_type"),
+    "float": partial(_refuse_boolean, "float_type"),
+}
 
 
 def _without_booleans(schema: Any) -> Any:
@@ -59,7 +77,9 @@ def _without_booleans(schema: Any) -> Any:
     made = {key: _without_booleans(part) for key, part in schema.items()}
     if not isinstance(kind := made.get("type"), str) or (refuse := _NUMBERS.get(kind)) is None:
         return made
-    return core_schema.no_info_before_validator_function(refuse, cast(core_schema.CoreSchema, made), metadata=_NUMBERS)
+    return core_schema.no_info_before_validator_function(
+        refuse, cast(core_schema.CoreSchema, made), metadata=_NUMBERS
+    )
 
 
 class Strict(BaseModel):
@@ -72,8 +92,9 @@ class Strict(BaseModel):
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> Any:
         """Return the model's JSON schema, with the docstrings of its fields as their descriptions.
 
-        pydantic's own use_attribute_docstrings reads the source of each class when it is made, which is most of the time of
-        importing all models, and `inspect` loads every module that flytekit meant to load later (pandas, pyarrow, joblib).
+        pydantic's own use_attribute_docstrings reads the source of each class when it is made, which is most
+        of the time of importing all models, and `inspect` loads every module that flytekit meant to load
+        later (pandas, pyarrow, joblib).
         """
         made = handler(core_schema)
         properties = handler.resolve_ref_schema(made).get("properties", {})
@@ -130,7 +151,9 @@ class RecordError(ValueError):
 
     def __init__(self, problems: list[str]) -> None:
         count = f"{len(problems)} mistake{'s' if len(problems) > 1 else ''}"
-        super().__init__(f"{count}: " + "; ".join(" ".join(problem.split())[:200] for problem in problems[:3]))
+        super().__init__(
+            f"{count}: " + "; ".join(" ".join(problem.split())[:200] for problem in problems[:3])
+        )
         self.problems = problems
 
 
@@ -144,7 +167,9 @@ def load_yaml(path: str | Path) -> Any:
         content = yaml_core.load(files.read_regular(path, yaml_core.LARGEST))
     except FileNotFoundError:
         beside = [str(found) for found in sorted(Path(path).parent.glob("[!.]*.yaml"))]
-        nearest = ", ".join(difflib.get_close_matches(str(path), beside, n=5, cutoff=0.0)) + ", ..." * (len(beside) > 5)
+        nearest = ", ".join(difflib.get_close_matches(str(path), beside, n=5, cutoff=0.0)) + ", ..." * (
+            len(beside) > 5
+        )
         raise RecipeError(f"{path}: no such file" + f"; there are: {nearest}" * bool(nearest)) from None
     except (OSError, ValueError) as error:  # a null character in the path is a ValueError
         raise RecipeError(f"{path!s:.200}: cannot be read: {error!s:.300}") from None
@@ -158,8 +183,8 @@ def load_json(content: str | bytes, where: str) -> Any:
     """Return the value of a JSON text that a person wrote.
 
     Raises:
-        RecipeError: it is not JSON, is longer than a YAML file may be, has half of a surrogate pair, or has an address with
-            credentials.
+        RecipeError: it is not JSON, is longer than a YAML file may be, has half of a surrogate pair, or has
+            an address with credentials.
     """
     try:
         value = json_core.load(content, yaml_core.LARGEST)
@@ -177,7 +202,9 @@ def refuse_credentials(content: Any, where: str) -> None:
 
     Raises: RecipeError with the places of all.
     """
-    if secrets := [f"{dotted(loc)}: {addresses.refusal(reason)}" for loc, reason in addresses.found_in(content)]:
+    if secrets := [
+        f"{dotted(loc)}: {addresses.refusal(reason)}" for loc, reason in addresses.found_in(content)
+    ]:
         raise RecipeError.of(where, secrets)
 
 
@@ -185,7 +212,8 @@ def load_rows(path: Path, container: type[Strict], field: str, because: str = ""
     """Return the rows of a YAML list, validated as the `field` of `container`: models with unique names.
 
     Raises:
-        RecipeError: the file is missing or invalid (with all its mistakes), or a name is not unique; `because` is appended.
+        RecipeError: the file is missing or invalid (with all its mistakes), or a name is not unique;
+            `because` is appended.
     """
     rows = getattr(validated({field: load_yaml(path)}, container, str(path)), field)
     names = [row.name for row in rows]
@@ -201,7 +229,9 @@ def validated(content: Any, model: type[Model], where: str) -> Model:
         RecipeError: it has mistakes, which are all listed.
     """
     if json_core.is_deep(content):
-        raise RecipeError(f"{where}: mappings and lists are nested deeper than {yaml_core.DEEPEST}; flatten them")
+        raise RecipeError(
+            f"{where}: mappings and lists are nested deeper than {yaml_core.DEEPEST}; flatten them"
+        )
     wrong = list(wrong_values(content))
     try:
         made = model.model_validate(content)
@@ -215,7 +245,8 @@ def validated(content: Any, model: type[Model], where: str) -> Model:
 def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """Return one line for each mistake that pydantic found while it read `model`, in the order of the file.
 
-    Of a field that may have several types, pydantic reports each, and names it in the location; here they are one mistake.
+    Of a field that may have several types, pydantic reports each, and names it in the location; here they are
+    one mistake.
     """
     found: dict[Location, list[ErrorDetails]] = {}
     for item in error.errors(include_url=False):
@@ -227,8 +258,12 @@ def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
     outer = {place[:end] for place in found for end in range(len(place))}
     made: dict[str, str] = {}
     for place in (place for place in found if place not in outer):
-        said, mark, known = _describe(found[place], model).partition("; known are: ")  # a section's names are listed once
-        made[dotted(place)] = said + (mark + known if not any(line.endswith(mark + known) for line in made.values()) else "")
+        said, mark, known = _describe(found[place], model).partition(
+            "; known are: "
+        )  # a section's names are listed once
+        made[dotted(place)] = said + (
+            mark + known if not any(line.endswith(mark + known) for line in made.values()) else ""
+        )
     return [f"{place}: {said}" for place, said in made.items()]
 
 
@@ -239,16 +274,22 @@ def dotted(loc: Location) -> str:
 
 
 def wrong_values(value: Any, loc: Location = ()) -> Iterator[str]:
-    """Yield a line for each value that pydantic accepts and nobody means: NaN, infinite, tiny, huge, control characters."""
+    """Yield a line for each value that pydantic accepts and nobody means: NaN, infinite, tiny, huge, control
+    characters."""
     if isinstance(value, float) and not math.isfinite(value):
         yield f"{dotted(loc)}: numbers must be finite; found {value}"
     elif isinstance(value, float) and 0 < abs(value) < limits.LEAST_NUMBER:
-        yield f"{dotted(loc)}: {value:g} is smaller than any number that has an effect; write 0, or a larger one"
+        yield (
+            f"{dotted(loc)}: {value:g} is smaller than any number that has an effect; write 0, or a "
+            "larger one"
+        )
     elif isinstance(value, int) and abs(value) > _LARGEST:
         yield f"{dotted(loc)}: at most {_LARGEST:.0e} is read; found a number of {len(str(value))} digits"
     elif isinstance(value, str) and (found := _CONTROL.search(value)):
         yield f"{dotted(loc)}: has the control character {found[0]!a}; remove it"
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, item in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
         at = (*loc, key)
         if isinstance(key, str) and _CONTROL.search(key):
             yield f"{dotted(loc)}: a key has a control character; remove it"
@@ -276,7 +317,9 @@ def _unknown_key(key: str, sections: list[Any], model: type[BaseModel]) -> str:
         return f"unknown key; {advice}"
     known = [name for section in sections if is_model(section) for name in section.model_fields]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)  # one or two other letters
-    return f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known are: {', '.join(known)}"
+    return (
+        f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known are: {', '.join(known)}"
+    )
 
 
 EXPECTED = {
@@ -305,7 +348,8 @@ EXPECTED = {
 FORMS = {
     r"^[a-z0-9][a-z0-9-]{0,62}$": "be 1 to 63 lower-case letters, digits and dashes, and begin with no dash",
     r"^[a-z][a-z0-9-]{0,62}$": "be 1 to 63 lower-case letters, digits and dashes, and begin with a letter",
-    r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$": "be 1 to 63 lower-case letters, digits and dashes, with no dash at its ends",
+    r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$": "be 1 to 63 lower-case letters, digits and dashes, with no dash "
+    "at its ends",
     r"^[A-Z][A-Z0-9_]*$": "be capital letters, digits and underscores, and begin with a letter",
     r"^[0-9a-f]{64}$": "be a SHA-256 of 64 hexadecimal digits",
     r"^([0-9a-f]{64})?$": "be empty or a SHA-256 of 64 hexadecimal digits",
@@ -320,7 +364,10 @@ def _expected(item: ErrorDetails) -> str:
     context = item.get("ctx", {})
     if item["type"] == "string_pattern_mismatch":
         return FORMS.get(context["pattern"], "have another form")
-    shown = {key: f"{x:,.15g}" if isinstance(x, int | float) else str(x).replace("True", "true") for key, x in context.items()}
+    shown = {
+        key: f"{x:,.15g}" if isinstance(x, int | float) else str(x).replace("True", "true")
+        for key, x in context.items()
+    }
     wanted = EXPECTED.get(item["type"]) or EXPECTED.get(item["type"].partition("_")[0], "be another value")
     return " or ".join(wanted.format(**shown).rsplit(", ", item["type"] == "union_tag_invalid"))
 
@@ -329,7 +376,11 @@ def _shown(value: Any) -> str:
     """Return a value as its file has it, in 60 characters at most."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"{value!r:.60}" if isinstance(value, str | int | float | list | dict | tuple) else type(value).__name__
+    return (
+        f"{value!r:.60}"
+        if isinstance(value, str | int | float | list | dict | tuple)
+        else type(value).__name__
+    )
 
 
 def _followed(loc: Location, model: type[BaseModel]) -> tuple[Location, list[Any]]:
@@ -352,7 +403,9 @@ def alternatives(annotation: Any) -> list[Any]:
         return alternatives(typing.get_args(annotation)[0])
     if origin not in (typing.Union, types.UnionType):
         return [annotation]
-    return [one for part in typing.get_args(annotation) if part is not type(None) for one in alternatives(part)]
+    return [
+        one for part in typing.get_args(annotation) if part is not type(None) for one in alternatives(part)
+    ]
 
 
 def _inner(annotation: Any, part: int | str) -> list[Any]:
@@ -365,7 +418,9 @@ def _inner(annotation: Any, part: int | str) -> list[Any]:
 
 def is_model(annotation: Any) -> bool:
     """Return whether a type is one of these models."""
-    return isinstance(annotation, type) and not typing.get_args(annotation) and issubclass(annotation, BaseModel)
+    return (
+        isinstance(annotation, type) and not typing.get_args(annotation) and issubclass(annotation, BaseModel)
+    )
 
 
 def _field_docstrings(model: type[BaseModel]) -> dict[str, str]:
@@ -376,7 +431,8 @@ def _field_docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 @cache
 def _docstrings_of(file: str) -> dict[str, dict[str, str]]:
-    """Return the docstrings of the attributes of all classes in a source file, by qualified name of the class."""
+    """Return the docstrings of the attributes of all classes in a source file, by qualified name of the
+    class."""
     import ast
     import inspect
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 
 def counted(count: float, one: str, many: str = "") -> str:
-    """Return a number with its noun: "1 file", "2,112 files"; `many` is the noun, with its verb, of other numbers than 1.
+    """Return a number with its noun: "1 file", "2,112 files"; `many` is the noun, with its verb, of other
+    numbers than 1.
 
     By default `many` is `one` with an s: counted(1, "row is bad", "rows are bad").
     """
@@ -24,5 +25,6 @@ def enumerated(names: Sequence[str]) -> str:
 
 
 def one_line(text: object, longest: int = 300) -> str:
-    """Return a library's text in one line, in which a class is its name: `float` instead of `<class 'float'>`."""
+    """Return a library's text in one line, in which a class is its name: `float` instead of `<class
+    'float'>`."""
     return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", " ".join(str(text).split()))[:longest]

@@ -38,7 +38,8 @@ _ERRORS = {"full": StorageFull, "refused": StorageRefused}
 
 
 def failure(error: BaseException) -> str | None:
-    """Return the kind of a storage's failure: `away` (it may come back), `full` or `refused`; None for any other error."""
+    """Return the kind of a storage's failure: `away` (it may come back), `full` or `refused`; None for any
+    other error."""
     if not isinstance(error, OSError) and type(error).__module__.split(".")[0] in ("builtins", "flytune"):
         return None
     # Expired credentials are usually renewed.
@@ -56,8 +57,8 @@ def failure(error: BaseException) -> str | None:
 class Storage:
     """Files below one address, by their names relative to it; the name "" is the address itself.
 
-    Every error of a file system becomes `error`, apart from the FileNotFoundError of `read`, `read_part`, `get`, `download`,
-    `info` and `entries`: a missing file is an answer.
+    Every error of a file system becomes `error`, apart from the FileNotFoundError of `read`, `read_part`,
+    `get`, `download`, `info` and `entries`: a missing file is an answer.
     """
 
     def __init__(
@@ -72,14 +73,14 @@ class Storage:
         """Open an address.
 
         Args:
-            address: a folder, or any fsspec address.
-            key: the setting that names the address, for messages; may be empty.
-            error: the class of the errors that are raised.
-            failed: the words of messages, such as "cannot be reached"; by default they follow from the operation.
-            retry: whether an operation is tried again for two minutes while the storage is away.
+            address: a folder, or any fsspec address. key: the setting that names the address, for messages;
+            may be empty. error: the class of the errors that are raised. failed: the words of messages, such
+            as "cannot be reached"; by default they follow from the operation. retry: whether an operation is
+            tried again for two minutes while the storage is away.
 
         Raises:
-            error: the address has credentials, no installed package knows its protocol, or it cannot be opened.
+            error: the address has credentials, no installed package knows its protocol, or it cannot be
+            opened.
         """
         import fsspec
 
@@ -89,12 +90,15 @@ class Storage:
         try:
             self.filesystem, root = fsspec.core.url_to_fs(str(address))
         except Exception as failed_opening:
-            raise error(f"{self.where}: {failed or 'cannot be opened'}: {reason(failed_opening)}") from failed_opening
+            raise error(
+                f"{self.where}: {failed or 'cannot be opened'}: {reason(failed_opening)}"
+            ) from failed_opening
         self.root = str(root).rstrip("/")
         self.is_local = "file" in self.filesystem.protocol
 
     def path(self, name: str = "") -> str:
-        """Return the path of a file or folder as the file system names it. Each name passes here before it is used.
+        """Return the path of a file or folder as the file system names it. Each name passes here before it is
+        used.
 
         Raises:
             error: the name is refused (flytune.names).
@@ -104,10 +108,17 @@ class Storage:
         return f"{self.root}/{name}" if name else self.root or "/"
 
     def _changed_path(self, name: str) -> str:
-        """Return the path of a file that is written or deleted: no link to it leads out of a local storage, as others may."""
+        """Return the path of a file that is written or deleted: no link to it leads out of a local storage,
+        as others may."""
         path = self.path(name)
-        if self.is_local and name and not Path(path).parent.resolve().is_relative_to(Path(self.root or "/").resolve()):
-            raise self.error(f"{self.where}: {name}: a symbolic link leads out of this folder; nothing is changed there")
+        if (
+            self.is_local
+            and name
+            and not Path(path).parent.resolve().is_relative_to(Path(self.root or "/").resolve())
+        ):
+            raise self.error(
+                f"{self.where}: {name}: a symbolic link leads out of this folder; nothing is changed there"
+            )
         return path
 
     def url(self, name: str = "") -> str:
@@ -142,7 +153,8 @@ class Storage:
         return self._tried(name, look)
 
     def names(self, folder: str = "") -> list[str]:
-        """List the usable names of the files and folders directly in a folder, sorted; none if the folder does not exist."""
+        """List the usable names of the files and folders directly in a folder, sorted; none if the folder
+        does not exist."""
 
         def look() -> list[str]:
             self.filesystem.invalidate_cache()
@@ -156,7 +168,8 @@ class Storage:
         return names.usable(self._tried(folder, look), self.where)
 
     def files(self, folder: str = "", depth: int | None = None) -> dict[str, dict[str, Any]]:
-        """Return fsspec's facts about all files below a folder, down to `depth` levels, by their relative names, if usable."""
+        """Return fsspec's facts about all files below a folder, down to `depth` levels, by their relative
+        names, if usable."""
         base = self.path(folder)
 
         def look() -> dict[str, dict[str, Any]]:
@@ -172,7 +185,8 @@ class Storage:
         return {name: info["size"] for name, info in self.files(folder).items()}
 
     def modified(self, name: str) -> datetime | None:
-        """Return the time of a file's last change; None if it is not known. Clocks differ: for display only."""
+        """Return the time of a file's last change; None if it is not known. Clocks differ: for display
+        only."""
 
         def look() -> datetime | None:
             try:
@@ -198,7 +212,8 @@ class Storage:
         return self._tried(name, load)
 
     def read_each(self, names: list[str], largest: int = _LARGEST) -> dict[str, bytes | Exception]:
-        """Return the contents of small files by name, read at the same time; for one that cannot be read, the error."""
+        """Return the contents of small files by name, read at the same time; for one that cannot be read, the
+        error."""
         paths = {self.path(name): name for name in names}
         if self.is_local:
             return {name: _content_or_error(path, largest) for path, name in paths.items()}
@@ -208,15 +223,18 @@ class Storage:
     def write(self, name: str, content: bytes) -> None:
         """Write or replace a small file; a reader sees the old content or the new content."""
         if self.is_local:
-            self._tried(name, lambda: files.write_durably(Path(self._changed_path(name)), content), "written to")
+            self._tried(
+                name, lambda: files.write_durably(Path(self._changed_path(name)), content), "written to"
+            )
         else:
             self._done(name, lambda: self.filesystem.pipe_file(self.path(name), content), "written to")
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a small file that does not exist yet; return False if it exists. Of several writers at once, one gets True.
+        """Write a small file that does not exist yet; return False if it exists. Of several writers at once,
+        one gets True.
 
-        On S3 and Google Cloud Storage this is a conditional PUT (If-None-Match, ifGenerationMatch). It is never tried again:
-        a second try would find the file of a first one whose answer was lost.
+        On S3 and Google Cloud Storage this is a conditional PUT (If-None-Match, ifGenerationMatch). It is
+        never tried again: a second try would find the file of a first one whose answer was lost.
         """
         path = self._changed_path(name)
         try:
@@ -225,15 +243,22 @@ class Storage:
             self.filesystem.pipe_file(self.path(name), content, mode="create")
         except Exception as error:
             # s3fs has no class for a condition that is not met.
-            if isinstance(error, FileExistsError) or "PreconditionFailed" in str(error) or "pre-conditions" in str(error):
+            if (
+                isinstance(error, FileExistsError)
+                or "PreconditionFailed" in str(error)
+                or "pre-conditions" in str(error)
+            ):
                 return False
             raise self._translated(name, error, "written to") from error
         return True
 
     def put(self, file: Path, name: str) -> str:
-        """Store a file of this machine and return its SHA-256. A local storage moves it, and it then survives a crash."""
+        """Store a file of this machine and return its SHA-256. A local storage moves it, and it then survives
+        a crash."""
         if self.is_local:
-            return self._done(name, lambda: files.move_durably(file, Path(self._changed_path(name))), "written to")
+            return self._done(
+                name, lambda: files.move_durably(file, Path(self._changed_path(name))), "written to"
+            )
         return self._done(name, lambda: self._upload(file, name), "written to")
 
     def _upload(self, file: Path, name: str) -> str:
@@ -273,13 +298,15 @@ class Storage:
 
     def read_part(self, name: str, start: int, end: int) -> bytes:
         """Return the bytes of a file from `start` to before `end`, without the others."""
-        return self._tried(name, lambda: bytes(self.filesystem.cat_file(self.path(name), start=start, end=end)))
+        return self._tried(
+            name, lambda: bytes(self.filesystem.cat_file(self.path(name), start=start, end=end))
+        )
 
     def copy_from(self, source: "Storage", names: Mapping[str, str], label: str = "copying") -> None:
         """Copy large files of another storage, which nobody edits, to this one.
 
-        Within one store, the store copies them: no byte passes through this machine. From folder to folder they are linked if
-        possible. Between two stores they are streamed, without a copy on the disk.
+        Within one store, the store copies them: no byte passes through this machine. From folder to folder
+        they are linked if possible. Between two stores they are streamed, without a copy on the disk.
 
         Args:
             source: storage of the files.
@@ -295,7 +322,10 @@ class Storage:
                     for target in part:
                         self._done(target, partial(self._stream, source, names[target], target), "written to")
                 else:
-                    paths = [source.path(names[target]) for target in part], [self.path(target) for target in part]
+                    paths = (
+                        [source.path(names[target]) for target in part],
+                        [self.path(target) for target in part],
+                    )
                     self._done("", partial(self.filesystem.copy, *paths, on_error="raise"), "written to")
                 for target in part:
                     self._await_copy(source, names[target], target, sizes[target])
@@ -312,15 +342,21 @@ class Storage:
                 files.sync(temporary)
             return
         self.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-        with source.filesystem.open(source.path(name), "rb") as opened, self.filesystem.open(path, "wb") as written:
+        with (
+            source.filesystem.open(source.path(name), "rb") as opened,
+            self.filesystem.open(path, "wb") as written,
+        ):
             files.copy_stream(opened, written)
 
     def _await_copy(self, source: "Storage", name: str, target: str, size: int) -> None:
-        """Wait until a copy is complete, by its size and its last bytes: Azure copies after it has answered."""
+        """Wait until a copy is complete, by its size and its last bytes: Azure copies after it has
+        answered."""
         tail = max(0, size - _TAIL), size
         for wait in (*WAITS, None):
             self.filesystem.invalidate_cache()
-            if self.info(target)["size"] == size and self.read_part(target, *tail) == source.read_part(name, *tail):
+            if self.info(target)["size"] == size and self.read_part(target, *tail) == source.read_part(
+                name, *tail
+            ):
                 return
             if wait is not None:
                 time.sleep(wait)
@@ -338,7 +374,8 @@ class Storage:
         self._tried(name, fetch)
 
     def remove(self, name: str) -> None:
-        """Delete a file, or a folder with its content; do nothing if it does not exist. Of a link, only the link is deleted."""
+        """Delete a file, or a folder with its content; do nothing if it does not exist. Of a link, only the
+        link is deleted."""
 
         def delete() -> None:
             self.filesystem.invalidate_cache()
@@ -360,10 +397,13 @@ class Storage:
         except FileNotFoundError as error:
             if not self.retry:
                 raise self._translated(name, error, verb) from error
-            raise self._error_of("refused")(f"{self.where}/{name}: there is no such place: {error}") from error
+            raise self._error_of("refused")(
+                f"{self.where}/{name}: there is no such place: {error}"
+            ) from error
 
     def _tried(self, name: str, operation: Callable[[], _T], verb: str = "read") -> _T:
-        """Return what `operation` returns. It is tried again while the storage is away; FileNotFoundError is passed on."""
+        """Return what `operation` returns. It is tried again while the storage is away; FileNotFoundError is
+        passed on."""
         for wait in (*(WAITS if self.retry else ()), None):
             try:
                 return operation()
@@ -371,7 +411,9 @@ class Storage:
                 raise
             except files.FileRefusedError as error:
                 raise self.error(f"{f'{self.where}/{name}'.rstrip('/')}: {error}") from None
-            except Exception as error:  # each file system has errors of its own; botocore's are not even OSErrors
+            except (
+                Exception
+            ) as error:  # each file system has errors of its own; botocore's are not even OSErrors
                 kind = failure(error)
                 if kind is None and self.retry:
                     raise
@@ -382,16 +424,23 @@ class Storage:
         raise AssertionError("the last try returns or raises")
 
     def _error_of(self, kind: str | None) -> Callable[[str], Exception]:
-        """Return the class of the errors of a kind of failure: the storage's own, or one of those that others were given."""
+        """Return the class of the errors of a kind of failure: the storage's own, or one of those that others
+        were given."""
         return _ERRORS.get(kind or "", StorageError) if self.error is StorageError else self.error
 
     def _translated(self, name: str, error: Exception, verb: str) -> Exception:
         kind = failure(error)
         if self.retry:
-            return self._error_of(kind)(f"{f'{self.where}/{name}'.rstrip('/')}: {_TODO[kind or 'away']}: {reason(error)}")
+            return self._error_of(kind)(
+                f"{f'{self.where}/{name}'.rstrip('/')}: {_TODO[kind or 'away']}: {reason(error)}"
+            )
         file = f"{name} " if name else ""
-        todo = {"refused": f"; {_TODO['refused']}", "full": "; make room there, and run it again"}.get(kind or "", "")
-        return self._error_of(kind)(f"{self.where}: {file}{self.failed or f'cannot be {verb}'}: {reason(error)}{todo}")
+        todo = {"refused": f"; {_TODO['refused']}", "full": "; make room there, and run it again"}.get(
+            kind or "", ""
+        )
+        return self._error_of(kind)(
+            f"{self.where}: {file}{self.failed or f'cannot be {verb}'}: {reason(error)}{todo}"
+        )
 
 
 def _content_or_error(path: str, largest: int) -> bytes | Exception:

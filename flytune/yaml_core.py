@@ -1,4 +1,5 @@
-"""YAML by the 1.2 core schema: `on`, `off`, `yes` and `no` are strings, `1e-3` is a number, 0o17 is octal, dates are strings.
+"""YAML by the 1.2 core schema: `on`, `off`, `yes` and `no` are strings, `1e-3` is a number, 0o17 is octal,
+dates are strings.
 
 PyYAML by itself reads and writes YAML 1.1. Files written here mean the same to readers of both versions.
 """
@@ -26,20 +27,24 @@ _BOOL = r"true|True|TRUE|false|False|FALSE"
 _INT = r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"
 _FLOAT = r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 _SCALARS = {"null": _NULL, "bool": _BOOL, "int": _INT, "float": _FLOAT}
-"""Pattern of the plain scalars of each core tag; the first match counts, and a scalar without a match is a string."""
-# Strings that a reader of YAML 1.1 other than PyYAML takes for something else: y, n, and those that begin like a number.
+"""Pattern of the plain scalars of each core tag; the first match counts, and a scalar without a match is a
+string."""
+# Strings that a reader of YAML 1.1 other than PyYAML takes for something else: y, n, and those that begin
+# like a number.
 _AMBIGUOUS = re.compile(rf"y|Y|n|N|[-+.]*[0-9].*|[-+]?\.(?:inf|nan)|{_NULL}", re.IGNORECASE)
 
 
 class CoreLoader(yaml.SafeLoader):
     """Loader of the 1.2 core schema, with `<<` to merge mappings.
 
-    Refused are duplicate keys, aliases inside of what they stand for, and texts that are too deep or too large.
+    Refused are duplicate keys, aliases inside of what they stand for, and texts that are too deep or too
+    large.
     """
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 (PyYAML's own way)
     yaml_constructors = {  # noqa: RUF012
-        tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)
+        tag: yaml.SafeLoader.yaml_constructors[tag]
+        for tag in (f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map", None)
     }
 
     def __init__(self, stream: Any) -> None:
@@ -69,7 +74,10 @@ class CoreLoader(yaml.SafeLoader):
             self._open.discard(str(anchor))
         self._nodes += self._sizes[id(node)] if isinstance(event, AliasEvent) else 1
         if self._nodes > _MOST_NODES:
-            raise YAMLError(f"line {line}: more than {_MOST_NODES:,} values, with each alias counted as what it stands for")
+            raise YAMLError(
+                f"line {line}: more than {_MOST_NODES:,} values, with each alias counted as what it stands "
+                "for"
+            )
         self._sizes.setdefault(id(node), self._nodes - before)
         return node
 
@@ -81,12 +89,15 @@ class CoreLoader(yaml.SafeLoader):
             if isinstance(key, ScalarNode):
                 line, known = key.start_mark.line + 1, self._key(key)
                 if known in lines:
-                    raise YAMLError(f"{key.value} is there twice, in lines {lines[known]} and {line}; keep one")
+                    raise YAMLError(
+                        f"{key.value} is there twice, in lines {lines[known]} and {line}; keep one"
+                    )
                 lines[known] = line
         return node
 
     def flatten_mapping(self, node: MappingNode) -> None:
-        """Put what `<<` brings into a mapping as PyYAML does, and refuse a mapping whose values another one would hide."""
+        """Put what `<<` brings into a mapping as PyYAML does, and refuse a mapping whose values another one
+        would hide."""
         own = {key.value: value for key, value in node.value if isinstance(key, ScalarNode)}
         super().flatten_mapping(node)
         for key, value in node.value:
@@ -94,10 +105,12 @@ class CoreLoader(yaml.SafeLoader):
             if not (isinstance(mine, MappingNode) and isinstance(value, MappingNode)) or mine is value:
                 continue
             there = {one.value for one, _ in mine.value}
-            if lost := [str(one.value) for one, _ in value.value if one.value not in there and "<<" not in there]:
+            if lost := [
+                str(one.value) for one, _ in value.value if one.value not in there and "<<" not in there
+            ]:
                 raise YAMLError(
-                    f"line {mine.start_mark.line + 1}: {key.value} is brought by << too, and its {', '.join(lost)} would be "
-                    f"lost; write << in {key.value}, or what is lost"
+                    f"line {mine.start_mark.line + 1}: {key.value} is brought by << too, and its "
+                    f"{', '.join(lost)} would be lost; write << in {key.value}, or what is lost"
                 )
 
     def _key(self, node: ScalarNode) -> Any:
@@ -112,7 +125,9 @@ class CoreLoader(yaml.SafeLoader):
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ConstructorError(None, None, f"{text!r:.60} has half of a surrogate pair", node.start_mark) from None
+            raise ConstructorError(
+                None, None, f"{text!r:.60} has half of a surrogate pair", node.start_mark
+            ) from None
         return text
 
     def _scalar(self, node: ScalarNode) -> Any:
@@ -147,11 +162,14 @@ for _kind, _pattern in _SCALARS.items():
     CoreLoader.add_constructor(f"{_TAG}{_kind}", CoreLoader._scalar)
 CoreLoader.add_constructor(f"{_TAG}str", CoreLoader._string)
 CoreLoader.add_implicit_resolver(f"{_TAG}merge", re.compile(r"<<\Z"), ["<"])
-CoreLoader.add_constructor(f"{_TAG}merge", CoreLoader.yaml_constructors[f"{_TAG}str"])  # where it is not a key
+CoreLoader.add_constructor(
+    f"{_TAG}merge", CoreLoader.yaml_constructors[f"{_TAG}str"]
+)  # where it is not a key
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes strings that YAML 1.1 or 1.2 would read as another type, or whose lines they break differently."""
+    """Dumper that quotes strings that YAML 1.1 or 1.2 would read as another type, or whose lines they break
+    differently."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -174,7 +192,9 @@ def load(text: str | bytes | IO[str] | IO[bytes], loader: type[CoreLoader] = Cor
         content = text if isinstance(text, str | bytes) else text.read(LARGEST + 1)
         if len(content) > LARGEST:
             raise YAMLError(f"longer than the {LARGEST:,} characters that are read")
-        return yaml.load(content.decode("utf-8-sig") if isinstance(content, bytes) else content, Loader=loader)
+        return yaml.load(
+            content.decode("utf-8-sig") if isinstance(content, bytes) else content, Loader=loader
+        )
     except UnicodeDecodeError as error:
         raise YAMLError(f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}") from None
     except (ValueError, OverflowError, RecursionError) as error:
@@ -187,5 +207,12 @@ def dump(value: Any, in_one_line: bool = False) -> str:
     if not in_one_line:
         return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     # In a list, a text is one line whatever its style.
-    text = yaml.dump([value], Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=True, width=sys.maxsize)
+    text = yaml.dump(
+        [value],
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=True,
+        width=sys.maxsize,
+    )
     return text.strip()[1:-1]

@@ -1,16 +1,18 @@
-"""Names of the two container images: TRAIN for tasks that train and evaluate, LIGHT for those that plan, prepare and store.
+"""Names of the two container images: TRAIN for tasks that train and evaluate, LIGHT for those that plan,
+prepare and store.
 
 Evaluation runs in TRAIN because it needs torch, and the GPUs on which the model is loaded.
 
-Environment variables, read when workflows are registered; an empty one is as good as none, except FLYTUNE_FLASH_ATTN:
+Environment variables, read when workflows are registered; an empty one is as good as none, except
+FLYTUNE_FLASH_ATTN:
     FLYTUNE_IMAGES    `dockerfile` (default): images built from the Dockerfile and pushed;
                       `imagespec`: flytekit builds and pushes them from the same locks when it registers
     FLYTUNE_REGISTRY  registry of the images: ghcr.io/someone
     FLYTUNE_TAG       tag of the Dockerfile's images; `dev` if not set
     FLYTUNE_FLASH_ATTN  version of FlashAttention in ImageSpec's image; none if set and empty
 
-A pod that registers tasks itself (a dynamic task's) has none of these: it gets FLYTUNE_IMAGES, and the names that the
-registration has found, in FLYTUNE_TRAIN_IMAGE and FLYTUNE_LIGHT_IMAGE (`environment`).
+A pod that registers tasks itself (a dynamic task's) has none of these: it gets FLYTUNE_IMAGES, and the names
+that the registration has found, in FLYTUNE_TRAIN_IMAGE and FLYTUNE_LIGHT_IMAGE (`environment`).
 """
 
 import os
@@ -29,13 +31,16 @@ CUDA = "13.0.1"
 """CUDA version of torch 2.13; DeepSpeed refuses to compile its operators with another minor version."""
 PYTHON = "3.11"
 FLASH_ATTN = "2.8.3.post2"
-"""Last release of FlashAttention 2, compiled from source. A complete build with torch 2.13 and CUDA 13 has not been tested."""
+"""Last release of FlashAttention 2, compiled from source. A complete build with torch 2.13 and CUDA 13 has
+not been tested."""
 LIGER_KERNEL = "0.8.5"
 """Liger's kernels, in no lock: their Triton is torch's for CUDA, which machines without a GPU do not have."""
 APT_PACKAGES = ["build-essential", "libaio-dev"]
 
 BUILD_FLASH_ATTN = Path(__file__).with_name("build_flash_attn.sh")
-INSTALL_FLASH_ATTN = "find /tmp/wheels -name '*.whl' -exec python -m pip install --no-cache-dir --no-deps {} +"
+INSTALL_FLASH_ATTN = (
+    "find /tmp/wheels -name '*.whl' -exec python -m pip install --no-cache-dir --no-deps {} +"
+)
 COMPILE_DEEPSPEED = Path(__file__).with_name("compile_deepspeed.sh")
 
 
@@ -86,7 +91,8 @@ def _commands(script: Path) -> list[str]:
 
 _KIND = os.environ.get("FLYTUNE_IMAGES") or "dockerfile"
 HAS_NUMERIC_USER = _KIND == "dockerfile"
-"""True if the images name their user by its number, which Kubernetes can check not to be root; ImageSpec's do not."""
+"""True if the images name their user by its number, which Kubernetes can check not to be root; ImageSpec's do
+not."""
 PYTHONPATH = "/app:/opt/site" if HAS_NUMERIC_USER else "/root"
 """PYTHONPATH of the images: the project's folder, and for the Dockerfile's that of sitecustomize.py."""
 _NAMES = {"TRAIN": "FLYTUNE_TRAIN_IMAGE", "LIGHT": "FLYTUNE_LIGHT_IMAGE"}
@@ -108,7 +114,8 @@ TRAIN, LIGHT = _registered()
 
 
 def environment() -> dict[str, str]:
-    """Return the variables by which a pod names the images as this registration does; those of ImageSpec are built before."""
+    """Return the variables by which a pod names the images as this registration does; those of ImageSpec are
+    built before."""
     return {"FLYTUNE_IMAGES": _KIND, _NAMES["TRAIN"]: _name(TRAIN), _NAMES["LIGHT"]: _name(LIGHT)}
 
 

@@ -40,7 +40,11 @@ def _flash_attn(version: str) -> str | None:
     except ImportError as error:
         return f"flash_attn: {error}"
     # Its own version has no post release.
-    return None if version.startswith(flash_attn.__version__) else f"flash_attn is {flash_attn.__version__}, not {version}"
+    return (
+        None
+        if version.startswith(flash_attn.__version__)
+        else f"flash_attn is {flash_attn.__version__}, not {version}"
+    )
 
 
 def _cuda_library(cuda: str) -> str:

@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """The images' pyflyte-fast-execute: one process fetches the code and executes the task.
 
-flytekit's own starts a second process for the task, because the first may have imported the image's older code. The second
-imports flytekit again, which takes as long as some light tasks. Here nothing of the project is imported before it is fetched.
+flytekit's own starts a second process for the task, because the first may have imported the image's older
+code. The second imports flytekit again, which takes as long as some light tasks. Here nothing of the project
+is imported before it is fetched.
 """
 
 import gc
@@ -12,13 +13,17 @@ import sys
 
 from flytekit.bin import entrypoint
 
-COMMANDS = {"pyflyte-execute": entrypoint.execute_task_cmd, "pyflyte-map-execute": entrypoint.map_execute_task_cmd}
+COMMANDS = {
+    "pyflyte-execute": entrypoint.execute_task_cmd,
+    "pyflyte-map-execute": entrypoint.map_execute_task_cmd,
+}
 PROJECT = ("flytune", "training_estimates", "tasks", "workflows", "images")
 start_process = entrypoint._run_subprocess
 
 
 def execute(command: list[str], environment: dict[str, str]) -> int:
-    """Execute flytekit's `command` here and exit; if this process could not import the fetched code, start another.
+    """Execute flytekit's `command` here and exit; if this process could not import the fetched code, start
+    another.
 
     Args:
         command: name and arguments.
@@ -33,7 +38,8 @@ def execute(command: list[str], environment: dict[str, str]) -> int:
         return int(start_process(command, environment))
     os.environ.update(environment)
     if importlib.util.find_spec("torch") is None:
-        # A light task mostly imports, and the objects of libraries are not garbage; training frees its tensors soon.
+        # A light task mostly imports, and the objects of libraries are not garbage; training frees its
+        # tensors soon.
         gc.set_threshold(100_000)
     # The folder of the code was empty when Python first looked into it.
     importlib.invalidate_caches()

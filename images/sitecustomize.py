@@ -1,4 +1,5 @@
-"""Filter for messages about open connections, which pyflyte-fast-execute does not close after it has fetched the code.
+"""Filter for messages about open connections, which pyflyte-fast-execute does not close after it has fetched
+the code.
 
 Python imports this file when it starts, from the images' PYTHONPATH. Tasks close their connections
 (tasks/runtime/termination.py).

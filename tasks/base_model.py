@@ -1,4 +1,5 @@
-"""Base model: downloaded once from the hub into the cluster's storage or model cache, on a CPU; GPUs do not wait for a hub."""
+"""Base model: downloaded once from the hub into the cluster's storage or model cache, on a CPU; GPUs do not
+wait for a hub."""
 
 from flytune.stages import table
 from tasks.runtime.face import light

@@ -1,6 +1,7 @@
 """Self-test on the machines that train: one Flyte task for each row of shapes.yaml.
 
-SELFTEST maps shapes to tasks. A row of several nodes is a job with one process a node, which starts the node's ranks.
+SELFTEST maps shapes to tasks. A row of several nodes is a job with one process a node, which starts the
+node's ranks.
 """
 
 from flytune.stages import selftest, table

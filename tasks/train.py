@@ -1,4 +1,5 @@
-"""Training: one Flyte task for each row of shapes.yaml, declared with that row's machines. TRAIN maps routes to tasks."""
+"""Training: one Flyte task for each row of shapes.yaml, declared with that row's machines. TRAIN maps routes
+to tasks."""
 
 from flytune.stages import table
 from tasks.runtime.face_of_ranks import on_ranks

@@ -25,8 +25,8 @@ from hypothesis import HealthCheck, settings
 from tests import numerical
 from tests.release import KEPT
 
-# Where ATen is limited to fewer instructions, oneDNN is too: torch's attention in bfloat16 asks oneDNN what the CPU has, and
-# then calls kernels that ATen refuses.
+# Where ATen is limited to fewer instructions, oneDNN is too: torch's attention in bfloat16 asks oneDNN what
+# the CPU has, and then calls kernels that ATen refuses.
 for name, value in numerical.CPUS.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), {}).items():
     if name.startswith("ONEDNN_"):
         os.environ.setdefault(name, value)
@@ -34,17 +34,19 @@ for name, value in numerical.CPUS.get(os.environ.get("ATEN_CPU_CAPABILITY", ""),
 if os.environ["OMP_NUM_THREADS"] != "1":
     import torch
 
-    # Processes that are forked from one that has used threads of OpenMP wait for ever for them: only they use several.
+    # Processes that are forked from one that has used threads of OpenMP wait for ever for them: only they use
+    # several.
     torch.set_num_threads(1)
 
-# No verdict depends on the clock or on chance: a drawn example may take as long as the machine needs, and each run has the same
-# examples. `make fuzz` draws others.
+# No verdict depends on the clock or on chance: a drawn example may take as long as the machine needs, and
+# each run has the same examples. `make fuzz` draws others.
 settings.register_profile(
     "flytune", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("flytune")
 
-# Flyte, torchrun and datasets leave folders in the temporary directory: they get one that is deleted after the tests.
+# Flyte, torchrun and datasets leave folders in the temporary directory: they get one that is deleted after
+# the tests.
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if not _IS_WORKER:
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="flytune-tests-")
@@ -60,7 +62,8 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(config, items):
-    """Mark the cases that run before a release alone; a case of tests/release.py that is not there is an error."""
+    """Mark the cases that run before a release alone; a case of tests/release.py that is not there is an
+    error."""
     seen = {}
     for item in items:
         name = item.path.relative_to(Path(__file__).parent).as_posix()
@@ -72,11 +75,16 @@ def pytest_collection_modifyitems(config, items):
             if case not in kept:
                 item.add_marker("release")
     missing = [
-        f"{name}::{test}[{case}]" for (name, test), cases in seen.items() for case in KEPT[name][test] if case not in cases
+        f"{name}::{test}[{case}]"
+        for (name, test), cases in seen.items()
+        for case in KEPT[name][test]
+        if case not in cases
     ]
     if missing and not any("::" in one for one in config.args):
         raise pytest.UsageError(f"tests/release.py: no such cases: {', '.join(missing)}")
-    if seed := os.environ.get("ORDER"):  # make test ORDER=7: files, and the tests of each, in an order drawn from it
+    if seed := os.environ.get(
+        "ORDER"
+    ):  # make test ORDER=7: files, and the tests of each, in an order drawn from it
         draw = random.Random(seed)
         places = {item.path: draw.random() for item in items}
         items.sort(key=lambda item: (places[item.path], draw.random()))
@@ -84,7 +92,8 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures of any scope
 def pytest_runtest_setup(item):
-    """Give fsspec its own file systems back: Flyte 2's SDK replaces them for the process when a test imports it."""
+    """Give fsspec its own file systems back: Flyte 2's SDK replaces them for the process when a test imports
+    it."""
     if (replaced := sys.modules.get("obstore.fsspec")) is not None:
         from fsspec.registry import _registry
 
@@ -94,7 +103,8 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen():
-    """Exclude objects that exist before a test file from garbage collection, which saves half a second a collection."""
+    """Exclude objects that exist before a test file from garbage collection, which saves half a second a
+    collection."""
     gc.collect()
     gc.freeze()
 
@@ -132,7 +142,8 @@ def hub(hub_cache, monkeypatch):
 
 @pytest.fixture(scope="session")
 def inputs(tmp_path_factory):
-    """A folder with a tiny base model, 64 rows and their prepared data, in which tests may only write checkpoints."""
+    """A folder with a tiny base model, 64 rows and their prepared data, in which tests may only write
+    checkpoints."""
     from tests.support import objective_runs
     from tests.support.tiny import write_pairs
 
@@ -172,7 +183,8 @@ def no_checkpoints():
 
 @pytest.fixture
 def untrained(monkeypatch):
-    """Mark this process as one that has not trained, so that evaluation loads models in it and not in subprocesses."""
+    """Mark this process as one that has not trained, so that evaluation loads models in it and not in
+    subprocesses."""
     from flytune.models import clean_process
 
     for name, value in {"has_trained": False, "pool": None}.items():

@@ -1,4 +1,5 @@
-"""Tests that compare what a model computes, run as on other CPUs (`make test-cpus`): the verdict must be the same on each.
+"""Tests that compare what a model computes, run as on other CPUs (`make test-cpus`): the verdict must be the
+same on each.
 
 python -m tests.numerical                          # all of them, as on each of CPUS
 python -m tests.numerical --cpus avx2 -k packing   # further options are pytest's
@@ -59,7 +60,8 @@ FILES = [
 """The files of these tests, which have the marker `numerical`."""
 
 CPUS = {
-    # Without vector instructions beyond SSE, sums in another order, and two threads, which split sums once more.
+    # Without vector instructions beyond SSE, sums in another order, and two threads, which split sums once
+    # more.
     "default": {
         "ATEN_CPU_CAPABILITY": "default",
         "ONEDNN_MAX_CPU_ISA": "SSE41",
@@ -79,7 +81,8 @@ CPUS = {
         "MKL_NUM_THREADS": "1",
     },
 }
-"""The variables by which torch's own kernels, those of oneDNN, MKL and numpy's OpenBLAS are chosen; they can only lower."""
+"""The variables by which torch's own kernels, those of oneDNN, MKL and numpy's OpenBLAS are chosen; they can
+only lower."""
 
 
 def main() -> None:
@@ -90,7 +93,9 @@ def main() -> None:
         print(f"as on a CPU: {cpu}", flush=True)  # noqa: T201
         folder = Path(__file__).parent
         command = [sys.executable, "-m", "pytest", "-m", "numerical and not release and not gpu", *options]
-        if done := subprocess.run([*command, *(str(folder / file) for file in FILES)], env=os.environ | CPUS[cpu]).returncode:
+        if done := subprocess.run(
+            [*command, *(str(folder / file) for file in FILES)], env=os.environ | CPUS[cpu]
+        ).returncode:
             sys.exit(done)
 
 

@@ -1,11 +1,12 @@
-"""The proofs: what takes too long for every change, in named parts, and a record of each part's last green run.
+"""The proofs: what takes too long for every change, in named parts, and a record of each part's last green
+run.
 
     python -m tests.proofs                  every part (make proofs)
     python -m tests.proofs chaos selftest   these parts (make proofs PARTS="chaos selftest")
     python -m tests.proofs --list           the parts, what each runs, and its last green run
 
-A part that is green writes its line into tests/proofs.json: commit, date, seconds and machine. Nothing is recorded while
-files are not committed.
+A part that is green writes its line into tests/proofs.json: commit, date, seconds and machine. Nothing is
+recorded while files are not committed.
 """
 
 import argparse
@@ -31,20 +32,34 @@ FOLDERS = {
     "jobs": ["tasks", "failures", "pods"],
     "runs": ["end_to_end", "workflows", "stages", "sweeps", "flyte2"],
 }
-"""The folders of tests/ of each part that runs their slow tests. What is in none of them is the part `others`."""
+"""The folders of tests/ of each part that runs their slow tests. What is in none of them is the part
+`others`."""
 
 
 def pytest(marked: str, folders: list[str], beside: bool = False) -> list[str]:
-    """Return the command that runs the tests with these markers in these folders, or in all others (`beside`)."""
+    """Return the command that runs the tests with these markers in these folders, or in all others
+    (`beside`)."""
     paths = [f"--ignore=tests/{folder}" if beside else f"tests/{folder}" for folder in folders]
-    return ["pytest", "-n", WORKERS, "--dist", "worksteal", "-m", marked, *(["tests"] if beside else []), *paths]
+    return [
+        "pytest",
+        "-n",
+        WORKERS,
+        "--dist",
+        "worksteal",
+        "-m",
+        marked,
+        *(["tests"] if beside else []),
+        *paths,
+    ]
 
 
 _SLOW = "slow and not journey and not release and not gpu"
 _FURTHER = "release and not gpu"
 PARTS: dict[str, list[str]] = {
     **{part: pytest(_SLOW, folders) for part, folders in FOLDERS.items()},
-    "others": pytest(_SLOW, ["rules", *(folder for group in FOLDERS.values() for folder in group)], beside=True),
+    "others": pytest(
+        _SLOW, ["rules", *(folder for group in FOLDERS.values() for folder in group)], beside=True
+    ),
     "types": pytest(_FURTHER, ["models", "data"]),
     "matrices": pytest(_FURTHER, ["models", "data"], beside=True),
     "cpu_default": ["make", "test-cpus", "CPUS=default"],
@@ -63,7 +78,9 @@ def say(text: str) -> None:
 
 
 def git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def recorded() -> dict[str, dict[str, Any]]:
@@ -98,7 +115,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     red = []
     for number, part in enumerate(chosen, 1):
-        commit, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "--", ".", f":!{RECORD.relative_to(ROOT)}")
+        commit, changed = (
+            git("rev-parse", "HEAD"),
+            git("status", "--porcelain", "--", ".", f":!{RECORD.relative_to(ROOT)}"),
+        )
         say(f"{part} ({number} of {len(chosen)}): {' '.join(PARTS[part])}")
         began = time.monotonic()
         code = subprocess.run(PARTS[part], cwd=ROOT, check=False).returncode

@@ -1,4 +1,5 @@
-"""Tests that run before a release (`make proofs PARTS="types matrices"`): further cases of what other parts test in a few.
+"""Tests that run before a release (`make proofs PARTS="types matrices"`): further cases of what other parts
+test in a few.
 
 All cases take more than an hour of two cores, and what CI runs for every change is to be short.
 """

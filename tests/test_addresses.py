@@ -1,4 +1,5 @@
-"""One check of addresses for credentials, and one redaction; wherever an address enters, the secret comes out nowhere."""
+"""One check of addresses for credentials, and one redaction; wherever an address enters, the secret comes out
+nowhere."""
 
 import json
 import logging
@@ -71,7 +72,9 @@ WITHOUT = [
 
 
 def all_addresses():
-    return pytest.mark.parametrize("address", [text.format(SECRET) for text in WITH_SECRET.values()], ids=WITH_SECRET)
+    return pytest.mark.parametrize(
+        "address", [text.format(SECRET) for text in WITH_SECRET.values()], ids=WITH_SECRET
+    )
 
 
 @all_addresses()

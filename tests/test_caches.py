@@ -1,4 +1,5 @@
-"""Caches of libraries in pods and on laptops, and a HOME that cannot be written (in images: end_to_end/test_image_run.py)."""
+"""Caches of libraries in pods and on laptops, and a HOME that cannot be written (in images:
+end_to_end/test_image_run.py)."""
 
 import os
 import subprocess
@@ -22,16 +23,26 @@ TELL = (
     "import matplotlib; print(matplotlib.get_cachedir(), matplotlib.get_configdir(), sep=chr(10))\n"
     "import torch; print(torch.hub.get_dir())\n"
     "from torch.utils.cpp_extension import _get_build_directory as built; print(built('x', False))\n"
-    "from torch._inductor.runtime import cache_dir_utils as c; print(c.cache_dir(), c.triton_cache_dir(0), sep=chr(10))\n"
+    "from torch._inductor.runtime import cache_dir_utils as c; print(c.cache_dir(), c.triton_cache_dir(0), "
+    "sep=chr(10))\n"
     "from pathlib import Path; print(Path.home())\n"
 )
 
 
 def ran(code, folder, **variables):
     """Return the lines printed by code in a process with few variables, and its log."""
-    own = {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    own = {
+        "PATH": os.environ["PATH"],
+        "TMPDIR": str(folder),
+        "PYTHONPATH": str(ROOT),
+        "DS_ACCELERATOR": "cpu",
+    }
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=own | variables, capture_output=True, text=True, timeout=540
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=own | variables,
+        capture_output=True,
+        text=True,
+        timeout=540,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split(), done.stderr
@@ -73,7 +84,9 @@ def test_a_laptop_keeps_its_caches_where_they_are(tmp_path):
 
 @pytest.mark.parametrize(("before", "after"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
 def test_threads_that_wait_leave_their_cores_to_others(before, after, tmp_path):
-    (found,), _ = ran("import tasks, os; print(os.environ['OMP_WAIT_POLICY'])", tmp_path, HOME=str(tmp_path), **before)
+    (found,), _ = ran(
+        "import tasks, os; print(os.environ['OMP_WAIT_POLICY'])", tmp_path, HOME=str(tmp_path), **before
+    )
     assert found == after
 
 
@@ -108,7 +121,9 @@ def test_a_folder_for_models_that_cannot_be_made_is_our_error(monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", f"{NOWHERE}/hub")
-    with pytest.raises(FlytuneError, match=f"^{NOWHERE}/hub/artifacts: cannot be written: Not a directory; set HF_HOME"):
+    with pytest.raises(
+        FlytuneError, match=f"^{NOWHERE}/hub/artifacts: cannot be written: Not a directory; set HF_HOME"
+    ):
         caches.hub_folder("artifacts")
 
 
@@ -122,7 +137,11 @@ def test_the_command_line_says_so_in_one_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(cli, "import_module", lambda name: command)
     where = tmp_path / "home" / ".cache" / "huggingface"
     assert cli.main(["plan", "recipe.yaml"]) == 1
-    assert capsys.readouterr().err.startswith(f"FlytuneError: {where}: cannot be written: Permission denied; set HF_HOME")
+    assert capsys.readouterr().err.startswith(
+        f"FlytuneError: {where}: cannot be written: Permission denied; set HF_HOME"
+    )
     where = tmp_path / "another"
     assert cli.main(["plan", "recipe.yaml"]) == 1
-    assert capsys.readouterr().err.startswith(f"RecipeError: {where}: Permission denied; name a path that can be read")
+    assert capsys.readouterr().err.startswith(
+        f"RecipeError: {where}: Permission denied; name a path that can be read"
+    )

@@ -29,4 +29,8 @@ def test_the_chain_of_an_error_that_is_its_own_cause_ends():
     assert list(islice(chain(first), 9)) == [first, second]
     hidden = KeyError("hidden")
     hidden.__context__, hidden.__suppress_context__ = first, True
-    assert [len(list(islice(chain(hidden, contexts), 9))) for contexts in ("all", "shown", "none")] == [3, 1, 1]
+    assert [len(list(islice(chain(hidden, contexts), 9))) for contexts in ("all", "shown", "none")] == [
+        3,
+        1,
+        1,
+    ]

@@ -1,4 +1,5 @@
-"""Reading of regular files, and files and folders that appear under their names only when they are complete."""
+"""Reading of regular files, and files and folders that appear under their names only when they are
+complete."""
 
 import threading
 
@@ -124,5 +125,9 @@ def test_one_of_several_writers_creates_a_file(tmp_path):
 def test_files_are_written_and_moved_into_new_folders(tmp_path):
     write_durably(tmp_path / "one" / "a", b"content")
     expected = sha256_of(tmp_path / "one" / "a")
-    assert move_durably(tmp_path / "one" / "a", tmp_path / "two" / "a") == expected == sha256_of(tmp_path / "two" / "a")
+    assert (
+        move_durably(tmp_path / "one" / "a", tmp_path / "two" / "a")
+        == expected
+        == sha256_of(tmp_path / "two" / "a")
+    )
     assert names(tmp_path / "one") == []

@@ -18,7 +18,9 @@ def enabled_afterwards():
 
 def in_python(code):
     """Return what a new interpreter prints."""
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    return subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
 
 
 @pytest.mark.slow
@@ -29,7 +31,8 @@ from flytune import garbage_collection
 before, runs = gc.get_freeze_count(), [one["collections"] for one in gc.get_stats()]
 with garbage_collection.paused():
     import transformers.modeling_utils
-print([one["collections"] for one in gc.get_stats()] == runs, gc.isenabled(), gc.get_freeze_count() - before > 100_000)
+same = [generation["collections"] for generation in gc.get_stats()] == runs
+print(same, gc.isenabled(), gc.get_freeze_count() - before > 100_000)
 """
     assert in_python(code) == ["True"] * 3
 
@@ -70,7 +73,9 @@ print(seen() is None)
     assert in_python(code) == ["True"]
 
 
-@pytest.mark.parametrize(("before", "printed"), [("", ["collected"]), ("garbage_collection.skip_at_exit()", [])])
+@pytest.mark.parametrize(
+    ("before", "printed"), [("", ["collected"]), ("garbage_collection.skip_at_exit()", [])]
+)
 def test_an_ending_process_collects_nothing(before, printed):
     code = f"""
 from flytune import garbage_collection

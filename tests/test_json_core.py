@@ -17,7 +17,8 @@ VALUES = st.recursive(
 )
 REFUSED = {
     '{"a": 1, "b": 2, "a": 3}': "the key 'a' is there twice, in columns 2 and 18; keep one",
-    '{"a": 1,\n"b": {"c": [":", {"d": "}"}],\n"c": 2}}': "the key 'c' is there twice, in lines 2 and 3; keep one",
+    '{"a": 1,\n"b": {"c": [":", {"d": "}"}],\n"c": 2}}': "the key 'c' is there twice, in lines 2 and 3; keep "
+    "one",
     '{"a\\u0062": 1, "ab": 2}': "the key 'ab' is there twice, in columns 2 and 16; keep one",
     '{"a": NaN}': "NaN is not JSON; numbers are finite",
     "[-Infinity]": "-Infinity is not JSON; numbers are finite",

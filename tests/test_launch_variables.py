@@ -1,4 +1,5 @@
-"""Variables of launchers in the environment of a run (in a whole run: end_to_end/test_from_recipe_to_answers.py)."""
+"""Variables of launchers in the environment of a run (in a whole run:
+end_to_end/test_from_recipe_to_answers.py)."""
 
 import importlib.util
 import os
@@ -15,7 +16,12 @@ from flytune.hardware import load_shapes
 from flytune.pods import spec
 from tests.support.paths import ROOT
 
-KEPT = {"NCCL_DEBUG": "WARN", "CUDA_VISIBLE_DEVICES": "0", "SLURM_NTASKS": "2", "ACCELERATE_LOG_LEVEL": "info"}
+KEPT = {
+    "NCCL_DEBUG": "WARN",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "SLURM_NTASKS": "2",
+    "ACCELERATE_LOG_LEVEL": "info",
+}
 READ = re.compile(r"""(?:environ(?:\.get)?[\[(]|_from_env\(|_int_from_env\(\[(?:"\w+", )*)\s*["'](\w+)["']""")
 SOURCES = {
     "accelerate": ("state.py", "parallelism_config.py", "accelerator.py"),
@@ -23,7 +29,14 @@ SOURCES = {
     "torch": ("distributed/rendezvous.py",),
     "deepspeed": ("comm/comm.py",),
 }
-OTHERS = {"CUDA_VISIBLE_DEVICES", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", "USE_LIBUV"}
+OTHERS = {
+    "CUDA_VISIBLE_DEVICES",
+    "NCCL_IB_DISABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "USE_LIBUV",
+}
 OTHERS |= {"PYTORCH_ENABLE_MPS_FALLBACK"}
 """Variables that those files read and that choose none of it."""
 
@@ -68,7 +81,9 @@ def test_a_pod_keeps_what_the_training_operator_sets(environment, caplog):
 @pytest.mark.parametrize("name", launch_variables._RANKS)
 def test_a_command_that_another_launcher_has_started_twice_is_refused(name, environment):
     environment[name] = "1"
-    with pytest.raises(LaunchError, match=f"^{name}=1: another launcher .* start it once, without the other one"):
+    with pytest.raises(
+        LaunchError, match=f"^{name}=1: another launcher .* start it once, without the other one"
+    ):
         launch_variables.clear(in_pod=False)
 
 

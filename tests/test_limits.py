@@ -8,7 +8,10 @@ from flytune.hardware import load_cluster, load_shapes
 from flytune.recipe import Recipe
 from tests.support.recipes import content
 
-ROW = "{name: a, accelerator: H100, processes: 8, gpu_memory_gib: 80, cpu: 8, memory_gib: 64, shared_memory_gib: 8, "
+ROW = (
+    "{name: a, accelerator: H100, processes: 8, gpu_memory_gib: 80, cpu: 8, memory_gib: 64, "
+    "shared_memory_gib: 8, "
+)
 ROW += "disk_gib: 100, price_per_hour: 1}"
 
 
@@ -25,7 +28,9 @@ DEFAULTS = Recipe.model_validate(content())
 
 
 @pytest.mark.parametrize("path", list(numbers(DEFAULTS)), ids=".".join)
-@pytest.mark.parametrize("value", [10**30, 1e300, "1e400", float("inf"), float("nan"), True, -(10**30)], ids=str)
+@pytest.mark.parametrize(
+    "value", [10**30, 1e300, "1e400", float("inf"), float("nan"), True, -(10**30)], ids=str
+)
 def test_every_number_of_a_recipe_has_an_end(path, value):
     written = DEFAULTS.model_dump()
     if path[0] == "method":
@@ -37,8 +42,12 @@ def test_every_number_of_a_recipe_has_an_end(path, value):
         Recipe.model_validate(written)
 
 
-@pytest.mark.parametrize("text", ["\x00", "a\x1b[31mb", "x" * 5000, "/" + "y" * 300, "~nobody/x", "", "\ud800"])
-@pytest.mark.parametrize("field", ["model.name_or_path", "data.path", "checkpoints.folder", "publish.address"])
+@pytest.mark.parametrize(
+    "text", ["\x00", "a\x1b[31mb", "x" * 5000, "/" + "y" * 300, "~nobody/x", "", "\ud800"]
+)
+@pytest.mark.parametrize(
+    "field", ["model.name_or_path", "data.path", "checkpoints.folder", "publish.address"]
+)
 def test_paths_that_no_system_has_are_mistakes(field, text):
     section, name = field.split(".")
     with pytest.raises(RecipeError, match=field) as error:
@@ -57,7 +66,13 @@ def test_a_recipe_that_is_nested_without_end_is_refused():
 def test_a_micro_batch_of_a_million_millions_is_refused():
     with pytest.raises(RecipeError, match=r"per_device_train_batch_size: must be 65,536 or less"):
         Recipe.model_validate(
-            content(training={"learning_rate": 1e-4, "global_batch_size": 8, "per_device_train_batch_size": 10**12})
+            content(
+                training={
+                    "learning_rate": 1e-4,
+                    "global_batch_size": 8,
+                    "per_device_train_batch_size": 10**12,
+                }
+            )
         )
 
 
@@ -85,5 +100,7 @@ def test_rows_of_shapes_that_no_machine_has(change, said, tmp_path):
 
 def test_numbers_of_a_cluster(tmp_path):
     (tmp_path / "cluster.yaml").write_text("node_start_minutes: true\nstore_read_gbs: .inf\n")
-    with pytest.raises(RecipeError, match=r"(?s)node_start_minutes: must be a number; found true.*store_read_gbs: "):
+    with pytest.raises(
+        RecipeError, match=r"(?s)node_start_minutes: must be a number; found true.*store_read_gbs: "
+    ):
         load_cluster(tmp_path / "cluster.yaml")

@@ -1,4 +1,5 @@
-"""One check of names from outside, and each road on which a name arrives: a file outside of the folder survives."""
+"""One check of names from outside, and each road on which a name arrives: a file outside of the folder
+survives."""
 
 import json
 import logging
@@ -104,14 +105,25 @@ def test_a_link_that_leads_out_is_refused_and_that_of_a_hub_cache_is_not(tmp_pat
 
 
 RECORDS = {
-    "artifact.json": lambda name: Contents.parse(json.dumps({"files": [{"file": name, "size": 1, "sha256": SHA}]})),
-    "a checkpoint's part": lambda name: NodeFiles.parse(json.dumps({"files": [{"file": name, "size": 1, "sha256": SHA}]})),
+    "artifact.json": lambda name: Contents.parse(
+        json.dumps({"files": [{"file": name, "size": 1, "sha256": SHA}]})
+    ),
+    "a checkpoint's part": lambda name: NodeFiles.parse(
+        json.dumps({"files": [{"file": name, "size": 1, "sha256": SHA}]})
+    ),
     "a checkpoint's manifest": lambda name: Checkpoint.parse(
         json.dumps(CHECKPOINT | {"files": [{"file": name, "size": 1, "sha256": SHA}]})
     ),
     "a shard": lambda name: Shard.parse(json.dumps({"file": name, "samples": 1, "tokens": 1, "sha256": SHA})),
 }
-CHECKPOINT = {"step": 2, "attempt": "0001-abcdef", "decisions": "d", "sharding": "none", "world_size": 1, "flytune": "0.2.0"}
+CHECKPOINT = {
+    "step": 2,
+    "attempt": "0001-abcdef",
+    "decisions": "d",
+    "sharding": "none",
+    "world_size": 1,
+    "flytune": "0.2.0",
+}
 
 
 @pytest.mark.parametrize("read", RECORDS.values(), ids=RECORDS)
@@ -147,7 +159,9 @@ def storages(tmp_path):
     return outside, [str(tmp_path / "store"), f"file://{tmp_path}/store", "memory://readers/store"]
 
 
-@pytest.mark.parametrize("name", ["../outside.txt", "a/../../outside.txt", "/outside.txt", "a\\..\\outside.txt", "a\x00"])
+@pytest.mark.parametrize(
+    "name", ["../outside.txt", "a/../../outside.txt", "/outside.txt", "a\\..\\outside.txt", "a\x00"]
+)
 @pytest.mark.parametrize("kind", [0, 1, 2])
 def test_no_storage_reads_writes_or_deletes_outside_of_its_address(tmp_path, name, kind):
     import fsspec
@@ -217,8 +231,13 @@ def test_a_checkpoint_with_a_name_outside_is_no_checkpoint_and_deletes_and_write
     ledger = Ledger(Storage(tmp_path / "run" if address == "local" else address, ""), limit=1)
     ledger.begin()
     content = Checkpoint.model_validate(CHECKPOINT)
-    evil = [{"file": name, "size": 4, "sha256": SHA} for name in ("../../outside.txt", "../outside.txt", str(outside))]
-    ledger.storage.write(f"{content.folder}/manifest.json", json.dumps(CHECKPOINT | {"files": evil, "digest": SHA}).encode())
+    evil = [
+        {"file": name, "size": 4, "sha256": SHA}
+        for name in ("../../outside.txt", "../outside.txt", str(outside))
+    ]
+    ledger.storage.write(
+        f"{content.folder}/manifest.json", json.dumps(CHECKPOINT | {"files": evil, "digest": SHA}).encode()
+    )
     ledger.storage.write(f"{content.folder}/part-0.json", json.dumps({"files": evil}).encode())
     assert ledger.checkpoints() == []
     with pytest.raises(RecordError):

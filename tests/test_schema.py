@@ -22,11 +22,37 @@ from flytune.schema import EXPECTED, FORMS, RecordError, Strict, mistakes, valid
 from flytune.sharding.deepspeed_config import DeepSpeedConfig
 from tests.support.recipes import content, models_of
 
-VALUES = [None, True, -1, 0, 2**70, 1.5, -1e300, "", "x", "x" * 5000, "9" * 5000, [], [[]], [None, True], {}, {1: 2}]
-VALUES += [{"a": True}, {"": {}}, [{}], [{"name": None}], list(range(limits.LISTED + 1)), b"x", {"a": [{"b": None}]}]
+VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    1.5,
+    -1e300,
+    "",
+    "x",
+    "x" * 5000,
+    "9" * 5000,
+    [],
+    [[]],
+    [None, True],
+    {},
+    {1: 2},
+]
+VALUES += [
+    {"a": True},
+    {"": {}},
+    [{}],
+    [{"name": None}],
+    list(range(limits.LISTED + 1)),
+    b"x",
+    {"a": [{"b": None}]},
+]
 UPSTREAM = re.compile(
-    r"[Ii]nput should|[Ss]hould (be|match|have)|instance of|<(function|class|bound)|function-|constrained-|literal\["
-    r"|\[key\]|type=|parsing|valid (dict|int|str|bool|list|number)|\bNone\b|pydantic|input_value|Assertion failed|Value error"
+    r"[Ii]nput should|[Ss]hould (be|match|have)|instance "
+    r"of|<(function|class|bound)|function-|constrained-|literal\[|\[key\]|type=|parsing|valid "
+    r"(dict|int|str|bool|list|number)|\bNone\b|pydantic|input_value|Assertion failed|Value error"
     r"|dict\[|list\[",
 )
 
@@ -66,12 +92,24 @@ def inside(model):
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
 def test_no_word_of_pydantic_is_shown(model):
     for value in (*VALUES, *inside(model)):
-        assert [line for line in said_of(model, value) if UPSTREAM.search(line) or "another value" in line] == [], value
+        assert [
+            line for line in said_of(model, value) if UPSTREAM.search(line) or "another value" in line
+        ] == [], value
 
 
 @pytest.mark.slow
 def test_no_word_of_pydantic_is_shown_for_a_whole_recipe():
-    for section in ("model", "data", "method", "sharding", "training", "objective", "evaluation", "checkpoints", "publish"):
+    for section in (
+        "model",
+        "data",
+        "method",
+        "sharding",
+        "training",
+        "objective",
+        "evaluation",
+        "checkpoints",
+        "publish",
+    ):
         models = models_of(Recipe.model_fields[section].annotation)
         for value in (*VALUES, *(one for model in models for one in inside(model))):
             whole = content()
@@ -134,7 +172,9 @@ def numbers(annotation):
 @pytest.mark.parametrize("value", [True, [True], {"a": True}, [[True]]], ids=repr)
 def test_no_boolean_is_a_number(model, value):
     for name, field in model.model_fields.items():
-        if numbers(field.annotation) and not re.search(r"\bbool\b|\bAny\b|Literal\[True", str(field.annotation)):
+        if numbers(field.annotation) and not re.search(
+            r"\bbool\b|\bAny\b|Literal\[True", str(field.annotation)
+        ):
             said = said_of(model, {name: value})
             assert any(re.match(rf"\s*(generation\.)?{name}\b", line) for line in said), (name, said)
 
@@ -142,11 +182,19 @@ def test_no_boolean_is_a_number(model, value):
 @pytest.mark.parametrize(
     ("model", "value", "said"),
     [
-        (Shapes, {"shapes": [{"name": "a", "processes": True}]}, "shapes[0].processes: must be an integer; found true"),
+        (
+            Shapes,
+            {"shapes": [{"name": "a", "processes": True}]},
+            "shapes[0].processes: must be an integer; found true",
+        ),
         (Cluster, {"node_start_minutes": True}, "node_start_minutes: must be a number; found true"),
         (Cluster, {"volumes": 5}, "volumes: must be a list; found 5"),
         (Accelerators, {"accelerators": {}}, "accelerators: must be a list; found {}"),
-        (DeepSpeedConfig, {"train_batch_size": "x"}, "train_batch_size: must be a number or 'auto'; found 'x'"),
+        (
+            DeepSpeedConfig,
+            {"train_batch_size": "x"},
+            "train_batch_size: must be a number or 'auto'; found 'x'",
+        ),
     ],
 )
 def test_a_mistake_is_a_sentence_with_its_place(model, value, said):
@@ -158,13 +206,32 @@ def test_a_mistake_is_a_sentence_with_its_place(model, value, said):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"evaluation": {"eval_steps": "x"}}, "evaluation.eval_steps: must be an integer or a number or 'epoch'; found 'x'"),
-        ({"evaluation": {"eval_steps": -1}}, "evaluation.eval_steps: must be greater than 0 or 'epoch'; found -1"),
-        ({"method": {"name": "lora", "target_modules": 5}}, "method.target_modules: must be a string or a list; found 5"),
-        ({"method": {"name": "lora", "target_modules": [5]}}, "method.target_modules[0]: must be a string; found 5"),
-        ({"method": {"name": "lora", "rank_pattern": {"a": True}}}, "method.rank_pattern.a: must be an integer; found true"),
+        (
+            {"evaluation": {"eval_steps": "x"}},
+            "evaluation.eval_steps: must be an integer or a number or 'epoch'; found 'x'",
+        ),
+        (
+            {"evaluation": {"eval_steps": -1}},
+            "evaluation.eval_steps: must be greater than 0 or 'epoch'; found -1",
+        ),
+        (
+            {"method": {"name": "lora", "target_modules": 5}},
+            "method.target_modules: must be a string or a list; found 5",
+        ),
+        (
+            {"method": {"name": "lora", "target_modules": [5]}},
+            "method.target_modules[0]: must be a string; found 5",
+        ),
+        (
+            {"method": {"name": "lora", "rank_pattern": {"a": True}}},
+            "method.rank_pattern.a: must be an integer; found true",
+        ),
         ({"data": {"path": "x", "columns": {1: "a"}}}, "data.columns[1]: the key must be a string; found 1"),
-        ({"name": "A B"}, "name: must be 1 to 63 lower-case letters, digits and dashes, and begin with no dash; found 'A B'"),
+        (
+            {"name": "A B"},
+            "name: must be 1 to 63 lower-case letters, digits and dashes, and begin with no dash; found 'A "
+            "B'",
+        ),
         ({"training": None}, "training: must be a mapping; found null"),
     ],
 )
@@ -187,4 +254,6 @@ def test_defaults_are_of_their_own_types():
             is_absent = field.default is None and model.__module__ == DeepSpeedConfig.__module__
             if field.default is not PydanticUndefined and not is_absent:
                 with suppress(FlytuneError):
-                    assert not any(line.startswith(f"{name}:") for line in said_of(model, {name: field.default})), (model, name)
+                    assert not any(
+                        line.startswith(f"{name}:") for line in said_of(model, {name: field.default})
+                    ), (model, name)

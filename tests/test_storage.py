@@ -30,7 +30,9 @@ def test_files_are_written_listed_read_and_deleted(address, tmp_path):
     assert storage.read_each(["a", "deep/b"]) == {"a": b"two", "deep/b": b"three"}
     assert isinstance(storage.read_each(["a", "c"])["c"], FileNotFoundError)
     if storage.is_local:
-        assert "5 bytes, more than the 3 that are read" in str(storage.read_each(["deep/b"], largest=3)["deep/b"])
+        assert "5 bytes, more than the 3 that are read" in str(
+            storage.read_each(["deep/b"], largest=3)["deep/b"]
+        )
     storage.download("deep/b", tmp_path / "got" / "b")
     assert (tmp_path / "got" / "b").read_bytes() == b"three"
     assert storage.get("deep/b") == storage.get("deep/b", tmp_path / "again")
@@ -52,13 +54,16 @@ def test_every_failure_is_the_callers_error(tmp_path, monkeypatch):
     with pytest.raises(DataError) as caught:
         storage.read("a.jsonl")
     assert str(caught.value) == (
-        f"data.path: {tmp_path}: a.jsonl cannot be read: PermissionError: [Errno 13] denied by https://host/key?... now; it "
-        "refuses: check the credentials, and that they may read, write, list and delete there"
+        f"data.path: {tmp_path}: a.jsonl cannot be read: PermissionError: [Errno 13] denied by "
+        "https://host/key?... now; it refuses: check the credentials, and that they may read, write, list "
+        "and delete there"
     )
     reached = Storage(tmp_path, "data.path", error=DataError, failed="cannot be reached", retry=False)
     with pytest.raises(DataError, match=f"data.path: {tmp_path}: cannot be reached: PermissionError"):
         reached.files()
-    with pytest.raises(DataError, match="^nosuch://x: cannot be opened: ValueError: Protocol not known: nosuch"):
+    with pytest.raises(
+        DataError, match="^nosuch://x: cannot be opened: ValueError: Protocol not known: nosuch"
+    ):
         Storage("nosuch://x", key="", error=DataError)
 
 
@@ -77,7 +82,11 @@ def test_copies_between_all_kinds_of_storage(bucket, tmp_path):
     folder.copy_from(other, {"c.safetensors": "deep/b.safetensors"})  # downloaded
     folder.copy_from(here, names)  # linked
     digest = here.get("a.safetensors")
-    assert [other.get("deep/b.safetensors"), folder.get("c.safetensors"), folder.get("deep/b.safetensors")] == [digest] * 3
+    assert [
+        other.get("deep/b.safetensors"),
+        folder.get("c.safetensors"),
+        folder.get("deep/b.safetensors"),
+    ] == [digest] * 3
     assert (tmp_path / "folder/deep/b.safetensors").samefile(tmp_path / "here/a.safetensors")
 
 
@@ -87,13 +96,17 @@ def test_a_copy_that_is_not_complete_yet_is_awaited(bucket, monkeypatch):
     there.write("a", b"new")
     other.write("a", b"old")
     waited = []
-    monkeypatch.setattr("flytune.storage.time.sleep", lambda seconds: waited.append(seconds) or other.write("a", b"new"))
+    monkeypatch.setattr(
+        "flytune.storage.time.sleep", lambda seconds: waited.append(seconds) or other.write("a", b"new")
+    )
     monkeypatch.setattr(other.filesystem, "copy", lambda *arguments, **named: None)
     other.copy_from(there, {"a": "a"})
     assert waited == [1]
     other.write("a", b"old")
     monkeypatch.setattr("flytune.storage.time.sleep", lambda seconds: None)
-    with pytest.raises(StorageError, match=r"s3://models/other/a: the copy of s3://models/there/a is incomplete; run again"):
+    with pytest.raises(
+        StorageError, match=r"s3://models/other/a: the copy of s3://models/there/a is incomplete; run again"
+    ):
         other.copy_from(there, {"a": "a"})
 
 

@@ -1,4 +1,5 @@
-"""YAML by the 1.2 core schema, wherever Flytune reads it; what it writes is equal to readers of 1.1 and of 1.2."""
+"""YAML by the 1.2 core schema, wherever Flytune reads it; what it writes is equal to readers of 1.1 and of
+1.2."""
 
 import json
 import math
@@ -17,14 +18,37 @@ from flytune.recipe import Recipe
 from tests.support.recipes import content
 
 CORE = {
-    **{word: word for word in ("on", "off", "yes", "no", "On", "OFF", "Yes", "NO", "y", "n", "tRUE", "nULL", "none")},
+    **{
+        word: word
+        for word in ("on", "off", "yes", "no", "On", "OFF", "Yes", "NO", "y", "n", "tRUE", "nULL", "none")
+    },
     **{"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False},
     **{"null": None, "Null": None, "NULL": None, "~": None, "": None},
-    **{"1e-3": 1e-3, "1E5": 1e5, "1e5": 1e5, "2.5e-5": 2.5e-5, ".5": 0.5, "-.5E3": -500.0, "1.": 1.0, "+1.5": 1.5},
+    **{
+        "1e-3": 1e-3,
+        "1E5": 1e5,
+        "1e5": 1e5,
+        "2.5e-5": 2.5e-5,
+        ".5": 0.5,
+        "-.5E3": -500.0,
+        "1.": 1.0,
+        "+1.5": 1.5,
+    },
     **{".inf": math.inf, "-.Inf": -math.inf, "+.INF": math.inf},
     **{"7": 7, "-7": -7, "+7": 7, "017": 17, "0o17": 15, "0xfF": 255},
     **{
-        text: text for text in ("0b11", "1_000", "12:30:45", "1:30.5", "2026-11-22", "2026-11-22T01:02:03Z", "1.2.3", "=", "e3")
+        text: text
+        for text in (
+            "0b11",
+            "1_000",
+            "12:30:45",
+            "1:30.5",
+            "2026-11-22",
+            "2026-11-22T01:02:03Z",
+            "1.2.3",
+            "=",
+            "e3",
+        )
     },
     **{text: text for text in ("0o8", "-0o7", "0x", ".", "-", "+", "inf", "nan", ".infinity", "١")},
 }
@@ -45,7 +69,8 @@ def test_nan_and_quoted_scalars():
 
 
 @pytest.mark.parametrize(
-    "text", ["!!int x", "!!bool yes", "!!timestamp 2026-11-22", "!!python/name:os.system ''", "9" * 5000, "[1"]
+    "text",
+    ["!!int x", "!!bool yes", "!!timestamp 2026-11-22", "!!python/name:os.system ''", "9" * 5000, "[1"],
 )
 def test_what_is_no_core_yaml_is_an_error(text):
     with pytest.raises(yaml_core.YAMLError):
@@ -54,9 +79,15 @@ def test_what_is_no_core_yaml_is_an_error(text):
 
 def test_merged_mappings_stay_and_keys_that_stand_twice_are_refused_with_both_lines(tmp_path):
     text = "base: &base {x: 1, y: 2}\nmid: &mid {<<: *base, x: 3}\nlast: {<<: *mid, y: 4}\n"
-    assert yaml_core.load(text) == {"base": {"x": 1, "y": 2}, "mid": {"x": 3, "y": 2}, "last": {"x": 3, "y": 4}}
+    assert yaml_core.load(text) == {
+        "base": {"x": 1, "y": 2},
+        "mid": {"x": 3, "y": 2},
+        "last": {"x": 3, "y": 4},
+    }
     (tmp_path / "recipe.yaml").write_text("name: a\ntraining:\n  max_steps: 1\n  seed: 2\n\n  max_steps: 3\n")
-    with pytest.raises(RecipeError, match=r"recipe\.yaml: not YAML: max_steps is there twice, in lines 3 and 6; keep one"):
+    with pytest.raises(
+        RecipeError, match=r"recipe\.yaml: not YAML: max_steps is there twice, in lines 3 and 6; keep one"
+    ):
         Recipe.from_yaml(tmp_path / "recipe.yaml")
 
 
@@ -67,7 +98,9 @@ TEXTS = (
 )
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4), max_leaves=12
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
 )
 
 
@@ -84,7 +117,9 @@ def test_what_is_written_is_read_back_equal_by_1_1_and_1_2(value):
 
 
 # Words and numbers of YAML 1.1 that PyYAML does not know: other readers do.
-@pytest.mark.parametrize("text", ["y", "N", "1e3", "0o17", "1_0.5", "190:20:30.15", "+12", "0b1_0", "2026-1-1", "1,000", ".1_"])
+@pytest.mark.parametrize(
+    "text", ["y", "N", "1e3", "0o17", "1_0.5", "190:20:30.15", "+12", "0b1_0", "2026-1-1", "1,000", ".1_"]
+)
 def test_a_text_that_some_reader_takes_for_something_else_is_quoted(text):
     assert yaml_core.dump([text]) == f'- "{text}"\n'
 
@@ -117,7 +152,9 @@ def test_recipes_shapes_accelerators_and_the_cluster_are_read_by_it(tmp_path):
 
 
 def aliases(inside: str) -> str:
-    return f"a0: &a0 {inside}\n" + "".join(f"a{n}: &a{n} {{k{n}: [{','.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12))
+    return f"a0: &a0 {inside}\n" + "".join(
+        f"a{n}: &a{n} {{k{n}: [{','.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 12)
+    )
 
 
 HOSTILE = {
@@ -151,11 +188,17 @@ def test_hostile_texts_are_refused(text):
 def test_other_encodings_are_refused_and_files_are_read_to_the_limit(tmp_path):
     for coding in ("utf-16", "utf-32", "cp1252"):
         (tmp_path / "a.yaml").write_bytes("a: ö".encode(coding))
-        with (tmp_path / "a.yaml").open(encoding="utf-8") as text, pytest.raises(yaml_core.YAMLError, match="not UTF-8: byte"):
+        with (
+            (tmp_path / "a.yaml").open(encoding="utf-8") as text,
+            pytest.raises(yaml_core.YAMLError, match="not UTF-8: byte"),
+        ):
             yaml_core.load(text)  # as `pyflyte run` opens it
         with pytest.raises(yaml_core.YAMLError, match="not UTF-8: byte"):
             yaml_core.load((tmp_path / "a.yaml").read_bytes())
-    with open("/dev/zero", "rb") as endless, pytest.raises(yaml_core.YAMLError, match="longer than the 300,000 characters"):
+    with (
+        open("/dev/zero", "rb") as endless,
+        pytest.raises(yaml_core.YAMLError, match="longer than the 300,000 characters"),
+    ):
         yaml_core.load(endless)
     assert yaml_core.load("\ufeffa: 1".encode()) == {"a": 1}
 
@@ -168,7 +211,9 @@ def test_any_text_is_read_or_refused(text):
 
 def test_a_mapping_that_hides_a_merged_one_is_refused_with_what_would_be_lost():
     base = "base: &base {a: 1, training: {rate: 1, steps: 2}}\n"
-    with pytest.raises(yaml_core.YAMLError, match=r"line 2: training is brought by << too, and its steps would be lost"):
+    with pytest.raises(
+        yaml_core.YAMLError, match=r"line 2: training is brought by << too, and its steps would be lost"
+    ):
         yaml_core.load(f"{base}own: {{<<: *base, training: {{rate: 3}}}}\n")
     whole = yaml_core.load(f"{base}own: {{<<: *base, a: 2, training: {{rate: 3, steps: 4}}}}\n")
     assert whole["own"] == {"a": 2, "training": {"rate": 3, "steps": 4}}

@@ -1,4 +1,5 @@
-"""Sizes of a model, memory of a workload, seconds of its step: in closed form, without a GPU and without weights."""
+"""Sizes of a model, memory of a workload, seconds of its step: in closed form, without a GPU and without
+weights."""
 
 from training_estimates.accelerators import Accelerator
 from training_estimates.counting import count as sizes_of

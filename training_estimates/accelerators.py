@@ -25,7 +25,8 @@ class Accelerator(Immutable):
     pcie_gbs: Positive
     """Bandwidth to the host, one direction."""
     network_gbs: Positive
-    """Bandwidth of the complete node to others over its fabric, one direction; Workload.network_gbs limits it."""
+    """Bandwidth of the complete node to others over its fabric, one direction; Workload.network_gbs limits
+    it."""
     matmul_tflops: Positive
     """Measured TFLOP/s of 16-bit matrix products."""
     attention_tflops: Positive
@@ -33,10 +34,12 @@ class Accelerator(Immutable):
 
 
 def workspace_bytes(chip: str | None) -> float:
-    """Return the bytes of cuBLAS's workspaces on a GPU, which torch allocates for each thread that multiplies matrices.
+    """Return the bytes of cuBLAS's workspaces on a GPU, which torch allocates for each thread that multiplies
+    matrices.
 
-    There are two: the one of the forward pass, and autograd's. 32 MiB on Hopper, on others two blocks of 4 MiB and eight of
-    16 KiB (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize); of an unknown GPU the larger.
+    There are two: the one of the forward pass, and autograd's. 32 MiB on Hopper, on others two blocks of 4
+    MiB and eight of 16 KiB (torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize);
+    of an unknown GPU the larger.
     """
     is_large = chip is None or chip.startswith("GH")
     return 2.0 * 2**10 * (32 * 1024 if is_large else 2 * 4096 + 8 * 16)

@@ -1,8 +1,10 @@
-"""Memory of activations: tensors kept for backward, and temporaries of backward, counted from the code of the layers.
+"""Memory of activations: tensors kept for backward, and temporaries of backward, counted from the code of the
+layers.
 
-A tensor counts where autograd keeps it: inputs of matrix products whose weights are trained, inputs of the elementwise
-functions, q, k, v and output of an attention that does not store its scores. Letters in comments: h hidden size, a width of
-the query heads, k of the key heads, i of the MLP, V vocabulary; c bytes of the compute dtype, s of the residual stream.
+A tensor counts where autograd keeps it: inputs of matrix products whose weights are trained, inputs of the
+elementwise functions, q, k, v and output of an attention that does not store its scores. Letters in comments:
+h hidden size, a width of the query heads, k of the key heads, i of the MLP, V vocabulary; c bytes of the
+compute dtype, s of the residual stream.
 """
 
 from dataclasses import dataclass
@@ -12,14 +14,16 @@ from training_estimates.workload import BYTES, Workload
 LAYER_NORM_TYPES = ("mpt", "phi", "gpt_neox", "starcoder2")
 """Model types whose norms are torch's LayerNorm: one kernel, which keeps its input."""
 EAGER_SCORES = 5
-"""Bytes a head and pair of tokens of an attention that keeps scores, softmax and dropout (Korthikanti et al. 2022, eq. 1)."""
+"""Bytes a head and pair of tokens of an attention that keeps scores, softmax and dropout (Korthikanti et al.
+2022, eq. 1)."""
 
 LOSS_VOCABULARY, LOSS_TOKENS = 32768, 4096
 """Vocabulary entries and, on a GPU, tokens of a tile (trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE;
 trl/kernels/chunked_logprob.py, TOKEN_CHUNK_SIZE)."""
 _FOUR_BITS = ("nf4", "nf4_double", "fp4", "fp4_double")
 CPU_LOSS_BYTES = 33
-"""Bytes per number of a tile: in backward eight in float32, and a byte that marks the target (_backward_tile)."""
+"""Bytes per number of a tile: in backward eight in float32, and a byte that marks the target
+(_backward_tile)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +43,18 @@ class Activations:
 def stream_bytes(workload: Workload) -> int:
     """Return the bytes of one number of the residual stream.
 
-    peft's prepare_model_for_kbit_training makes norms and embeddings float32, and so the stream; a frozen 16-bit base
-    under autocast stays in 16 bits, float32 weights of embeddings make it float32.
+    peft's prepare_model_for_kbit_training makes norms and embeddings float32, and so the stream; a frozen
+    16-bit base under autocast stays in 16 bits, float32 weights of embeddings make it float32.
     """
     if workload.weight_dtype == "float32" and workload.precision == "autocast":
         return 4
     if workload.kbit_float32:
         return 4
-    if workload.precision == "autocast" and "embedding" in workload.lora_targets and workload.framework.float32_copies:
+    if (
+        workload.precision == "autocast"
+        and "embedding" in workload.lora_targets
+        and workload.framework.float32_copies
+    ):
         return 4
     return BYTES[workload.compute_dtype if workload.precision != "pure" else workload.weight_dtype]
 
@@ -67,8 +75,8 @@ def count(workload: Workload) -> Activations:
     adapters = _adapter_inputs(workload, compute) + _dora_outputs(workload, compute)
     gradient = float((stream + compute) * sizes.hidden_size)
     if inside > compute and workload.quantization != "int8":
-        # Most is held when the gradients of the product have become float32: the last adapter's input and the output's
-        # 16-bit gradient, from which they are computed, are free by then.
+        # Most is held when the gradients of the product have become float32: the last adapter's input and the
+        # output's 16-bit gradient, from which they are computed, are free by then.
         gradient = stream * sizes.hidden_size - _product_input(workload, compute)
     folded = _folded_weights(workload, compute)
     return Activations(
@@ -76,7 +84,9 @@ def count(workload: Workload) -> Activations:
         kept=tokens * (kept + adapters) + folded,
         # The gradient of the sum of weight and adapter has the size of the weight.
         working=tokens * (working + gradient) + _dora_weights(workload, compute) + folded,
-        loss=tokens * _loss(workload, compute, stream) + _tiles(workload) + (2 + compute) * quantized_head(workload),
+        loss=tokens * _loss(workload, compute, stream)
+        + _tiles(workload)
+        + (2 + compute) * quantized_head(workload),
     )
 
 
@@ -116,8 +126,11 @@ def _mlp(workload: Workload, compute: int) -> tuple[float, float]:
     # Gradients of product, activation and up (of activation and up); the product's memory is free by then.
     made = (3 if sizes.gated else 2) - full
     if sizes.experts == 1:
-        return float(compute * sizes.intermediate_size * held), float(compute * sizes.intermediate_size * made)
-    # A token goes through several experts; each gathers its input and scatters its output. Backward handles one at a time.
+        return float(compute * sizes.intermediate_size * held), float(
+            compute * sizes.intermediate_size * made
+        )
+    # A token goes through several experts; each gathers its input and scatters its output. Backward handles
+    # one at a time.
     several, dense = sizes.experts_per_token, sizes.dense_layers / sizes.num_hidden_layers
     kept: float = several * compute * (sizes.intermediate_size * held + 2 * sizes.hidden_size)
     kept += compute * sizes.shared_intermediate_size * held
@@ -128,7 +141,8 @@ def _mlp(workload: Workload, compute: int) -> tuple[float, float]:
 
 
 def _adapter_inputs(workload: Workload, compute: int) -> float:
-    """Return bytes per token of adapted layers' inputs: PEFT casts and drops out for each adapter separately."""
+    """Return bytes per token of adapted layers' inputs: PEFT casts and drops out for each adapter
+    separately."""
     if workload.method == "full":
         return 0.0
     layers = workload.geometry.num_hidden_layers
@@ -137,7 +151,10 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
         inputs[one.name] = inputs.get(one.name, 0.0) + one.rows * one.count * one.share / layers
     if workload.framework.shared_adapter_inputs:
         # Adapters in the dtype of the base; one dropped-out copy of an input and its mask.
-        shared = {("x" if name in "qkv" else "m" if name in ("gate", "up") else name): rows for name, rows in inputs.items()}
+        shared = {
+            ("x" if name in "qkv" else "m" if name in ("gate", "up") else name): rows
+            for name, rows in inputs.items()
+        }
         return float(sum(rows * (compute + compute + 1) for rows in shared.values()))
     return sum(inputs.values()) * _copy_bytes(workload, compute)
 
@@ -145,8 +162,8 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
 def _copy_bytes(workload: Workload, compute: int) -> int:
     """Return the bytes that a PEFT adapter keeps of each number of its input.
 
-    Of float32 adapters a float32 copy, or 16 bits under autocast; DeepSpeed's are in 16 bits. And the mask of dropout: a byte
-    on a GPU, on a CPU a number of the copy's dtype (ATen/native/Dropout.cpp).
+    Of float32 adapters a float32 copy, or 16 bits under autocast; DeepSpeed's are in 16 bits. And the mask of
+    dropout: a byte on a GPU, on a CPU a number of the copy's dtype (ATen/native/Dropout.cpp).
     """
     copy = 4 if workload.precision == "pure" and not workload.layout.deepspeed else compute
     return copy + (0 if not workload.adapter_dropout else copy if workload.on_cpu else 1)
@@ -159,10 +176,11 @@ def _product_input(workload: Workload, compute: int) -> float:
 
 
 def _folded_weights(workload: Workload, compute: int) -> float:
-    """Return bytes of one layer's expert weights with their adapters added (PEFT's ParamWrapper), which backward needs.
+    """Return bytes of one layer's expert weights with their adapters added (PEFT's ParamWrapper), which
+    backward needs.
 
-    A product reads their sum, and not the weight; the factors are there in the dtype of the weight too. Layers that are not
-    recomputed are taken for equal: those without experts keep less.
+    A product reads their sum, and not the weight; the factors are there in the dtype of the weight too.
+    Layers that are not recomputed are taken for equal: those without experts keep less.
     """
     sizes = workload.geometry
     layers = sizes.num_hidden_layers - (sizes.dense_layers if workload.checkpointing != "none" else 0)
@@ -178,31 +196,40 @@ def quantized_head(workload: Workload) -> int:
 
 
 def _four_bits(workload: Workload, compute: int) -> float:
-    """Return bytes per token that the 4-bit layers of a mean layer keep: their inputs, where the library keeps them."""
+    """Return bytes per token that the 4-bit layers of a mean layer keep: their inputs, where the library
+    keeps them."""
     if workload.quantization not in _FOUR_BITS or not workload.framework.keeps_quantized_inputs:
         return 0.0
     sizes = workload.geometry
     norms = 1 if sizes.model_type == "phi" else 2
-    return float(compute * (norms * sizes.hidden_size + sizes.num_attention_heads * sizes.head_dim + sizes.intermediate_size))
+    return float(
+        compute
+        * (norms * sizes.hidden_size + sizes.num_attention_heads * sizes.head_dim + sizes.intermediate_size)
+    )
 
 
 def _eight_bits(workload: Workload, compute: int, stream: int) -> tuple[float, float]:
-    """Return bytes per token that 8-bit layers keep, their inputs, and the most that one holds beside its result.
+    """Return bytes per token that 8-bit layers keep, their inputs, and the most that one holds beside its
+    result.
 
-    bitsandbytes keeps inputs in the dtype that they come in (MatMul8bitLt): the norms' in that of the stream, the product's in
-    the MLP too, attention's in the compute dtype. A product has an input in 8 bits and a result in 32 (int8_scaled_mm).
+    bitsandbytes keeps inputs in the dtype that they come in (MatMul8bitLt): the norms' in that of the stream,
+    the product's in the MLP too, attention's in the compute dtype. A product has an input in 8 bits and a
+    result in 32 (int8_scaled_mm).
     """
     if workload.quantization != "int8":
         return 0.0, 0.0
     sizes = workload.geometry
     query = sizes.num_attention_heads * sizes.head_dim
     products = [one for one in sizes.linears if one.quantizable]
-    kept = stream * (2 * sizes.hidden_size + sizes.intermediate_size * sizes.experts_per_token) + compute * query
+    kept = (
+        stream * (2 * sizes.hidden_size + sizes.intermediate_size * sizes.experts_per_token) + compute * query
+    )
     return float(kept), float(max((one.rows + 4 * one.columns for one in products), default=0))
 
 
 def _dora_outputs(workload: Workload, compute: int) -> float:
-    """Return bytes per token that DoRA keeps of adapted layers' outputs, the base's and the adapter's, for the magnitudes."""
+    """Return bytes per token that DoRA keeps of adapted layers' outputs, the base's and the adapter's, for
+    the magnitudes."""
     if not workload.dora:
         return 0.0
     layers = workload.geometry.num_hidden_layers
@@ -212,28 +239,37 @@ def _dora_outputs(workload: Workload, compute: int) -> float:
 def _dora_weights(workload: Workload, compute: int) -> float:
     """Return bytes of the largest adapted weight's change while DoRA computes its norms.
 
-    An identity matrix of its inputs, float32; the change in the adapter's dtype and in that of the inputs; the sum with the
-    weight, and its squares.
+    An identity matrix of its inputs, float32; the change in the adapter's dtype and in that of the inputs;
+    the sum with the weight, and its squares.
     """
     if not workload.dora or not workload.adapted:
         return 0.0
-    return max(4.0 * one.rows * one.rows + (4 + 3 * compute) * one.rows * one.columns for one in workload.adapted)
+    return max(
+        4.0 * one.rows * one.rows + (4 + 3 * compute) * one.rows * one.columns for one in workload.adapted
+    )
 
 
 def _tiles(workload: Workload) -> float:
-    """Return bytes of logits that TRL's chunked loss holds at a time; on a GPU in 16 bits, and reduced in place."""
+    """Return bytes of logits that TRL's chunked loss holds at a time; on a GPU in 16 bits, and reduced in
+    place."""
     loss, width = workload.framework.loss, min(workload.outputs, LOSS_VOCABULARY)
     if not loss.tiles:
         return 0.0
     if workload.on_cpu:
         return float(CPU_LOSS_BYTES * min(workload.tokens, loss.cpu_tokens) * width)
     # Where all logits are kept, no tile is made on a GPU.
-    return 0.0 if loss.per_word else float(BYTES[workload.compute_dtype] * min(workload.tokens, LOSS_TOKENS) * width)
+    return (
+        0.0
+        if loss.per_word
+        else float(BYTES[workload.compute_dtype] * min(workload.tokens, LOSS_TOKENS) * width)
+    )
 
 
 def _loss(workload: Workload, compute: int, stream: int) -> float:
     sizes, loss = workload.geometry, workload.framework.loss
     # The last norm: its output, and its input (fused) or a float32 copy.
     norm = (stream if _fused_norms(workload) else 4) + compute if loss.keeps_norm else 0
-    word = loss.per_word + (loss.shift_per_word if workload.micro_batch * workload.sequences_per_row > 1 else 0)
+    word = loss.per_word + (
+        loss.shift_per_word if workload.micro_batch * workload.sequences_per_row > 1 else 0
+    )
     return float(sizes.hidden_size * (norm + loss.per_hidden) + workload.outputs * word)

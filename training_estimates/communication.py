@@ -6,8 +6,8 @@ from training_estimates.model_states import PACKED, States
 from training_estimates.workload import BYTES, Workload
 
 LINK_SHARE = 0.8
-"""Share of a link's data-sheet rate that NCCL's rings reach. Published runs of nccl-tests: 200 and 208 of 300 GB/s inside a
-node of A100 (its issues 149 and 178), 85 to 96 of 100 GB/s between nodes (issue 119)."""
+"""Share of a link's data-sheet rate that NCCL's rings reach. Published runs of nccl-tests: 200 and 208 of 300
+GB/s inside a node of A100 (its issues 149 and 178), 85 to 96 of 100 GB/s between nodes (issue 119)."""
 PCIE_SHARE = 0.8
 """Share of the slot's rate that copies from pinned memory reach (25 of 32 GB/s, CUDA's bandwidthTest)."""
 HOST_MEMORY_GBS = 200.0
@@ -24,8 +24,8 @@ def shards(workload: Workload) -> int:
 def communication_bytes(workload: Workload) -> tuple[float, float]:
     """Return bytes that one GPU sends over the slowest link: (in each micro batch, in each optimizer step).
 
-    A ring over n GPUs sends (n - 1) / n of the bytes for an all-gather or a reduce-scatter, twice that for an all-reduce
-    (Rajbhandari et al. 2020, §7, has the sums for ZeRO).
+    A ring over n GPUs sends (n - 1) / n of the bytes for an all-gather or a reduce-scatter, twice that for an
+    all-reduce (Rajbhandari et al. 2020, §7, has the sums for ZeRO).
     """
     layout, part = workload.layout, _ring(workload)
     gathered = _weight_bytes(workload)
@@ -39,7 +39,8 @@ def communication_bytes(workload: Workload) -> tuple[float, float]:
 
 
 def gathered_bytes(workload: Workload) -> float:
-    """Return the bytes that one GPU sends while the parameters are gathered once; none where they are not sharded."""
+    """Return the bytes that one GPU sends while the parameters are gathered once; none where they are not
+    sharded."""
     return _ring(workload) * _weight_bytes(workload) if workload.layout.shards_parameters else 0.0
 
 
@@ -59,7 +60,9 @@ def _weight_bytes(workload: Workload) -> float:
     """Return bytes of the full model, as it is gathered and as a host holds it."""
     geometry = workload.geometry
     packed = PACKED[workload.quantization] if workload.quantization not in ("none", "gptq4") else 2
-    return packed * geometry.quantizable_parameters + 2 * (geometry.parameters - geometry.quantizable_parameters)
+    return packed * geometry.quantizable_parameters + 2 * (
+        geometry.parameters - geometry.quantizable_parameters
+    )
 
 
 def _gradient_bytes(workload: Workload) -> int:
@@ -101,9 +104,12 @@ def optimizer_seconds(workload: Workload, accelerator: Accelerator, lasting: Sta
     if workload.optimizer_on == "none":
         seconds = memory_seconds(optimizer_bytes(workload, shards(workload)), accelerator)
         if workload.optimizer.paged:
-            held = sum(lasting.resident.values()) + (0.0 if workload.optimizer.in_backward else lasting.gradients)
+            held = sum(lasting.resident.values()) + (
+                0.0 if workload.optimizer.in_backward else lasting.gradients
+            )
             if lasting.paged + held > workload.gpu_memory_gib * 2**30:
-                # Every page is fetched and put back in each step: the next page is never one that was used recently.
+                # Every page is fetched and put back in each step: the next page is never one that was used
+                # recently.
                 seconds += 2 * lasting.paged / pcie_rate(accelerator)
         return seconds
     node = workload.trained / shards(workload) * workload.degrees.processes

@@ -12,7 +12,9 @@ MOST_LAYERS = 2_000
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 NOT_QUANTIZED = ("modules_to_not_convert", "llm_int8_skip_modules")
 """Keys of a quantization_config with the names of layers that stay as they are."""
-_SIZE = re.compile(r"(^|_)(size|dim|rank|layers?|heads?|experts?|width|channels|groups|embd|inner|model)$|^(num|n)_")
+_SIZE = re.compile(
+    r"(^|_)(size|dim|rank|layers?|heads?|experts?|width|channels|groups|embd|inner|model)$|^(num|n)_"
+)
 
 
 class Config:
@@ -57,7 +59,9 @@ class Config:
         value = self.content.get(key)
         if value is None:
             return set()
-        if not isinstance(value, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in value):
+        if not isinstance(value, list) or not all(
+            isinstance(one, int) and not isinstance(one, bool) for one in value
+        ):
             self.problems.append(f"{key} is {shown(value)}, not a list of layers")
             return set()
         return set(value)
@@ -96,7 +100,11 @@ class Config:
 
 def shown(value: Any) -> str:
     """Return a value of a config.json for a message, shortened."""
-    text = str(value) if not isinstance(value, int) or abs(value) < 10**40 else f"an integer of {value.bit_length()} bits"
+    text = (
+        str(value)
+        if not isinstance(value, int) or abs(value) < 10**40
+        else f"an integer of {value.bit_length()} bits"
+    )
     text = f"'{text}'" if isinstance(value, str) else text
     return text if len(text) <= 40 else f"{text[:40]}..."
 
@@ -133,7 +141,9 @@ def check_sizes(config: Config) -> None:
                     and _SIZE.search(key)
                     and not least <= one <= most
                 ):
-                    config.problems.append(f"{at}{key} is {shown(value)}, and no size from {least:,} to {most:,}")
+                    config.problems.append(
+                        f"{at}{key} is {shown(value)}, and no size from {least:,} to {most:,}"
+                    )
                     break
 
     look(config.content, "")

@@ -7,7 +7,10 @@ from training_estimates.config_json import MOST_LAYERS, Config, text_part
 from training_estimates.errors import SizesError
 from training_estimates.sizes import Geometry, Linear, joined
 
-LLAMA = (*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down")))
+LLAMA = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
 _MLP = "mlp."
 """Beginning of the paths of an MLP's layers."""
 
@@ -21,7 +24,8 @@ class ModelType:
     tied: bool = False
     """True if the head is tied where config.json does not say."""
     attention_bias: bool | str = "attention_bias"
-    """True if the attention's linear layers have biases; or the key that says so, with its default in `default_bias`."""
+    """True if the attention's linear layers have biases; or the key that says so, with its default in
+    `default_bias`."""
     mlp_bias: bool | str = False
     default_bias: bool = False
     qkv_bias: bool = False
@@ -32,7 +36,8 @@ class ModelType:
     layer_norm: bool = False
     """True for torch's LayerNorm, which has a bias."""
     head_norms: str = ""
-    """Norms of queries and keys: `head` with a weight for each channel of a head, `width` for each channel of all heads."""
+    """Norms of queries and keys: `head` with a weight for each channel of a head, `width` for each channel of
+    all heads."""
     head_dim: int | None = None
     """Width of a head where config.json does not say; None: hidden size over heads."""
     key_value_heads: int | None = None
@@ -56,8 +61,14 @@ KINDS = {
     "gemma2": ModelType(tied=True, norms=4, head_dim=256, key_value_heads=4),
     "gemma3_text": ModelType(tied=True, norms=4, head_norms="head", head_dim=256, key_value_heads=4),
     "gpt_neox": ModelType(
-        gated=False, mlp_bias=True, default_bias=True, layer_norm=True, groups_heads=False, layers="gpt_neox.layers",
-        embedding="embed_in", head="embed_out",
+        gated=False,
+        mlp_bias=True,
+        default_bias=True,
+        layer_norm=True,
+        groups_heads=False,
+        layers="gpt_neox.layers",
+        embedding="embed_in",
+        head="embed_out",
         paths=("attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
     ),
     "granite": ModelType(mlp_bias="mlp_bias"),
@@ -66,20 +77,34 @@ KINDS = {
     "mixtral": ModelType(attention_bias=False, key_value_heads=8, has_experts=True),
     "olmo2": ModelType(head_norms="width"),
     "phi": ModelType(
-        gated=False, attention_bias=True, mlp_bias=True, head_bias=True, norms=1, layer_norm=True,
+        gated=False,
+        attention_bias=True,
+        mlp_bias=True,
+        head_bias=True,
+        norms=1,
+        layer_norm=True,
         paths=(*LLAMA[:3], "self_attn.dense", "mlp.fc1", "mlp.fc2"),
     ),
-    "phi3": ModelType(attention_bias=False, paths=("self_attn.qkv_proj", LLAMA[3], "mlp.gate_up_proj", LLAMA[6])),
+    "phi3": ModelType(
+        attention_bias=False, paths=("self_attn.qkv_proj", LLAMA[3], "mlp.gate_up_proj", LLAMA[6])
+    ),
     "qwen2": ModelType(attention_bias=False, qkv_bias=True, key_value_heads=32),
     "qwen3": ModelType(head_norms="head", head_dim=128, key_value_heads=32),
     "qwen3_moe": ModelType(head_norms="head", key_value_heads=4, has_experts=True),
     "smollm3": ModelType(mlp_bias="mlp_bias", tied=True, key_value_heads=4),
     "starcoder2": ModelType(
-        gated=False, attention_bias="use_bias", mlp_bias="use_bias", default_bias=True, layer_norm=True, tied=True,
-        key_value_heads=2, paths=(*LLAMA[:4], "mlp.c_fc", "mlp.c_proj"),
+        gated=False,
+        attention_bias="use_bias",
+        mlp_bias="use_bias",
+        default_bias=True,
+        layer_norm=True,
+        tied=True,
+        key_value_heads=2,
+        paths=(*LLAMA[:4], "mlp.c_fc", "mlp.c_proj"),
     ),
-}  # fmt: skip
-"""Model types that the closed form counts; tests compare each with what transformers builds (test_counting.py)."""
+}
+"""Model types that the closed form counts; tests compare each with what transformers builds
+(test_counting.py)."""
 
 
 def geometry(config: dict[str, Any], name: str, kind: ModelType | None = None) -> Geometry:
@@ -97,7 +122,9 @@ def geometry(config: dict[str, Any], name: str, kind: ModelType | None = None) -
     kind = kind or KINDS.get(part.kind)
     if kind is None:
         part.check()
-        raise SizesError(f"{name}: the sizes of a {part.kind:.40} do not follow from its config.json in closed form")
+        raise SizesError(
+            f"{name}: the sizes of a {part.kind:.40} do not follow from its config.json in closed form"
+        )
     return _geometry(part, kind, Config(config, name).quantized)
 
 
@@ -175,7 +202,9 @@ def _attention(config: Config, kind: ModelType, hidden: int) -> _Attention:
     if kind.groups_heads and config.content.get("num_key_value_heads", kind.key_value_heads) is not None:
         key_value_heads = config.size("num_key_value_heads", kind.key_value_heads)
     if heads % key_value_heads:
-        config.problems.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {key_value_heads}")
+        config.problems.append(
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {key_value_heads}"
+        )
     if kind.groups_heads and "head_dim" in config.content:
         return _Attention(heads, key_value_heads, config.size("head_dim", max(1, hidden // heads)))
     if kind.head_dim is None and hidden % heads:
@@ -199,13 +228,17 @@ def _mlps(config: Config, kind: ModelType, layers: int) -> _Mlps:
     if not is_mixtral:
         expert_width = config.size("moe_intermediate_size")
         step, listed = config.size("decoder_sparse_step", 1), config.indices("mlp_only_layers")
-        dense = tuple(layer for layer in range(layers) if layer in listed or not experts or (layer + 1) % step != 0)
+        dense = tuple(
+            layer for layer in range(layers) if layer in listed or not experts or (layer + 1) % step != 0
+        )
     if experts and chosen > experts:
         config.problems.append(f"num_experts_per_tok {chosen} is more than {name} {experts}")
     if experts <= 1:
         config.problems.append(f"{name} is {experts}, which is not a number of experts to choose from")
     elif len(dense) == layers:
-        config.problems.append("mlp_only_layers and decoder_sparse_step leave no layer with experts to choose from")
+        config.problems.append(
+            "mlp_only_layers and decoder_sparse_step leave no layer with experts to choose from"
+        )
     return _Mlps(expert_width, max(1, experts), chosen, dense, width if dense else 0)
 
 
@@ -235,9 +268,18 @@ def _expert_linears(kind: ModelType, hidden: int, layers: int, mlps: _Mlps) -> l
     if not kind.stacks_experts:
         paths = [path.replace(_MLP, f"{_MLP}experts.") for path in _mlp_paths(kind)]
         shapes = _mlp_shapes(kind, hidden, mlps.width)
-        return [_linear(kind, path, shape, count=count, share=share) for path, shape in zip(paths, shapes, strict=True)]
+        return [
+            _linear(kind, path, shape, count=count, share=share)
+            for path, shape in zip(paths, shapes, strict=True)
+        ]
     numbers = tuple(layer for layer in range(layers) if layer not in mlps.dense) if mlps.dense else ()
-    stacked: dict[str, Any] = {"count": count, "share": share, "layers": numbers, "quantizable": False, "adaptable": False}
+    stacked: dict[str, Any] = {
+        "count": count,
+        "share": share,
+        "layers": numbers,
+        "quantizable": False,
+        "adaptable": False,
+    }
     return [
         _linear(kind, f"{_MLP}experts.gate_up_proj", (hidden, 2 * mlps.width), **stacked),
         _linear(kind, f"{_MLP}experts.down_proj", (mlps.width, hidden), **stacked),
@@ -259,7 +301,9 @@ def _linear(kind: ModelType, path: str, shape: tuple[int, int], **fields: Any) -
     return Linear(name=name, rows=shape[0], columns=shape[1], path=f"{kind.layers}.*.{path}", **fields)
 
 
-def _extra(config: Config, kind: ModelType, hidden: int, layers: int, attention: _Attention, mlps: _Mlps) -> int:
+def _extra(
+    config: Config, kind: ModelType, hidden: int, layers: int, attention: _Attention, mlps: _Mlps
+) -> int:
     """Return the parameters of all norms, biases and routers."""
     query, key = attention.query, attention.key
     norm = 2 * hidden if kind.layer_norm else hidden
@@ -281,7 +325,9 @@ def _flag(config: Config, kind: ModelType, bias: bool | str) -> bool:
     return config.flag(bias, kind.default_bias) if isinstance(bias, str) else bias
 
 
-def _largest_layer(attention: list[Linear], experts: list[Linear], dense: list[Linear], layers: int, mlps: _Mlps) -> int:
+def _largest_layer(
+    attention: list[Linear], experts: list[Linear], dense: list[Linear], layers: int, mlps: _Mlps
+) -> int:
     """Return the parameters in the linear layers of the larger of both kinds of layers."""
     with_experts = sum(one.parameters for one in experts) // (layers - len(mlps.dense))
     without = sum(one.parameters for one in dense) // len(mlps.dense)

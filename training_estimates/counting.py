@@ -1,7 +1,7 @@
 """Sizes of a model: from its config.json, from the headers of its files, or as transformers builds it.
 
-A plan pod and a laptop have no torch: config.json alone is enough for Llama's layout, and headers for others; transformers'
-own code is exact for all that it knows. Where two of them are at hand, they must agree.
+A plan pod and a laptop have no torch: config.json alone is enough for Llama's layout, and headers for others;
+transformers' own code is exact for all that it knows. Where two of them are at hand, they must agree.
 """
 
 from typing import Any
@@ -14,11 +14,14 @@ from training_estimates.sizes import Geometry
 from training_estimates.tensor_counts import Tensor
 
 
-def count(config: dict[str, Any], tensors: dict[str, Tensor] | None = None, name: str = "config.json") -> Geometry:
+def count(
+    config: dict[str, Any], tensors: dict[str, Tensor] | None = None, name: str = "config.json"
+) -> Geometry:
     """Return the sizes of a model from its config.json and the tensors in its files, where these are at hand.
 
     Raises:
-        SizesError: config.json has no or wrong sizes, it and the weights disagree, or the model's type cannot be counted here.
+        SizesError: config.json has no or wrong sizes, it and the weights disagree, or the model's type cannot
+            be counted here.
     """
     text, quantized = config_json.text_part(config, name), Config(config, name).quantized
     if tensors is not None and not tensors:
@@ -37,21 +40,24 @@ def count(config: dict[str, Any], tensors: dict[str, Tensor] | None = None, name
         found = found.model_copy(update={"dtype": Config(config, name).dtype})
     if tensors is None:
         return found
-    total, left = tensor_counts.stored_total(tensors, Config(config, name), found.tie_word_embeddings, quantized, built)
+    total, left = tensor_counts.stored_total(
+        tensors, Config(config, name), found.tie_word_embeddings, quantized, built
+    )
     if total is not None:
         tensor_counts.compare(name, ("the headers of its files", total), (found.counted, found.parameters))
     return found.model_copy(update={"left_out": left})
 
 
 def _built(config: dict[str, Any], name: str, otherwise: bool) -> meta_model.Built | None:
-    """Return the model that transformers builds; None where it cannot, if there are headers to count `otherwise`."""
+    """Return the model that transformers builds; None where it cannot, if there are headers to count
+    `otherwise`."""
     kind = config.get("model_type")
     if not meta_model.is_installed():
         if otherwise:
             return None
         raise LibrariesMissingError(
             f"{name}: the sizes of a {config_json.shown(kind)} do not follow from its config.json in "
-            f"closed form, and its safetensors are not at hand; name a folder or repository that has them, or "
+            "closed form, and its safetensors are not at hand; name a folder or repository that has them, or "
             f"{tensor_counts.ADVICE}"
         )
     try:

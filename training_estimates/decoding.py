@@ -1,6 +1,7 @@
 """Memory and time of drawing answers token by token, with the keys and values of earlier tokens in a cache.
 
-Counted from the code that runs: flytune/rollouts/sampling.py, and transformers' DynamicCache. No published run was compared.
+Counted from the code that runs: flytune/rollouts/sampling.py, and transformers' DynamicCache. No published
+run was compared.
 """
 
 from dataclasses import replace
@@ -22,8 +23,8 @@ from training_estimates.workload import BYTES, Decoding, Workload
 CACHE_PASSES = 3
 """Times that a token moves the cache: torch.cat reads it and writes it anew, and attention reads it."""
 LOGITS_HELD = 30
-"""Bytes a vocabulary entry of an answer, at once: logits in 16 bits, and in float32; divided by the temperature; their
-log-probabilities; probabilities and their sums in float64 (2 + 4 + 4 + 4 + 8 + 8)."""
+"""Bytes a vocabulary entry of an answer, at once: logits in 16 bits, and in float32; divided by the
+temperature; their log-probabilities; probabilities and their sums in float64 (2 + 4 + 4 + 4 + 8 + 8)."""
 LOGITS_MOVED = 52
 """Bytes a vocabulary entry that a drawn token moves: those are written, and their inputs are read."""
 DRAWING_LAUNCHES = 25
@@ -54,7 +55,8 @@ def held_bytes(workload: Workload, rows: int) -> dict[str, float]:
 
 
 def seconds(workload: Workload, accelerator: Accelerator) -> float:
-    """Return seconds in which one process draws the answers of an optimizer step, all as long as they may be."""
+    """Return seconds in which one process draws the answers of an optimizer step, all as long as they may
+    be."""
     decoding = _decoding(workload)
     batches = -(-decoding.answers // decoding.at_a_time)
     prompts, token = _of_prompts(workload, decoding.at_a_time), _passing(workload, decoding.at_a_time, 1)
@@ -75,8 +77,15 @@ def _pass(workload: Workload, accelerator: Accelerator, attention: float) -> flo
         + LOGITS_MOVED * rows * outputs
     )
     # Without recomputation two passes of a training step unpack the weights.
-    moved += dequantization_bytes(workload) / 2 + (4 * workload.lora_parameters if workload.method != "full" else 0)
-    computing = layers + product_seconds((rows, hidden, outputs), accelerator) + attention + memory_seconds(moved, accelerator)
+    moved += dequantization_bytes(workload) / 2 + (
+        4 * workload.lora_parameters if workload.method != "full" else 0
+    )
+    computing = (
+        layers
+        + product_seconds((rows, hidden, outputs), accelerator)
+        + attention
+        + memory_seconds(moved, accelerator)
+    )
     # Kernels of a training step are those of three passes.
     waits = (launches(workload) / 3 + DRAWING_LAUNCHES) * LAUNCH_SECONDS
     # Parameters that are sharded are gathered for each token.
@@ -90,8 +99,13 @@ def _of_prompts(workload: Workload, rows: int) -> Workload:
 def _passing(workload: Workload, rows: int, length: int) -> Workload:
     """Return a forward pass over `length` tokens of each of `rows` answers."""
     return replace(
-        workload, micro_batch=rows, sequence_length=length, sequences_per_row=1, checkpointing="none", decoding=None
-    )  # fmt: skip
+        workload,
+        micro_batch=rows,
+        sequence_length=length,
+        sequences_per_row=1,
+        checkpointing="none",
+        decoding=None,
+    )
 
 
 def _decoding(workload: Workload) -> Decoding:

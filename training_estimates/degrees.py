@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """The processes of a run, and what they divide among themselves: samples, rows, work (as torchtitan's ParallelDims).
+    """The processes of a run, and what they divide among themselves: samples, rows, work (as torchtitan's
+    ParallelDims).
 
     `Layout.degrees` makes them of a shape, and `Plan.degrees` of a plan.
     """
@@ -18,7 +19,8 @@ class Degrees:
 
     @property
     def data_parallel(self) -> int:
-        """Number of processes that train samples of their own: all, as long as none share the work on one sample."""
+        """Number of processes that train samples of their own: all, as long as none share the work on one
+        sample."""
         return self.world
 
     @property

@@ -2,7 +2,8 @@
 
 
 class SizesError(Exception):
-    """A model whose sizes are missing, wrong, or cannot be counted; the message begins with the model's name."""
+    """A model whose sizes are missing, wrong, or cannot be counted; the message begins with the model's
+    name."""
 
 
 class LibrariesMissingError(SizesError):

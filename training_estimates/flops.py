@@ -1,9 +1,10 @@
 """Floating-point operations of a step, and the time of matrix products.
 
-A product of (m, k) by (k, n) is 2mkn operations. A decoder with P parameters in linear layers takes 2P of them a token
-forward, 2P for the gradients of inputs, 2P for those of weights (Kaplan et al. 2020, §2.1; Narayanan et al. 2021, appendix);
-frozen weights have no gradients. Attention's own are 4 x length x width a token and layer, half of them where it
-is causal; backward takes 2.5 times as many (FlashAttention-2 computes the scores again: Dao 2023, §4.1).
+A product of (m, k) by (k, n) is 2mkn operations. A decoder with P parameters in linear layers takes 2P of
+them a token forward, 2P for the gradients of inputs, 2P for those of weights (Kaplan et al. 2020, §2.1;
+Narayanan et al. 2021, appendix); frozen weights have no gradients. Attention's own are 4 x length x width a
+token and layer, half of them where it is causal; backward takes 2.5 times as many (FlashAttention-2 computes
+the scores again: Dao 2023, §4.1).
 """
 
 from collections import Counter
@@ -18,11 +19,11 @@ ATTENTION_BACKWARD = 2.5
 MEASURED_SIZE = 8192
 """Rows and columns of the matrices by which `matmul_tflops` was measured."""
 MATMUL_SHARE = {"GA100": 0.84, "GH100": 0.74}
-"""Fitted. Share of the speed of the measured product, without its time for memory, that products of a model's shapes reach.
-1 for chips of which too few runs are published."""
+"""Fitted. Share of the speed of the measured product, without its time for memory, that products of a model's
+shapes reach. 1 for chips of which too few runs are published."""
 ATTENTION_HALF_LENGTH = 300
-"""Tokens at which causal attention has half its speed: FlashAttention-3's paper (arXiv 2407.08608), figure 5, has
-FlashAttention-2 at 191, 260, 298, 319, 333 TFLOP/s for 512, 1k, 2k, 4k, 8k tokens."""
+"""Tokens at which causal attention has half its speed: FlashAttention-3's paper (arXiv 2407.08608), figure 5,
+has FlashAttention-2 at 191, 260, 298, 319, 333 TFLOP/s for 512, 1k, 2k, 4k, 8k tokens."""
 
 Shape = tuple[float, float, float]
 """Shape of one product: rows (tokens), in, out."""
@@ -43,7 +44,9 @@ class Flops:
 
     @property
     def total(self) -> float:
-        return self.forward + self.recomputation + self.input_gradients + self.weight_gradients + self.adapters
+        return (
+            self.forward + self.recomputation + self.input_gradients + self.weight_gradients + self.adapters
+        )
 
     @property
     def needed(self) -> float:
@@ -52,7 +55,8 @@ class Flops:
 
 
 def layer_shapes(workload: Workload) -> Counter[Shape]:
-    """Return the products of all decoder layers' forward pass, each with its number; experts share the tokens evenly."""
+    """Return the products of all decoder layers' forward pass, each with its number; experts share the tokens
+    evenly."""
     shapes: Counter[Shape] = Counter()
     for one in workload.geometry.linears:
         shapes[workload.tokens * one.share, one.rows, one.columns] += one.count
@@ -78,11 +82,17 @@ def recomputes(workload: Workload) -> bool:
 def skipped_shape(workload: Workload) -> Shape | None:
     """Return the product that recomputing a layer leaves out, if any.
 
-    Checkpointing without reentry (torch.utils.checkpoint, early_stop) ends once it has the last tensor that backward needs:
-    before the layer's last product, whose result is only added. TRL passes use_reentrant=True for PEFT under ZeRO-3.
+    Checkpointing without reentry (torch.utils.checkpoint, early_stop) ends once it has the last tensor that
+    backward needs: before the layer's last product, whose result is only added. TRL passes use_reentrant=True
+    for PEFT under ZeRO-3.
     """
     reentrant = workload.framework.reentrant or (workload.layout.zero3 and workload.method != "full")
-    if not recomputes(workload) or reentrant or "down" in workload.lora_targets or workload.geometry.experts > 1:
+    if (
+        not recomputes(workload)
+        or reentrant
+        or "down" in workload.lora_targets
+        or workload.geometry.experts > 1
+    ):
         return None
     return float(workload.tokens), workload.geometry.intermediate_size, workload.geometry.hidden_size
 
@@ -113,49 +123,60 @@ def flops(workload: Workload) -> Flops:
 
 
 def routed_adapters(workload: Workload) -> float:
-    """Return the number of adapter parameters that one token passes; those of experts are added to the weights instead."""
-    layers = sum(workload.rank(one) * one.count * (one.rows + one.columns) * one.share for one in workload.adapted_layers)
+    """Return the number of adapter parameters that one token passes; those of experts are added to the
+    weights instead."""
+    layers = sum(
+        workload.rank(one) * one.count * (one.rows + one.columns) * one.share
+        for one in workload.adapted_layers
+    )
     return layers + workload.table_adapters
 
 
 def folding_flops(workload: Workload) -> float:
     """Return the operations of adding the adapters of experts to their weights once, in all layers.
 
-    PEFT (tuners/lora/layer.py, ParamWrapper) computes W + B A of every expert of a layer, whichever tokens it gets; backward
-    has two products of that size, for the gradients of A and B.
+    PEFT (tuners/lora/layer.py, ParamWrapper) computes W + B A of every expert of a layer, whichever tokens it
+    gets; backward has two products of that size, for the gradients of A and B.
     """
     return sum(2.0 * workload.rank(one) * one.parameters for one in workload.folded)
 
 
 def folded_gradients(workload: Workload) -> float:
-    """Return the operations of the gradients of experts' weights, from which those of their adapters are computed."""
+    """Return the operations of the gradients of experts' weights, from which those of their adapters are
+    computed."""
     return sum(2.0 * workload.tokens * one.share * one.parameters for one in workload.folded)
 
 
 def dora_flops(workload: Workload) -> float:
     """Return the operations that DoRA adds to a forward pass of all layers (peft/tuners/lora/dora.py).
 
-    The product B A of each adapted weight, for its norms: PEFT sends an identity matrix through both factors. And with dropout
-    the product of the weight once more, with the inputs that are left.
+    The product B A of each adapted weight, for its norms: PEFT sends an identity matrix through both factors.
+    And with dropout the product of the weight once more, with the inputs that are left.
     """
     if not workload.dora:
         return 0.0
     again = workload.tokens if workload.adapter_dropout else 0
     return sum(
-        2.0 * one.count * one.rows * (workload.rank(one) * (one.rows + one.columns) + again * one.columns * one.share)
+        2.0
+        * one.count
+        * one.rows
+        * (workload.rank(one) * (one.rows + one.columns) + again * one.columns * one.share)
         for one in workload.adapted
     )
 
 
 def product_seconds(shape: Shape, accelerator: Accelerator) -> float:
-    """Return seconds of one 16-bit matrix product: its operations and, not overlapped, reading operands and writing the result.
+    """Return seconds of one 16-bit matrix product: its operations and, not overlapped, reading operands and
+    writing the result.
 
-    The second part makes narrow and short products slow: an A100 has half its speed where 1/m + 1/k + 1/n is 1/118. The time
-    that it took of the measured product is not in the first one again.
+    The second part makes narrow and short products slow: an A100 has half its speed where 1/m + 1/k + 1/n is
+    1/118. The time that it took of the measured product is not in the first one again.
     """
     m, k, n = shape
     memory = accelerator.memory_gbs * 1e9
-    each = max(0.0, 1e-12 / accelerator.matmul_tflops - 3 / MEASURED_SIZE / memory) / MATMUL_SHARE.get(accelerator.chip, 1.0)
+    each = max(0.0, 1e-12 / accelerator.matmul_tflops - 3 / MEASURED_SIZE / memory) / MATMUL_SHARE.get(
+        accelerator.chip, 1.0
+    )
     return 2 * m * k * n * each + 2 * (m * k + k * n + m * n) / memory
 
 
@@ -167,15 +188,20 @@ def layers_seconds(workload: Workload, accelerator: Accelerator) -> tuple[float,
         weights += count * product_seconds((k, m, n), accelerator)
     skipped = skipped_shape(workload)
     layers = workload.geometry.num_hidden_layers
-    again = forward - (layers * product_seconds(skipped, accelerator) if skipped else 0.0) if recomputes(workload) else 0.0
+    again = (
+        forward - (layers * product_seconds(skipped, accelerator) if skipped else 0.0)
+        if recomputes(workload)
+        else 0.0
+    )
     return forward, again, weights
 
 
 def input_gradients_seconds(workload: Workload, accelerator: Accelerator, forward: float) -> float:
-    """Return seconds of the products of all layers that give the gradients of inputs: as long as the forward pass's.
+    """Return seconds of the products of all layers that give the gradients of inputs: as long as the forward
+    pass's.
 
-    Behind 8-bit layers they are in the dtype of the input (bitsandbytes, MatMul8bitLt.backward): in float32 for all but
-    attention's result, where preparing for k-bit training made norms and embeddings float32.
+    Behind 8-bit layers they are in the dtype of the input (bitsandbytes, MatMul8bitLt.backward): in float32
+    for all but attention's result, where preparing for k-bit training made norms and embeddings float32.
     """
     if workload.quantization != "int8" or not workload.kbit_float32:
         return forward
@@ -184,9 +210,12 @@ def input_gradients_seconds(workload: Workload, accelerator: Accelerator, forwar
 
 
 def folded_seconds(workload: Workload, accelerator: Accelerator) -> float:
-    """Return seconds of the gradients of experts' weights, from which those of their adapters are computed."""
+    """Return seconds of the gradients of experts' weights, from which those of their adapters are
+    computed."""
     folded = ((one, workload.tokens * one.share) for one in workload.folded)
-    return sum(one.count * product_seconds((one.rows, tokens, one.columns), accelerator) for one, tokens in folded)
+    return sum(
+        one.count * product_seconds((one.rows, tokens, one.columns), accelerator) for one, tokens in folded
+    )
 
 
 def attention_seconds(workload: Workload, accelerator: Accelerator) -> float:

@@ -7,7 +7,8 @@ from typing import NamedTuple, Self
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Memory and bandwidth of the code that computes the loss. Bytes are those of one token in one forward pass."""
+    """Memory and bandwidth of the code that computes the loss. Bytes are those of one token in one forward
+    pass."""
 
     keeps_norm: bool = True
     """True if the input and the output of the last norm are kept beside what follows."""
@@ -16,7 +17,8 @@ class Loss:
     per_word: float = 0.0
     """Bytes per vocabulary entry while the loss is computed."""
     shift_per_word: float = 0.0
-    """Bytes per vocabulary entry of the copy that shifts logits by a token; a batch of one needs none (already contiguous)."""
+    """Bytes per vocabulary entry of the copy that shifts logits by a token; a batch of one needs none
+    (already contiguous)."""
     moved_per_word: float
     """Bytes through GPU memory per vocabulary entry, forward and backward."""
     tiles: bool = False
@@ -26,7 +28,8 @@ class Loss:
 
 
 CHUNKED = Loss(keeps_norm=False, per_hidden=4, moved_per_word=24, tiles=True)
-"""TRL's chunked loss (trl 1.16, chunked_nll): the hidden states and their gradient, in 16 bits; no tensor of all logits."""
+"""TRL's chunked loss (trl 1.16, chunked_nll): the hidden states and their gradient, in 16 bits; no tensor of
+all logits."""
 
 
 class Passes(NamedTuple):
@@ -39,7 +42,10 @@ class Passes(NamedTuple):
     def sum(cls, counts: "Iterable[tuple[Passes, float]]") -> Self:
         """Return the bytes of several operations, each times how often."""
         every = list(counts)
-        return cls(sum(each.forward * times for each, times in every), sum(each.backward * times for each, times in every))
+        return cls(
+            sum(each.forward * times for each, times in every),
+            sum(each.backward * times for each, times in every),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +59,9 @@ class AdapterKernels:
 
 
 AUTOCAST_ADAPTERS = AdapterKernels(inputs=Passes(14, 22), outputs=Passes(12, 8))
-"""The input is cast to the adapter's float32 and back (2+4+4+2) and read (2); B's result is written (2), scaled (4) and added
-(2+2+2). Backward: A's two products read and write (2+2), both casts (6+6), the sum with the layer's own gradient (6); the
-scale (4), and B's two products read its gradient (2+2)."""
+"""The input is cast to the adapter's float32 and back (2+4+4+2) and read (2); B's result is written (2),
+scaled (4) and added (2+2+2). Backward: A's two products read and write (2+2), both casts (6+6), the sum with
+the layer's own gradient (6); the scale (4), and B's two products read its gradient (2+2)."""
 FUSED_ADAPTERS = AdapterKernels(inputs=Passes(2, 4), outputs=Passes(6, 12))
 
 
@@ -64,8 +70,9 @@ class Kernels:
     """Bytes that one token moves in one layer, for each number of a width."""
 
     norm: Passes
-    """Bytes per hidden_size, for each of the two norms; backward with the sums of its gradient and the residual stream's, and
-    of the gradients of the products that take its result: three behind the first norm, two behind the second one."""
+    """Bytes per hidden_size, for each of the two norms; backward with the sums of its gradient and the
+    residual stream's, and of the gradients of the products that take its result: three behind the first norm,
+    two behind the second one."""
     rotary: Passes
     """Bytes per width of queries and keys."""
     activation: Passes
@@ -100,21 +107,27 @@ class Framework:
     upcasts: bool = False
     """True if trained parameters become float32 under FSDP with mixed precision."""
     prepares_kbit: bool = False
-    """True if every 4-bit model is prepared for training: parameters that are not quantized are stored in float32."""
+    """True if every 4-bit model is prepared for training: parameters that are not quantized are stored in
+    float32."""
     keeps_quantized_inputs: bool = False
-    """True if 4-bit layers keep their inputs for backward, as those of bitsandbytes did in 2024 (MatMul4Bit)."""
+    """True if 4-bit layers keep their inputs for backward, as those of bitsandbytes did in 2024
+    (MatMul4Bit)."""
     quantizes_head: bool = False
-    """True if the head of a 4-bit model is quantized too; its product takes a copy in float16, and one in the compute dtype."""
+    """True if the head of a 4-bit model is quantized too; its product takes a copy in float16, and one in the
+    compute dtype."""
     expandable_segments: bool = False
-    """True if torch's allocator lets segments grow (PYTORCH_ALLOC_CONF), so that longer rows use the memory of shorter ones."""
+    """True if torch's allocator lets segments grow (PYTORCH_ALLOC_CONF), so that longer rows use the memory
+    of shorter ones."""
     reentrant: bool = False
-    """True if a checkpointed layer runs a backward pass inside of backward (torch.utils.checkpoint, use_reentrant=True)."""
+    """True if a checkpointed layer runs a backward pass inside of backward (torch.utils.checkpoint,
+    use_reentrant=True)."""
     retained_streams: int = 0
     """Tensors of the residual stream's size that each layer keeps until backward ends."""
     prefetches: bool = True
     """True if FSDP gathers the next layer while one is at work in backward."""
     gathers_adapters: bool = False
-    """True if FSDP wraps linear layers one by one, so that adapters and frozen weights are gathered as one full unit."""
+    """True if FSDP wraps linear layers one by one, so that adapters and frozen weights are gathered as one
+    full unit."""
     reduces_stored_dtype: bool = False
     """True if gradients of a full fine-tune are reduced in the dtype of the stored weights."""
     fsdp_reduces_float32: bool = False

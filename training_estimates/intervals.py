@@ -1,7 +1,8 @@
 """Intervals of estimates: what nine of ten published runs measured, over what was estimated.
 
-The ends were taken from the rows of development alone, as the 5th and 95th percentiles of their ratios; how many of the
-held-out rows are inside was counted afterwards (`python -m benchmarks.intervals`, docs/measured/intervals.md).
+The ends were taken from the rows of development alone, as the 5th and 95th percentiles of their ratios; how
+many of the held-out rows are inside was counted afterwards (`python -m benchmarks.intervals`,
+docs/measured/intervals.md).
 """
 
 from typing import NamedTuple
@@ -59,11 +60,15 @@ def reserved(workload: Workload, is_calibrated: bool = False) -> Band:
 
 def speed(workload: Workload, is_calibrated: bool = False) -> Band:
     """Return the band of tokens a second."""
-    return BANDS["speed, " + ("calibrated" if is_calibrated else "enough tokens" if is_enough(workload) else "few tokens")]
+    return BANDS[
+        "speed, "
+        + ("calibrated" if is_calibrated else "enough tokens" if is_enough(workload) else "few tokens")
+    ]
 
 
 def after_a_run() -> Band:
-    """Return the band of tokens a second once the same model has run on the same machines, with other batches or lengths."""
+    """Return the band of tokens a second once the same model has run on the same machines, with other batches
+    or lengths."""
     return BANDS["speed, calibrated, same model"]
 
 

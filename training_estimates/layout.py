@@ -25,23 +25,28 @@ class Layout:
     copies_gradients: bool = False
     """True if gradients are copied into buckets of their total size (torch's DistributedDataParallel)."""
     deepspeed: bool = False
-    """True if DeepSpeed holds the states: 16-bit weights, float32 master copies, buckets of a fixed size, no autocast."""
+    """True if DeepSpeed holds the states: 16-bit weights, float32 master copies, buckets of a fixed size, no
+    autocast."""
     bucket: int = 200_000_000
-    """Elements of a bucket of DeepSpeed's (reduce_bucket_size; 5e8 by default, 2e8 in the configurations in use)."""
+    """Elements of a bucket of DeepSpeed's (reduce_bucket_size; 5e8 by default, 2e8 in the configurations in
+    use)."""
     overlaps: bool = True
-    """True if gradients are reduced while backward computes; DeepSpeed then has two buckets (overlap_comm)."""
+    """True if gradients are reduced while backward computes; DeepSpeed then has two buckets
+    (overlap_comm)."""
     live: int = 1_000_000_000
     """Elements of parameters that ZeRO-3 may hold gathered (stage3_max_live_parameters)."""
     sub_group: int = 1_000_000_000
     """Elements that one step of ZeRO-3's optimizer updates (sub_group_size)."""
     persistent: int = 0
-    """Elements below which ZeRO-3 leaves a parameter whole on each GPU; 0 where it is filled in, which covers norms alone."""
+    """Elements below which ZeRO-3 leaves a parameter whole on each GPU; 0 where it is filled in, which covers
+    norms alone."""
     optimizer_on: Literal["none", "cpu", "nvme"] | None = None
     """Device that optimizer states are offloaded to, where it differs from the workload's."""
     parameters_on: Literal["none", "cpu", "nvme"] | None = None
     """Device that parameters are offloaded to, where it differs from the workload's."""
     optimizer_buffers: int = 0
-    """Buffers in host memory through which optimizer states go to the NVMe disk, each of one sub group's size."""
+    """Buffers in host memory through which optimizer states go to the NVMe disk, each of one sub group's
+    size."""
     parameter_buffers: int = 0
     """Elements of the buffers in host memory through which parameters go to the NVMe disk."""
     parameters_in_host: int = 0
@@ -54,7 +59,8 @@ class Layout:
 
     @property
     def zero3(self) -> bool:
-        """True if DeepSpeed shards the parameters. TRL then checkpoints a model with an adapter by reentry."""
+        """True if DeepSpeed shards the parameters. TRL then checkpoints a model with an adapter by
+        reentry."""
         return self.shards_parameters and self.deepspeed
 
     @property

@@ -1,4 +1,5 @@
-"""A model as transformers builds it on the meta device: sizes without memory, for types that the closed form does not count."""
+"""A model as transformers builds it on the meta device: sizes without memory, for types that the closed form
+does not count."""
 
 import logging
 import math
@@ -23,7 +24,8 @@ class Parameter:
     name: str
     shape: tuple[int, ...]
     kind: str
-    """linear (nn.Linear), subclass (of it), conv1d (transformers' own, of GPT-2: rows are inputs), or other."""
+    """linear (nn.Linear), subclass (of it), conv1d (transformers' own, of GPT-2: rows are inputs), or
+    other."""
     shared: tuple[str, ...] = ()
     """Further names of the parameter, in other modules."""
 
@@ -59,7 +61,8 @@ def is_installed() -> bool:
 
 
 def build(config: dict[str, Any], name: str) -> Built:
-    """Return the model of a config.json, whose sizes are checked already; code of the model's own is never run.
+    """Return the model of a config.json, whose sizes are checked already; code of the model's own is never
+    run.
 
     Raises:
         SizesError: transformers does not have its type as a causal language model, or refuses the config.
@@ -73,8 +76,8 @@ def build(config: dict[str, Any], name: str) -> Built:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise SizesError(
-            f"{name}: transformers {transformers.__version__} builds no causal language model of the type {shown(kind)} "
-            "that its config.json names"
+            f"{name}: transformers {transformers.__version__} builds no causal language model of the type "
+            f"{shown(kind)} that its config.json names"
         )
     content = {key: _floats(value) for key, value in config.items() if key not in _UNREAD}
     try:
@@ -85,8 +88,8 @@ def build(config: dict[str, Any], name: str) -> Built:
     except Exception as error:  # noqa: BLE001 (a config from outside fails anywhere in the model's code)
         said = " ".join(str(error).split())
         raise SizesError(
-            f"{name}: transformers builds no causal language model from its config.json ({kind}): {type(error).__name__}: "
-            f"{said:.200}"
+            f"{name}: transformers builds no causal language model from its config.json ({kind}): "
+            f"{type(error).__name__}: {said:.200}"
         ) from None
 
 
@@ -94,7 +97,9 @@ def _floats(value: Any) -> Any:
     """Return a value with infinities as numbers, which transformers writes as {"__float__": "Infinity"}."""
     if isinstance(value, dict):
         if set(value) == {"__float__"}:
-            return float(value["__float__"]) if value["__float__"] in ("Infinity", "-Infinity", "NaN") else value
+            return (
+                float(value["__float__"]) if value["__float__"] in ("Infinity", "-Infinity", "NaN") else value
+            )
         return {key: _floats(one) for key, one in value.items()}
     return [_floats(one) for one in value] if isinstance(value, list) else value
 
@@ -132,17 +137,26 @@ def _describe(model: Any) -> Built:
         (path_of(model.get_input_embeddings()), path_of(model.get_output_embeddings())),
         decoder_of(model),
         decoder.to_dict() | _own(decoder),
-        {name.rpartition(".")[2] for name, _ in model.named_buffers()} - {name.rpartition(".")[2] for name in names.values()},
+        {name.rpartition(".")[2] for name, _ in model.named_buffers()}
+        - {name.rpartition(".")[2] for name in names.values()},
         list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []),
     )
 
 
-_ASKED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+_ASKED = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+)
 """Sizes that many configurations have under another name (GPT-2's n_embd)."""
 
 
 def _own(config: Any) -> dict[str, int]:
-    """Return those of _ASKED that a configuration has; of sizes that differ from layer to layer it has none."""
+    """Return those of _ASKED that a configuration has; of sizes that differ from layer to layer it has
+    none."""
     found = {}
     for key in _ASKED:
         try:

@@ -1,7 +1,8 @@
-"""Bytes of one GPU that a batch does not change: weights, gradients, optimizer, and what the sharding gathers.
+"""Bytes of one GPU that a batch does not change: weights, gradients, optimizer, and what the sharding
+gathers.
 
-A full fine-tune and an adapter beside a frozen base, each under no sharding, DDP, FSDP, ZeRO (Rajbhandari et al. 2020) and
-layers spread over GPUs; differences between frameworks are the fields of framework.py.
+A full fine-tune and an adapter beside a frozen base, each under no sharding, DDP, FSDP, ZeRO (Rajbhandari et
+al. 2020) and layers spread over GPUs; differences between frameworks are the fields of framework.py.
 """
 
 from dataclasses import dataclass
@@ -13,16 +14,26 @@ from training_estimates.workload import BYTES, Workload
 
 # Bytes of a quantized weight without its scales.
 PACKED = {"nf4": 0.5, "nf4_double": 0.5, "fp4": 0.5, "fp4_double": 0.5, "gptq4": 0.5, "int8": 1.0}
-# Bytes of scales for each weight. NF4 and FP4: a float32 for each block of 64; with double quantization 8 bits for each block
-# and 32 for each 256 blocks (Dettmers et al. 2023, §3). GPTQ: 16 bits of scale and 4 of zero for each 128 weights. LLM.int8
-# (Dettmers et al. 2022) has a float32 for each row of a matrix (ROW_SCALE).
+# Bytes of scales for each weight. NF4 and FP4: a float32 for each block of 64; with double quantization 8
+# bits for each block and 32 for each 256 blocks (Dettmers et al. 2023, §3). GPTQ: 16 bits of scale and 4 of
+# zero for each 128 weights. LLM.int8 (Dettmers et al. 2022) has a float32 for each row of a matrix
+# (ROW_SCALE).
 _DOUBLE = (8 / 64 + 32 / (64 * 256)) / 8
-SCALES = {"nf4": 4 / 64, "nf4_double": _DOUBLE, "fp4": 4 / 64, "fp4_double": _DOUBLE, "gptq4": 20 / 128 / 8, "int8": 0.0}
+SCALES = {
+    "nf4": 4 / 64,
+    "nf4_double": _DOUBLE,
+    "fp4": 4 / 64,
+    "fp4_double": _DOUBLE,
+    "gptq4": 20 / 128 / 8,
+    "int8": 0.0,
+}
 ROW_SCALE = 4
-# Bytes of an adapter's parameter: PEFT keeps adapters in float32 (autocast_adapter_dtype), others in the dtype of the base.
+# Bytes of an adapter's parameter: PEFT keeps adapters in float32 (autocast_adapter_dtype), others in the
+# dtype of the base.
 ADAPTER = 4
-# Layers whose parameters FSDP holds gathered: in forward the one that computes and one in flight (limit_all_gathers), in
-# backward the one that computes and the one fetched ahead (BACKWARD_PRE; FSDP2 the same).
+# Layers whose parameters FSDP holds gathered: in forward the one that computes and one in flight
+# (limit_all_gathers), in backward the one that computes and the one fetched ahead (BACKWARD_PRE; FSDP2 the
+# same).
 UNITS_AT_WORK = 2
 
 
@@ -33,7 +44,8 @@ class States:
     resident: dict[str, float]
     """Bytes that are always there."""
     copies: float
-    """16-bit copies of trained weights, which autocast keeps from their first use until a forward pass ends."""
+    """16-bit copies of trained weights, which autocast keeps from their first use until a forward pass
+    ends."""
     optimizer: dict[str, float]
     """Bytes that are there after the first update."""
     gradients: float
@@ -51,7 +63,8 @@ class States:
     offloaded: float
     """Bytes of one process in host memory or on the NVMe disk instead of on its GPU."""
     paged: float
-    """Optimizer states in unified memory: all may be in host memory, as only those of the tensor at work must be on the GPU."""
+    """Optimizer states in unified memory: all may be in host memory, as only those of the tensor at work must
+    be on the GPU."""
     on_disk: float = 0.0
     """Bytes of those offloaded that are on the NVMe disk."""
     buffers: float = 0.0
@@ -61,15 +74,16 @@ class States:
 def stored_bytes(workload: Workload) -> int:
     """Return the bytes of one trained weight between steps.
 
-    With mixed precision, accelerate makes parameters that FSDP trains float32 (accelerator.py, "upcasted low precision
-    parameters"); FSDP2 by itself keeps their dtype.
+    With mixed precision, accelerate makes parameters that FSDP trains float32 (accelerator.py, "upcasted low
+    precision parameters"); FSDP2 by itself keeps their dtype.
     """
     upcast = workload.framework.upcasts and workload.precision == "policy"
     return 4 if upcast else BYTES[workload.weight_dtype]
 
 
 def quantized_bytes(geometry: Geometry, quantization: str) -> float:
-    """Return the bytes of all quantized layers, scales included; the 16 or 256 numbers of a format's table are left out."""
+    """Return the bytes of all quantized layers, scales included; the 16 or 256 numbers of a format's table
+    are left out."""
     return geometry.quantizable_parameters * PACKED[quantization] + scale_bytes(geometry, quantization)
 
 
@@ -90,17 +104,23 @@ def base_bytes(workload: Workload) -> float:
         4 if workload.kbit_float32 or workload.framework.prepares_kbit else width
     )
     # Each number of a quantized head is packed instead.
-    saved = width - PACKED[workload.quantization] - SCALES[workload.quantization] if quantized_head(workload) else 0.0
+    saved = (
+        width - PACKED[workload.quantization] - SCALES[workload.quantization]
+        if quantized_head(workload)
+        else 0.0
+    )
     return quantized_bytes(sizes, workload.quantization) + rest - saved * quantized_head(workload)
 
 
 def reference_bytes(workload: Workload) -> float:
-    """Return the bytes of a second, frozen model that each process holds, in the dtype that weights are loaded in."""
+    """Return the bytes of a second, frozen model that each process holds, in the dtype that weights are
+    loaded in."""
     return float(workload.geometry.parameters * BYTES[workload.weight_dtype])
 
 
 def _unsharded_bytes(workload: Workload) -> float:
-    """Return the bytes of the base that FSDP and ZeRO-3 do not shard: bitsandbytes keeps scales beside the parameters."""
+    """Return the bytes of the base that FSDP and ZeRO-3 do not shard: bitsandbytes keeps scales beside the
+    parameters."""
     kept = workload.layout.shards_parameters and workload.quantization not in ("none", "gptq4")
     return scale_bytes(workload.geometry, workload.quantization) if kept else 0.0
 
@@ -108,25 +128,32 @@ def _unsharded_bytes(workload: Workload) -> float:
 def _working_copy(workload: Workload) -> float:
     """Return the bytes of the largest linear layer as it is dequantized for a product, one layer at a time.
 
-    4 bits: for each product, in the dtype that it computes in. 8 bits: for the gradient of a product's input, in the dtype of
-    that input (bitsandbytes, MatMul8bitLt.backward); the columns of outliers, a thousandth (LLM.int8's paper, §4), are less.
+    4 bits: for each product, in the dtype that it computes in. 8 bits: for the gradient of a product's input,
+    in the dtype of that input (bitsandbytes, MatMul8bitLt.backward); the columns of outliers, a thousandth
+    (LLM.int8's paper, §4), are less.
     """
     width = stream_bytes(workload) if workload.quantization == "int8" else BYTES[workload.compute_dtype]
-    return float(width * max((one.rows * one.columns for one in workload.geometry.linears if one.quantizable), default=0))
+    return float(
+        width
+        * max((one.rows * one.columns for one in workload.geometry.linears if one.quantizable), default=0)
+    )
 
 
 def state_bytes(workload: Workload, width: float) -> float:
     """Return the bytes of the optimizer's states for all trained parameters, which have `width` bytes each.
 
-    torch's AdamW keeps two moments in the dtype of the parameter, Lion (Chen et al. 2023) one. bitsandbytes: float32, or 8 bits
-    and a float32 for each block of 256, with 32 bits for an embedding (transformers, Trainer.create_optimizer).
-    Adafactor (Shazeer and Stern 2018, §3): a number for each row and column of a matrix, and for each number of a vector.
+    torch's AdamW keeps two moments in the dtype of the parameter, Lion (Chen et al. 2023) one. bitsandbytes:
+    float32, or 8 bits and a float32 for each block of 256, with 32 bits for an embedding (transformers,
+    Trainer.create_optimizer). Adafactor (Shazeer and Stern 2018, §3): a number for each row and column of a
+    matrix, and for each number of a vector.
     """
     optimizer, sizes = workload.optimizer, workload.geometry
     if optimizer.factored:
         return 4.0 * _factored(workload)
     each = 2 * width if optimizer.state_bytes is None else optimizer.state_bytes
-    if optimizer.embedding_bytes is None or not (workload.method == "full" or "embedding" in workload.lora_targets):
+    if optimizer.embedding_bytes is None or not (
+        workload.method == "full" or "embedding" in workload.lora_targets
+    ):
         return each * workload.trained
     table = sizes.vocab_size * sizes.hidden_size
     return each * (workload.trained - table) + optimizer.embedding_bytes * table
@@ -138,7 +165,9 @@ def _factored(workload: Workload) -> int:
     table = sizes.vocab_size + sizes.hidden_size
     if workload.method == "full":
         tables = sizes.embedding_parameters // (sizes.vocab_size * sizes.hidden_size)
-        return sum(one.count * (one.rows + one.columns) for one in sizes.linears) + tables * table + sizes.extra
+        return (
+            sum(one.count * (one.rows + one.columns) for one in sizes.linears) + tables * table + sizes.extra
+        )
     adapters = sum(one.count * (one.rows + one.columns + 2 * workload.rank(one)) for one in workload.adapted)
     return round(adapters) + table * sum(name in workload.lora_targets for name in ("embedding", "head"))
 
@@ -174,8 +203,8 @@ def of(workload: Workload) -> States:
     sizes = workload.geometry
     resident: dict[str, float] = {}
     if workload.framework.gathers_adapters and not full and workload.layout.shards_parameters:
-        # FSDP wraps only the linear layers, and gathers all other parameters, frozen and trained, as one unit: "no sharding
-        # benefit" in litgpt's own notes. Full weights beside the shards.
+        # FSDP wraps only the linear layers, and gathers all other parameters, frozen and trained, as one
+        # unit: "no sharding benefit" in litgpt's own notes. Full weights beside the shards.
         resident["gathered whole"] = base_bytes(workload)
     trained = float(workload.trained)
     if full:
@@ -185,7 +214,11 @@ def of(workload: Workload) -> States:
         resident["weights"] = (base_bytes(workload) - whole) / shards + whole
         width = _adapter_bytes(workload)
         resident["adapters"] = trained * width / shards
-    is_cast = workload.precision == "autocast" and BYTES[workload.weight_dtype] == 4 and not workload.layout.shards_parameters
+    is_cast = (
+        workload.precision == "autocast"
+        and BYTES[workload.weight_dtype] == 4
+        and not workload.layout.shards_parameters
+    )
     optimizer = workload.optimizer
     all_states = state_bytes(workload, width) / shards
     states, paged = (0.0, all_states) if optimizer.paged else (all_states, 0.0)
@@ -193,10 +226,12 @@ def of(workload: Workload) -> States:
     if workload.layout.copies_gradients:
         # torch's Reducer copies gradients into buckets, unless gradient_as_bucket_view is set.
         resident["buckets"] = gradients
-    # foreach makes one tensor list of the size of the parameters: the root of the second moment (torch/optim/adamw.py).
+    # foreach makes one tensor list of the size of the parameters: the root of the second moment
+    # (torch/optim/adamw.py).
     update = gradients if optimizer.implementation == "foreach" and not optimizer.in_backward else 0.0
     if optimizer.factored:
-        # The squared gradient and the update in float32, and of 16-bit weights both they and their gradient as well.
+        # The squared gradient and the update in float32, and of 16-bit weights both they and their gradient
+        # as well.
         update = (2 if width == 4 else 4) * 4.0 * workload.largest_trained
     if paged:
         # The states of one tensor are fetched for its update.
@@ -227,9 +262,9 @@ def of(workload: Workload) -> States:
 def _loading(workload: Workload, shards: int) -> float:
     """Return the bytes beside the resident ones while a base is loaded that is quantized meanwhile.
 
-    bitsandbytes quantizes only complete matrices: each process holds all of the base before it is sharded. What is not
-    quantized becomes float32, one parameter after another: last a table of words, whose 16-bit values exist meanwhile
-    (docs/measured/gpu.md).
+    bitsandbytes quantizes only complete matrices: each process holds all of the base before it is sharded.
+    What is not quantized becomes float32, one parameter after another: last a table of words, whose 16-bit
+    values exist meanwhile (docs/measured/gpu.md).
     """
     if workload.layout.shards_parameters:
         return (base_bytes(workload) - _unsharded_bytes(workload)) * (1 - 1 / shards)
@@ -240,8 +275,8 @@ def _loading(workload: Workload, shards: int) -> float:
 def _adapter_bytes(workload: Workload) -> float:
     """Return the average bytes of one trained parameter beside a frozen base.
 
-    PEFT makes adapters in float32; layers that it trains fully (modules_to_save) are copies in the dtype of the base, which
-    Flytune makes float32 too.
+    PEFT makes adapters in float32; layers that it trains fully (modules_to_save) are copies in the dtype of
+    the base, which Flytune makes float32 too.
     """
     base = BYTES[workload.weight_dtype]
     if not workload.framework.float32_adapters or not workload.trained:
@@ -271,7 +306,8 @@ def _zero(workload: Workload) -> States:
     # The update of a partition (stage 3: of a sub group of it) has its gradients in float32.
     lists = 2 if workload.optimizer.implementation == "foreach" else 1
     update = max(4.0 * parts.updated * lists, parts.update_bytes) if on_device else 0.0
-    # The moments are float32 like the master copies that they belong to; under offload they are those of DeepSpeed's Adam.
+    # The moments are float32 like the master copies that they belong to; under offload they are those of
+    # DeepSpeed's Adam.
     moments = (state_bytes(workload, 4) if on_device else zero.MOMENTS * trained) / shards
     paged = moments if workload.optimizer.paged and on_device else 0.0
     if paged:
@@ -283,7 +319,9 @@ def _zero(workload: Workload) -> States:
     away[workload.parameters_on] += base / part
     buffers = 4.0 * layout.optimizer_buffers * min(layout.sub_group, trained / shards)
     if workload.parameters_on == "nvme":
-        buffers += width * (layout.parameter_buffers + min(layout.parameters_in_host, workload.geometry.parameters / shards))
+        buffers += width * (
+            layout.parameter_buffers + min(layout.parameters_in_host, workload.geometry.parameters / shards)
+        )
     return States(
         resident=resident,
         copies=0.0,
@@ -304,5 +342,9 @@ def _zero(workload: Workload) -> States:
 def _persistent(workload: Workload) -> float:
     """Return parameters of the linear layers that are too small to be sharded."""
     return float(
-        sum(one.parameters for one in workload.geometry.linears if one.rows * one.columns < workload.layout.persistent)
+        sum(
+            one.parameters
+            for one in workload.geometry.linears
+            if one.rows * one.columns < workload.layout.persistent
+        )
     )

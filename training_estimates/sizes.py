@@ -10,7 +10,8 @@ _FUSED = re.compile(r".*\.experts\.(?!\d)\w+(?<!\.weight)|.*\.(?:input|output)_l
 
 
 def is_fused_name(name: str) -> bool:
-    """Return whether a name is that of a parameter of routed experts; those that all tokens pass have other names."""
+    """Return whether a name is that of a parameter of routed experts; those that all tokens pass have other
+    names."""
     return _FUSED.fullmatch(name) is not None
 
 
@@ -36,19 +37,26 @@ class Linear(Immutable):
     share: float = 1.0
     """Share of a batch's tokens that pass one of them; of a routed expert, experts a token over experts."""
     quantizable: bool = True
-    """True if bitsandbytes quantizes them: it takes nn.Linear, and no experts that are stacked in one parameter."""
+    """True if bitsandbytes quantizes them: it takes nn.Linear, and no experts that are stacked in one
+    parameter."""
     adaptable: bool = True
-    """True if method.target_modules all-linear gives them adapters: those of nn.Linear, but neither head nor router."""
+    """True if method.target_modules all-linear gives them adapters: those of nn.Linear, but neither head nor
+    router."""
     layers: tuple[int, ...] = ()
-    """Numbers of the layers that have them, which stand for the `*` of path; all layers where there are none."""
+    """Numbers of the layers that have them, which stand for the `*` of path; all layers where there are
+    none."""
     modules: int = 0
-    """Modules that compute with them, where several share a matrix and each gets an adapter of its own; 0 where none do."""
+    """Modules that compute with them, where several share a matrix and each gets an adapter of its own; 0
+    where none do."""
 
     @property
     def is_experts(self) -> bool:
-        """True if they are the matrices in a parameter of a layer's routed experts, which method.experts adapts."""
+        """True if they are the matrices in a parameter of a layer's routed experts, which method.experts
+        adapts."""
         stacked = not self.quantizable and not self.adaptable
-        return stacked and (self.path.split(".")[-2:-1] == ["experts"] or self.path.endswith("_linear.weight"))
+        return stacked and (
+            self.path.split(".")[-2:-1] == ["experts"] or self.path.endswith("_linear.weight")
+        )
 
     @property
     def key(self) -> str:
@@ -110,7 +118,8 @@ class Geometry(Immutable):
     loss_problem: str | None = None
     """Reason why its loss cannot be computed; None where it can."""
     positions: int | None = None
-    """Tokens of a sequence that the model was made for; None where it sets no limit, or config.json does not say."""
+    """Tokens of a sequence that the model was made for; None where it sets no limit, or config.json does not
+    say."""
     bounds_positions: bool = False
     """True if it fails on longer sequences."""
     left_out: str | None = None
@@ -118,7 +127,8 @@ class Geometry(Immutable):
 
     @property
     def groups_experts(self) -> bool:
-        """True if a layer's experts are one parameter, whose products transformers 5 computes together (grouped_mm)."""
+        """True if a layer's experts are one parameter, whose products transformers 5 computes together
+        (grouped_mm)."""
         return any(one.is_experts for one in self.linears)
 
     @property
@@ -139,7 +149,11 @@ class Geometry(Immutable):
     @property
     def layer_parameters(self) -> float:
         """Return the parameters in the linear layers of the largest decoder layer."""
-        return self.linear_parameters / self.num_hidden_layers if self.largest_layer is None else float(self.largest_layer)
+        return (
+            self.linear_parameters / self.num_hidden_layers
+            if self.largest_layer is None
+            else float(self.largest_layer)
+        )
 
     @property
     def embedding_parameters(self) -> int:
@@ -156,10 +170,13 @@ class Geometry(Immutable):
 
 
 def joined(linears: Iterable[Linear]) -> list[Linear]:
-    """Return the linear layers with those that differ in nothing but their places joined, in the order of the first of each."""
+    """Return the linear layers with those that differ in nothing but their places joined, in the order of the
+    first of each."""
     found: dict[Linear, list[Linear]] = {}
     for linear in linears:
-        found.setdefault(linear.model_copy(update={"count": 1, "layers": (), "modules": 0}), []).append(linear)
+        found.setdefault(linear.model_copy(update={"count": 1, "layers": (), "modules": 0}), []).append(
+            linear
+        )
 
     def one_of(alike: list[Linear]) -> dict[str, Any]:
         modules = sum(one.modules or one.count for one in alike) if any(one.modules for one in alike) else 0

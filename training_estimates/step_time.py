@@ -39,10 +39,11 @@ from training_estimates.kernels import (
 from training_estimates.workload import Workload
 
 HIDDEN_SHARE = 0.25
-"""Fitted. Share of overlapped communication that costs no time: NCCL's kernels take processors and memory bandwidth from
-the computation."""
+"""Fitted. Share of overlapped communication that costs no time: NCCL's kernels take processors and memory
+bandwidth from the computation."""
 ADAPTER_SHARE = 0.5
-"""Assumed. Share of the rate of matrix products that LoRA's narrow matrices reach; they are few operations."""
+"""Assumed. Share of the rate of matrix products that LoRA's narrow matrices reach; they are few
+operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,14 @@ class StepTime:
 
     @property
     def computing(self) -> float:
-        parts = (self.forward, self.recomputation, self.backward, self.adapters, self.kernels, self.dequantization)
+        parts = (
+            self.forward,
+            self.recomputation,
+            self.backward,
+            self.adapters,
+            self.kernels,
+            self.dequantization,
+        )
         return sum(parts) + self.launching
 
     @property
@@ -97,7 +105,8 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
     computing = _computing(workload, accelerator)
     micro = sum(computing.values())
     waits = launches(workload) * LAUNCH_SECONDS
-    # Where experts are modules, the CPU waits for the GPU's assignment of tokens to experts, and the GPU then for the CPU.
+    # Where experts are modules, the CPU waits for the GPU's assignment of tokens to experts, and the GPU then
+    # for the CPU.
     is_asked = workload.geometry.experts > 1 and not workload.geometry.groups_experts
     computing["launching"] = waits if is_asked else max(0.0, waits - micro)
     micro += computing["launching"]
@@ -108,7 +117,8 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
     # Without overlap_comm, backward waits for the reduction of its gradients.
     waited = 0.0 if workload.layout.overlaps else reduced_bytes(workload) / link_rate(workload, accelerator)
     if not workload.framework.prefetches and workload.layout.gathers_in_backward:
-        # Behind the reduction of a unit's gradients, the next unit's parameters are asked for when it is reached.
+        # Behind the reduction of a unit's gradients, the next unit's parameters are asked for when it is
+        # reached.
         waited += gathered_bytes(workload) / link_rate(workload, accelerator)
     hidden = beside - waited
     # Copies between GPU and host are made by engines of their own, and take nothing from the computation.
@@ -146,7 +156,9 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     full = workload.method == "full"
     narrow = 2 * routed_adapters(workload) * workload.tokens + folding_flops(workload)
     narrow /= 1e12 * (
-        accelerator.float32_tflops if adapter_kernels(workload).float32 else ADAPTER_SHARE * accelerator.matmul_tflops
+        accelerator.float32_tflops
+        if adapter_kernels(workload).float32
+        else ADAPTER_SHARE * accelerator.matmul_tflops
     )
     # Forward passes: recomputation and those of the reference are further ones.
     layer, adapters = layer_bytes(workload), adapter_bytes(workload)
@@ -165,13 +177,17 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
         # Norms have no gradients; the product with the inputs that are left has those of the inputs alone.
         "adapters": 0.0
         if full
-        else passes * narrow + (passes - 1) * dora_flops(workload) / (ADAPTER_SHARE * accelerator.matmul_tflops * 1e12),
+        else passes * narrow
+        + (passes - 1) * dora_flops(workload) / (ADAPTER_SHARE * accelerator.matmul_tflops * 1e12),
         "kernels": memory_seconds(moved, accelerator),
-        "dequantization": with_reference / passes * memory_seconds(dequantization_bytes(workload), accelerator),
+        "dequantization": with_reference
+        / passes
+        * memory_seconds(dequantization_bytes(workload), accelerator),
     }
 
 
 def likely(workload: Workload, found: StepTime, is_calibrated: bool = False) -> tuple[float, float]:
-    """Return tokens a second of one GPU between which nine of ten measured runs are, by the measured errors."""
+    """Return tokens a second of one GPU between which nine of ten measured runs are, by the measured
+    errors."""
     band = intervals.speed(workload, is_calibrated)
     return band.low * found.tokens_per_second, band.high * found.tokens_per_second

@@ -1,4 +1,5 @@
-"""Sizes of a model from the names and shapes of its parameters: as transformers builds them, or as its files store them."""
+"""Sizes of a model from the names and shapes of its parameters: as transformers builds them, or as its files
+store them."""
 
 import math
 import re
@@ -29,18 +30,29 @@ class Tensor:
 
 MAY_DIFFER = 0.005
 """Largest difference between two counts of a model's parameters, as a share, that is not an error."""
-CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts", "num_selected_experts")
+CHOSEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+    "num_selected_experts",
+)
 """Keys that name the experts a token passes."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _FIRST_NUMBER = re.compile(r"\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
-_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings?|shared)\.weight$")
+_EMBEDDING = re.compile(
+    r"(^|\.)(embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings?|shared)\.weight$"
+)
 _HEAD = re.compile(r"^(language_model\.|model\.)?(lm_head|embed_out|output|head)\.weight$")
 _NO_LINEAR = re.compile(r"norm|embed|conv|router|rotary|(^|\.)ln_|(^|\.)(wte|wpe|gate)\.weight$|A_log|_bias$")
 _ROUTER = re.compile(r"(^|\.)(router|gate|shared_expert_gate)(\.|$)")
 # Tensors that older releases stored, and that transformers computes: rotations, causal masks.
-_BUFFER = re.compile(r"(inv_freq|masked_bias|rope\.freqs|slope_rate|(query|key|diagonal)_decay|(attn|attention)\.bias)$")
+_BUFFER = re.compile(
+    r"(inv_freq|masked_bias|rope\.freqs|slope_rate|(query|key|diagonal)_decay|(attn|attention)\.bias)$"
+)
 _MATRICES = ("attn.bias", "attention.bias")
 """Names that are those of a vector too, a bias."""
 _EXTRA_HEADS = re.compile(r"(^|\.)(mtp|mtp_block|nextn|eh_proj|mtp_layers|mtp_head)\b")
@@ -58,7 +70,11 @@ _SCALES = re.compile(
 
 
 def stored_total(
-    tensors: Mapping[str, Tensor], config: Config, tied: bool, quantized: str | None, built: Built | None = None
+    tensors: Mapping[str, Tensor],
+    config: Config,
+    tied: bool,
+    quantized: str | None,
+    built: Built | None = None,
 ) -> tuple[int | None, str | None]:
     """Return the parameters of those tensors that transformers loads, and what it leaves out, in words.
 
@@ -138,7 +154,8 @@ def _weights_in(name: str, tensor: Tensor, quantized: str | None, config: Config
 
 
 def compare(name: str, first: tuple[str, int], second: tuple[str, int]) -> None:
-    """Raise a SizesError if two counts of a model's parameters, each with its source, differ by more than MAY_DIFFER."""
+    """Raise a SizesError if two counts of a model's parameters, each with its source, differ by more than
+    MAY_DIFFER."""
     (source, count), (other, said) = first, second
     if abs(count - said) > MAY_DIFFER * max(count, said, 1):
         raise SizesError(
@@ -171,11 +188,13 @@ def of_headers(tensors: Mapping[str, Tensor], config: Config, quantized: str | N
     """Return the sizes of a model from its files alone.
 
     Raises:
-        SizesError: its files do not have the layers, experts or vocabulary of its config.json, or they are quantized.
+        SizesError: its files do not have the layers, experts or vocabulary of its config.json, or they are
+            quantized.
     """
     if quantized not in (None, "fp8", "fbgemm_fp8"):
         raise LibrariesMissingError(
-            f"{config.name}: {quantized} weights are packed, and without torch and transformers not counted; {ADVICE}"
+            f"{config.name}: {quantized} weights are packed, and without torch and transformers not counted; "
+            f"{ADVICE}"
         )
     flag = config.flag("tie_word_embeddings", False)
     kept, left = loaded(tensors, config, flag)
@@ -195,7 +214,9 @@ def of_headers(tensors: Mapping[str, Tensor], config: Config, quantized: str | N
     _check_layers(kept, config)
     for key, width in (("vocab_size", table[0]), ("hidden_size", table[1])):
         if (said := config.size(key, width)) != width:
-            raise SizesError(f"{config.name}: {key} is {said:,} in its config.json, and {width:,} in {embeddings[0]}")
+            raise SizesError(
+                f"{config.name}: {key} is {said:,} in its config.json, and {width:,} in {embeddings[0]}"
+            )
     config.check()
     parameters = [Parameter(name, one.shape, _guessed_kind(name, one.shape)) for name, one in kept.items()]
     found = _of(parameters, {embeddings[0], head} - {None}, table, head is None, config)
@@ -219,7 +240,9 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _guessed_kind(name: str, shape: tuple[int, ...]) -> str:
-    is_linear = len(shape) == 2 and min(shape) > 1 and name.endswith(".weight") and not _NO_LINEAR.search(name)
+    is_linear = (
+        len(shape) == 2 and min(shape) > 1 and name.endswith(".weight") and not _NO_LINEAR.search(name)
+    )
     return "linear" if is_linear else "other"
 
 
@@ -230,15 +253,24 @@ def _check_layers(kept: Iterable[str], config: Config) -> None:
         layers = _counted(depth, "layer") if depth else "no number of layers"
         raise SizesError(f"{config.name}: its config.json has {layers}, and its files have {len(stored)}")
     experts = {int(found[1]) for name in kept if (found := _EXPERT.search(name))}
-    said = [config.content.get(key) for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")]
+    said = [
+        config.content.get(key)
+        for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    ]
     named = next((one for one in said if isinstance(one, int) and one > 1), len(experts))
     if experts and named != len(experts):
-        raise SizesError(f"{config.name}: its config.json has {_counted(named, 'expert')}, and its files {len(experts)}")
+        raise SizesError(
+            f"{config.name}: its config.json has {_counted(named, 'expert')}, and its files {len(experts)}"
+        )
 
 
-def _of(parameters: list[Parameter], tables: set[str | None], table: tuple[int, ...], tied: bool, config: Config) -> Geometry:
+def _of(
+    parameters: list[Parameter], tables: set[str | None], table: tuple[int, ...], tied: bool, config: Config
+) -> Geometry:
     experts = _experts(parameters)
-    chosen = next((config.size(key) for key in CHOSEN if isinstance(config.content.get(key), int)), experts or 1)
+    chosen = next(
+        (config.size(key) for key in CHOSEN if isinstance(config.content.get(key), int)), experts or 1
+    )
     share = min(1.0, chosen / experts) if experts else 1.0
     linears, by_layer, total = [], defaultdict[int, int](int), 0
     shared = dense = routed = 0
@@ -290,10 +322,15 @@ def _or(config: Config, key: str, otherwise: int) -> int:
 
 
 def _widths(linears: list[Linear], hidden: int, config: Config) -> tuple[int, int, int]:
-    """Return the widths of a routed expert, of the shared experts, and of the MLP of a dense layer; 0 where there is none."""
+    """Return the widths of a routed expert, of the shared experts, and of the MLP of a dense layer; 0 where
+    there is none."""
 
     def width(part: str, not_part: str = " ") -> int:
-        found = [one.rows for one in linears if one.name in ("down", "w2") and part in one.path and not_part not in one.path]
+        found = [
+            one.rows
+            for one in linears
+            if one.name in ("down", "w2") and part in one.path and not_part not in one.path
+        ]
         return max(found, default=0)
 
     of_experts = [one for one in linears if not one.adaptable and not one.path.endswith(".weight")]
@@ -323,7 +360,8 @@ def _linear(one: Parameter, share: float) -> Linear | None:
         # As a recipe names it (rank_pattern), and PEFT: with `.weight` where the parameter is one of a layer.
         path += ".weight" * (one.name.endswith(".weight") and is_fused_name(one.name))
         return Linear.model_validate(
-            of | {"name": name, "rows": rows, "columns": columns, "count": count, "path": path, "layers": layers}
+            of
+            | {"name": name, "rows": rows, "columns": columns, "count": count, "path": path, "layers": layers}
         )
     if one.kind not in ("linear", "subclass", "conv1d") or len(one.shape) != 2:
         return None
@@ -345,12 +383,13 @@ def _linear(one: Parameter, share: float) -> Linear | None:
 
 
 VERIFIED = frozenset({*KINDS, "ernie4_5_moe", "glm4_moe", "mpt", "qwen2_moe"})
-"""Model types of which the closed form of activations and time is shown to hold: by published runs, or by the dry run, whose
-memory differs from it no more than Llama's (docs/plan.md, "Counted models")."""
+"""Model types of which the closed form of activations and time is shown to hold: by published runs, or by the
+dry run, whose memory differs from it no more than Llama's (docs/plan.md, "Counted models")."""
 
 
 def why_unsupported(config: Config, parameters: list[Parameter]) -> str | None:
-    """Return what the closed form of activations and time does not know about a model; None where it holds."""
+    """Return what the closed form of activations and time does not know about a model; None where it
+    holds."""
     kinds = config.content.get("layer_types") or config.content.get("layers_block_type") or []
     named = (
         sorted({str(one) for one in kinds if "attention" not in str(one) or "linear" in str(one)})

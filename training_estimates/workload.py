@@ -12,7 +12,8 @@ from training_estimates.sizes import Geometry, Linear
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 Precision = Literal["pure", "autocast", "policy"]
-"""Precision of a forward pass. pure: in the dtype of the weights; autocast: torch.autocast; policy: FSDP's mixed precision."""
+"""Precision of a forward pass. pure: in the dtype of the weights; autocast: torch.autocast; policy: FSDP's
+mixed precision."""
 BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number."""
 
@@ -23,7 +24,8 @@ class Optimizer:
 
     name: str
     state_bytes: float | None = None
-    """Bytes a parameter; None: two moments in the dtype of the parameter that it updates, as torch's AdamW keeps them."""
+    """Bytes a parameter; None: two moments in the dtype of the parameter that it updates, as torch's AdamW
+    keeps them."""
     implementation: Literal["fused", "foreach", "for_loop"] = "fused"
     in_backward: bool = False
     """True if each parameter is updated, and its gradient freed, as soon as backward has computed it."""
@@ -37,7 +39,8 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Answers that the trained model draws token by token before it trains them. Numbers are those of one process."""
+    """Answers that the trained model draws token by token before it trains them. Numbers are those of one
+    process."""
 
     answers: int
     """Answers in an optimizer step."""
@@ -62,8 +65,8 @@ class Workload:
     gpu_memory_gib: float
     """Memory that the driver offers to a process: 79.2 GiB of an A100 of 80 GB."""
     weight_dtype: Dtype
-    """Dtype in which trained weights (full) or the frozen base (lora) are stored between steps; of qlora, the parameters
-    that are not quantized."""
+    """Dtype in which trained weights (full) or the frozen base (lora) are stored between steps; of qlora, the
+    parameters that are not quantized."""
     precision: Precision
     compute_dtype: Dtype
     optimizer: Optimizer
@@ -73,28 +76,35 @@ class Workload:
     sequences_per_row: int = 1
     """Sequences of up to sequence_length tokens in each row of a micro batch: two of a pair."""
     head_outputs: int | None = None
-    """Outputs of a head that is trained completely, also beside an adapter; None for the logits of the vocabulary."""
+    """Outputs of a head that is trained completely, also beside an adapter; None for the logits of the
+    vocabulary."""
     reference: Literal["none", "adapter", "copy"] = "none"
-    """Frozen model that a step also runs forward: the model without its adapter, or a second copy of the weights."""
+    """Frozen model that a step also runs forward: the model without its adapter, or a second copy of the
+    weights."""
     frozen_passes: int = 0
-    """Forward passes of a micro batch without gradients, beside that of training: of the reference, and of other answers."""
+    """Forward passes of a micro batch without gradients, beside that of training: of the reference, and of
+    other answers."""
     quantization: Literal["none", "nf4", "nf4_double", "fp4", "fp4_double", "int8", "gptq4"] = "none"
     lora_r: int = 0
     lora_targets: tuple[str, ...] = ()
-    """Names of linear layers (q, k, v, o, gate, up, down in Llama's layout), lora_embedding, lora_head, embedding and head;
-    the last two are fully trained."""
+    """Names of linear layers (q, k, v, o, gate, up, down in Llama's layout), lora_embedding, lora_head,
+    embedding and head; the last two are fully trained."""
     lora_leaves_out: tuple[str, ...] = ()
-    """Keys of linear layers that have a name of lora_targets and no adapter: of an encoder, of attention to images."""
+    """Keys of linear layers that have a name of lora_targets and no adapter: of an encoder, of attention to
+    images."""
     lora_ranks: tuple[tuple[str, float], ...] = ()
-    """Mean ranks over the layers of those linear layers that have another one than `lora_r`, by their keys."""
+    """Mean ranks over the layers of those linear layers that have another one than `lora_r`, by their
+    keys."""
     lora_experts: bool = False
-    """True if experts that are one parameter of their layer have adapters, which PEFT adds to the weights before a product."""
+    """True if experts that are one parameter of their layer have adapters, which PEFT adds to the weights
+    before a product."""
     dora: bool = False
     """True if DoRA trains the norms of the rows of adapted weights too."""
     adapter_dropout: bool = True
     """True if adapters drop inputs out."""
     token_rows: int = 0
-    """Tokens whose rows of embedding and head are trained beside an adapter, where these are not fully trained."""
+    """Tokens whose rows of embedding and head are trained beside an adapter, where these are not fully
+    trained."""
     offload: Literal["none", "cpu", "nvme"] = "none"
     checkpointing: Literal["none", "full", "offloaded"] = "none"
     attention: Literal["flash", "sdpa", "eager"] = "sdpa"
@@ -108,7 +118,8 @@ class Workload:
     on_cpu: bool = False
     """True if a CPU computes it, with torch's kernels for CPUs."""
     network_gbs: float = math.inf
-    """Upper limit of a node's bandwidth to other nodes, GB/s, beside the accelerator's network_gbs (its network's)."""
+    """Upper limit of a node's bandwidth to other nodes, GB/s, beside the accelerator's network_gbs (its
+    network's)."""
     framework: Framework = TRL
     decoding: Decoding | None = None
 
@@ -124,7 +135,8 @@ class Workload:
 
     @property
     def updated_bytes(self) -> int:
-        """Bytes of a trained number as the optimizer updates it: adapters are float32, and so are DeepSpeed's master copies."""
+        """Bytes of a trained number as the optimizer updates it: adapters are float32, and so are DeepSpeed's
+        master copies."""
         return 4 if self.method != "full" or self.layout.deepspeed else BYTES[self.weight_dtype]
 
     @property
@@ -137,11 +149,14 @@ class Workload:
         """Device that DeepSpeed offloads parameters to."""
         if self.layout.parameters_on is not None:
             return self.layout.parameters_on
-        return self.offload if self.layout.shards_parameters and self.framework.offloads_parameters else "none"
+        return (
+            self.offload if self.layout.shards_parameters and self.framework.offloads_parameters else "none"
+        )
 
     @property
     def lora_parameters(self) -> int:
-        """Parameters of the adapters' matrices: r x (in + out) for each adapted linear layer (LoRA, Hu et al. 2021, §4.1)."""
+        """Parameters of the adapters' matrices: r x (in + out) for each adapted linear layer (LoRA, Hu et al.
+        2021, §4.1)."""
         layers = sum(self.rank(one) * one.count * (one.rows + one.columns) for one in self.adapted)
         return round(layers + self.table_adapters)
 
@@ -154,7 +169,8 @@ class Workload:
 
     @property
     def adapted(self) -> list[Linear]:
-        """Adapted linear layers of all decoder layers; a matrix that modules share counts once for each of them."""
+        """Adapted linear layers of all decoder layers; a matrix that modules share counts once for each of
+        them."""
         return [
             linear.model_copy(update={"count": linear.modules}) if linear.modules else linear
             for linear in self.geometry.linears
@@ -200,15 +216,24 @@ class Workload:
     def trains_head(self) -> bool:
         """True if the loss computes the gradient of the head's weight."""
         tables = {*self.lora_targets, *self.tables_by_row}
-        return self.method == "full" or "head" in tables or (self.geometry.tie_word_embeddings and "embedding" in tables)
+        return (
+            self.method == "full"
+            or "head" in tables
+            or (self.geometry.tie_word_embeddings and "embedding" in tables)
+        )
 
     @property
     def largest_trained(self) -> int:
-        """Parameters of the largest trained tensor; transformers 5 joins gate and up of all experts of a layer in one."""
+        """Parameters of the largest trained tensor; transformers 5 joins gate and up of all experts of a
+        layer in one."""
         geometry = self.geometry
         table = geometry.vocab_size * geometry.hidden_size
         if self.method == "full":
-            experts = 2 * geometry.experts * geometry.hidden_size * geometry.intermediate_size if geometry.experts > 1 else 0
+            experts = (
+                2 * geometry.experts * geometry.hidden_size * geometry.intermediate_size
+                if geometry.experts > 1
+                else 0
+            )
             return max(table, experts, *(one.rows * one.columns for one in geometry.linears))
         if self.fully_trained:
             return table

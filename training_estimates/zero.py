@@ -38,14 +38,16 @@ class ZeroParts:
 
     @property
     def gradient_bytes(self) -> float:
-        """Bytes of all gradients at the end of backward; stage 1 keeps them whole until the last micro batch is reduced."""
+        """Bytes of all gradients at the end of backward; stage 1 keeps them whole until the last micro batch
+        is reduced."""
         return self.width * (self.partition if self.layout.shards_gradients else self.trained)
 
     @property
     def bucket_bytes(self) -> float:
         """Bytes of the buckets, two of them with overlap_comm.
 
-        Stages 1 and 2 allocate them at their full size, however few parameters are trained (stage_1_and_2.py, setup_buckets).
+        Stages 1 and 2 allocate them at their full size, however few parameters are trained (stage_1_and_2.py,
+        setup_buckets).
         """
         whole = not (self.layout.shards_parameters or self.resident_only)
         size = self.layout.bucket if whole else min(self.layout.bucket, self.trained)
@@ -53,12 +55,16 @@ class ZeroParts:
 
     @property
     def update_bytes(self) -> float:
-        """Bytes beside the gradients when they are cast for the update: flattened, and the same in float32."""
+        """Bytes beside the gradients when they are cast for the update: flattened, and the same in
+        float32."""
         return MASTER * self.updated + (self.width * self.updated if self.width < MASTER else 0)
 
     def live_bytes(self, base: float, table: float) -> float:
-        """Return the bytes of parameters that stage 3 holds gathered: of `base` bytes, with embedding and head of `table`.
+        """Return the bytes of parameters that stage 3 holds gathered: of `base` bytes, with embedding and
+        head of `table`.
 
         Embedding and head are gathered completely, whatever their size.
         """
-        return min(max(self.layout.live, 2 * table) * self.width, base) if self.layout.shards_parameters else 0.0
+        return (
+            min(max(self.layout.live, 2 * table) * self.width, base) if self.layout.shards_parameters else 0.0
+        )

@@ -41,5 +41,7 @@ def infer(
     base = fetch_base_model(base=split.base)
     scratch = {"scratch_folder": split.scratch_folder}
     shared = {"folder": split.folder, "artifact": artifact, "adapters": adapters, "base": base, **scratch}
-    answered = route_to("infer", shape, INFER, part=split.parts, **shared, trust_remote_code=trust_remote_code)
+    answered = route_to(
+        "infer", shape, INFER, part=split.parts, **shared, trust_remote_code=trust_remote_code
+    )
     return join_answers(parts=split.parts, folder=split.folder, answered=answered, **scratch)

@@ -1,7 +1,8 @@
-"""Conversion of workflow inputs: YAML files are read as Flytune reads them, and a recipe's local files are uploaded.
+"""Conversion of workflow inputs: YAML files are read as Flytune reads them, and a recipe's local files are
+uploaded.
 
-Files are uploaded when `pyflyte run --remote` or FlyteRemote converts inputs to Flyte's values; local runs and pods read paths
-as they are. The module is imported for its effect, with any workflow.
+Files are uploaded when `pyflyte run --remote` or FlyteRemote converts inputs to Flyte's values; local runs
+and pods read paths as they are. The module is imported for its effect, with any workflow.
 """
 
 from types import SimpleNamespace
@@ -33,9 +34,12 @@ class RecipeTransformer(ModelTransformer):
         """Convert a recipe like flytekit's transformer, with addresses in place of local paths."""
         remote = _remote(ctx)
         if remote is not None and isinstance(python_val, Recipe):
-            # flytekit keeps converted values; an equal recipe must get here again, because its files may have changed.
+            # flytekit keeps converted values; an equal recipe must get here again, because its files may have
+            # changed.
             key = patches.flytekit.CACHE_KEY.original()
-            patches.flytekit.CACHE_KEY.install(lambda value, kind: None if isinstance(value, Recipe) else key(value, kind))
+            patches.flytekit.CACHE_KEY.install(
+                lambda value, kind: None if isinstance(value, Recipe) else key(value, kind)
+            )
             python_val = signed_uploads.of_recipe(_Admin(remote), python_val)
         return super().to_literal(ctx, python_val, python_type, expected)
 
@@ -69,7 +73,8 @@ class _Admin:
 
 
 def _install() -> None:
-    """Make pyflyte read YAML as Flytune does, upload a sweep's changes, files and folders, and send no file but code."""
+    """Make pyflyte read YAML as Flytune does, upload a sweep's changes, files and folders, and send no file
+    but code."""
     flytekit = patches.flytekit
     flytekit.CODE_FILES.install(code_files.lister(flytekit.CODE_FILES.original()))
     flytekit.INPUTS_FILE.install(SimpleNamespace(safe_load=_inputs_file, YAMLError=yaml_core.YAMLError))
@@ -107,7 +112,11 @@ def _inputs_file(file: Any) -> Any:
 def _parsing(upstream: Any) -> Any:
     def parse(self: Any, value: Any, param: Any) -> Any:
         name = f"--{param.name}" if param is not None else "input"
-        content = inputs.content(value, name, self._python_type) if isinstance(value, str) else upstream(self, value, param)
+        content = (
+            inputs.content(value, name, self._python_type)
+            if isinstance(value, str)
+            else upstream(self, value, param)
+        )
         if self._python_type is Recipe or self._python_type in _CHANGES:
             content = named_files.with_contents(content)
         remote = _submitting()
@@ -115,7 +124,10 @@ def _parsing(upstream: Any) -> Any:
             return signed_uploads.of_content(_Admin(remote), content)
         if remote is not None and self._python_type == dict[str, FlyteDirectory]:
             admin = _Admin(remote)
-            return {name: signed_uploads.of_path(admin, path, f"{param.name}.{name}") for name, path in content.items()}
+            return {
+                name: signed_uploads.of_path(admin, path, f"{param.name}.{name}")
+                for name, path in content.items()
+            }
         return content
 
     return parse
@@ -126,7 +138,10 @@ def _converting(upstream: Any) -> Any:
         remote = _submitting()
         # flytekit's own upload would flatten subfolders.
         return upstream(
-            self, value if remote is None else signed_uploads.of_path(_Admin(remote), value, param.name), param, ctx
+            self,
+            value if remote is None else signed_uploads.of_path(_Admin(remote), value, param.name),
+            param,
+            ctx,
         )
 
     return convert
@@ -135,7 +150,11 @@ def _converting(upstream: Any) -> Any:
 def _submitting() -> Any:
     """Return the control plane of a `pyflyte run --remote`; None in other commands."""
     context = click.get_current_context(silent=True)
-    return context.obj.remote_instance() if context is not None and getattr(context.obj, "is_remote", False) else None
+    return (
+        context.obj.remote_instance()
+        if context is not None and getattr(context.obj, "is_remote", False)
+        else None
+    )
 
 
 _CHANGES: tuple[Any, ...] = (dict, list[dict])  # type: ignore[type-arg]  # as in the workflow's signature

@@ -25,7 +25,8 @@ def plan_only(recipe: Recipe) -> Plan:
 
 @workflow
 def prepare_only(recipe: Recipe) -> FlyteDirectory:
-    """Prepare the data set; a later finetune with the same data, tokenizer and data section takes it from the cache."""
+    """Prepare the data set; a later finetune with the same data, tokenizer and data section takes it from the
+    cache."""
     planned = make_plan(recipe=recipe)
     dataset: FlyteDirectory = prepare_data(request=planned.request, scratch_folder=planned.scratch_folder)
     return dataset
@@ -49,7 +50,8 @@ def resume(recipe: Recipe) -> FlyteDirectory:
 
 @workflow(on_failure=report_failure)
 def export_only(recipe: Recipe) -> FlyteDirectory:
-    """Export, evaluate and store the run's newest complete checkpoint without further training; keep the checkpoint."""
+    """Export, evaluate and store the run's newest complete checkpoint without further training; keep the
+    checkpoint."""
     return _from_checkpoint(recipe, is_export_only=True)
 
 

@@ -1,6 +1,7 @@
 """Scheduled fine-tuning on new data; only a better model replaces the champion. See docs/schedules.md.
 
-pyflyte run workflows/refresh.py refresh --recipe RECIPE --kickoff 2026-11-21T02:00:00 --accepted ADDRESS --days 1
+pyflyte run workflows/refresh.py refresh --recipe RECIPE --kickoff 2026-11-21T02:00:00 --accepted ADDRESS
+--days 1
 """
 
 from datetime import datetime
@@ -36,7 +37,8 @@ def train_challenger(recipe: Recipe) -> ChallengerOutput:
 
 @workflow
 def challenge(recipe: Recipe, challenger: Recipe, accepted: str, champion: str, fingerprint: str) -> str:
-    """Fine-tune the recipe `challenger`, compare its model with the champion, and record the decision under `recipe`."""
+    """Fine-tune the recipe `challenger`, compare its model with the champion, and record the decision under
+    `recipe`."""
     tuned = train_challenger(recipe=challenger)
     inputs = {"recipe": challenger, "artifact": tuned.artifact, "dataset": tuned.dataset, "base": tuned.base}
     comparison = route_to("compare", tuned.shape, COMPARE, champion=champion, **inputs)
@@ -54,9 +56,14 @@ def challenge(recipe: Recipe, challenger: Recipe, accepted: str, champion: str, 
 
 @workflow
 def refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int = 1) -> str:
-    """Train on the data of the `days` before the kickoff if any of it is new, and accept the model if it is better."""
+    """Train on the data of the `days` before the kickoff if any of it is new, and accept the model if it is
+    better."""
     decided = decide_refresh(recipe=recipe, kickoff=kickoff, accepted=accepted, days=days)
-    inputs = {"challenger": decided.challenger, "champion": decided.champion, "fingerprint": decided.fingerprint}
+    inputs = {
+        "challenger": decided.challenger,
+        "champion": decided.champion,
+        "fingerprint": decided.fingerprint,
+    }
     branch = conditional("refresh").if_(decided.action == "train")
     branch = branch.then(run_inline(challenge, recipe=recipe, accepted=accepted, **inputs))
     outcome: str = branch.else_().then(skip_refresh(reason=decided.reason))

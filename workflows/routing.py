@@ -23,8 +23,9 @@ def route_to(name: str, choice: Any, tasks: dict[str, Any], **inputs: Any) -> An
 def run_inline(workflow: Any, **inputs: Any) -> Any:
     """Run a workflow that has conditions within the branch of another condition.
 
-    Local runs of flytekit 1.16 treat a condition within a taken branch as part of the outer condition: they run its first case
-    whatever its test says, and skip what follows. This function hides the outer condition; clusters do not need it.
+    Local runs of flytekit 1.16 treat a condition within a taken branch as part of the outer condition: they
+    run its first case whatever its test says, and skip what follows. This function hides the outer condition;
+    clusters do not need it.
     """
     context = FlyteContextManager.current_context()
     state = context.execution_state
@@ -37,7 +38,11 @@ def run_inline(workflow: Any, **inputs: Any) -> Any:
 
 
 def map_on(name: str, choice: Any, tasks: dict[str, Any], over: dict[str, Any], **inputs: Any) -> Any:
-    """Run like `route_to`, with the task mapped over the list in `over`: one pod for each item, none for an empty list."""
+    """Run like `route_to`, with the task mapped over the list in `over`: one pod for each item, none for an
+    empty list."""
     return route_to(
-        name, choice, {key: without_schema(map_task(partial(task, **inputs))) for key, task in tasks.items()}, **over
+        name,
+        choice,
+        {key: without_schema(map_task(partial(task, **inputs))) for key, task in tasks.items()},
+        **over,
     )

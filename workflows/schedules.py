@@ -7,7 +7,15 @@ Add your own here with one call of `scheduled`. See docs/schedules.md.
 
 from pathlib import Path
 
-from flytekit import ConcurrencyLimitBehavior, ConcurrencyPolicy, CronSchedule, Email, LaunchPlan, Slack, WorkflowExecutionPhase
+from flytekit import (
+    ConcurrencyLimitBehavior,
+    ConcurrencyPolicy,
+    CronSchedule,
+    Email,
+    LaunchPlan,
+    Slack,
+    WorkflowExecutionPhase,
+)
 from flytekit.core.notification import Notification
 
 from flytune.cluster import uploads
@@ -18,7 +26,11 @@ from workflows.refresh import refresh
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 _PHASES = {
     "succeeded": [WorkflowExecutionPhase.SUCCEEDED],
-    "failed": [WorkflowExecutionPhase.FAILED, WorkflowExecutionPhase.ABORTED, WorkflowExecutionPhase.TIMED_OUT],
+    "failed": [
+        WorkflowExecutionPhase.FAILED,
+        WorkflowExecutionPhase.ABORTED,
+        WorkflowExecutionPhase.TIMED_OUT,
+    ],
 }
 
 
@@ -32,8 +44,8 @@ def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days
         accepted: folder or fsspec address of the history of accepted models.
 
     Raises:
-        RecipeError: the recipe cannot be read, names no data.heldout_path, an adapter's base without its commit, or files of
-            this machine: a launch plan uploads nothing.
+        RecipeError: the recipe cannot be read, names no data.heldout_path, an adapter's base without its
+            commit, or files of this machine: a launch plan uploads nothing.
     """
     recipe = read_recipe(RECIPES / recipe_file)
     registry_refresh.check(recipe)

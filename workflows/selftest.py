@@ -12,6 +12,7 @@ from workflows.routing import route_to
 
 @workflow
 def selftest(shape: str = "cpu-2", pairs: str = "") -> Matrix:
-    """Compare every method and sharding, or the named `pairs` (full/zero2,lora/zero3/cpu), with plain training on one shape."""
+    """Compare every method and sharding, or the named `pairs` (full/zero2,lora/zero3/cpu), with plain
+    training on one shape."""
     matrix: Matrix = route_to("selftest", shape, SELFTEST, pairs=pairs)
     return matrix

@@ -1,4 +1,5 @@
-"""Supervised fine-tuning, then preference tuning of the model that it made, with one lineage. See docs/objectives.md.
+"""Supervised fine-tuning, then preference tuning of the model that it made, with one lineage. See
+docs/objectives.md.
 
 pyflyte run workflows/sft_then_dpo.py sft_then_dpo --recipe SFT_RECIPE --preference DPO_RECIPE
 """

@@ -1,9 +1,11 @@
-"""Sweep over variants of one recipe: a complete fine-tune for each point, then a table, a chart and the best recipe.
+"""Sweep over variants of one recipe: a complete fine-tune for each point, then a table, a chart and the best
+recipe.
 
-pyflyte run workflows/sweep.py sweep --recipe recipes/demo-qlora.yaml --grid '{"training.learning_rate": [5e-4, 1e-3, 2e-3]}'
+pyflyte run workflows/sweep.py sweep --recipe recipes/demo-qlora.yaml --grid '{"training.learning_rate":
+[5e-4, 1e-3, 2e-3]}'
 
-All points finish one phase of the table of stages before the next begins: points that share a task are mapped over it, and
-failed ones drop out.
+All points finish one phase of the table of stages before the next begins: points that share a task are mapped
+over it, and failed ones drop out.
 """
 
 from flytekit import workflow
@@ -27,7 +29,8 @@ def sweep(
     min_success_ratio: float = 0.5,
     max_points: int = 24,
 ) -> FlyteDirectory:
-    """Fine-tune every combination of `grid` ({dotted field: values}), or every one of `changes` ([{dotted field: value}])."""
+    """Fine-tune every combination of `grid` ({dotted field: values}), or every one of `changes` ([{dotted
+    field: value}])."""
     drawn = draw_points(
         recipe=recipe,
         grid=grid,

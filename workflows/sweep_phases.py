@@ -1,4 +1,5 @@
-"""Phases of a sweep as dynamic tasks, each of which maps the tasks of its stages over the points that have not failed."""
+"""Phases of a sweep as dynamic tasks, each of which maps the tasks of its stages over the points that have
+not failed."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -44,9 +45,15 @@ def declare(phases: Sequence[Phase], module: dict[str, Any]) -> list[Any]:
 
 
 def _declared(
-    name: str, earlier: Sequence[Stage], stages: Sequence[Stage], then: Any, output: Any, module: dict[str, Any]
+    name: str,
+    earlier: Sequence[Stage],
+    stages: Sequence[Stage],
+    then: Any,
+    output: Any,
+    module: dict[str, Any],
 ) -> Any:
-    """Declare the dynamic task that maps `stages` after `earlier` ones; `then` is that of the next stages of the phase."""
+    """Declare the dynamic task that maps `stages` after `earlier` ones; `then` is that of the next stages of
+    the phase."""
 
     def run(running: Running, **made: Any) -> Any:
         given = {stage.makes: values.to_stage(made[stage.makes], _lists(stage)) for stage in earlier}
@@ -63,7 +70,8 @@ def _declared(
     parameters = [inspect.Parameter(name, _PARAMETER, annotation=kind) for name, kind in inputs.items()]
     signature = inspect.Signature(parameters, return_annotation=output)
     function = as_task_function(run, _declared, module, name, signature)
-    # Its pod registers the tasks of all shapes: it needs torch, so runs in the training image, and the names of the images.
+    # Its pod registers the tasks of all shapes: it needs torch, so runs in the training image, and the names
+    # of the images.
     template, requests = light_pod(images.environment), Resources(cpu="1", mem="4Gi")
     made = dynamic(container_image=images.TRAIN, pod_template=template, requests=requests)(function)
     module[name] = without_schema(without_laptop(made))
@@ -71,7 +79,8 @@ def _declared(
 
 
 def _lists(stage: Stage) -> Any:
-    """Return the type of a stage's results: a list for each group of points, with None for each that failed."""
+    """Return the type of a stage's results: a list for each group of points, with None for each that
+    failed."""
     one: Any = kinds_of(stage)["return"] | None
     return list[list[one]]
 
@@ -90,17 +99,23 @@ def _map(running: Running, stage: Stage) -> list[Any]:
     for group, elements in groups.items():
         task = TASKS[stage.name][group] if stage.on else TASKS[stage.name]
         each = _map_group(running, stage, task, points.notes(running, stage, group), elements, allowed)
-        made.append(made[-1] >> each if made and running.concurrency and not isinstance(made[-1], list) else each)
+        made.append(
+            made[-1] >> each if made and running.concurrency and not isinstance(made[-1], list) else each
+        )
     return made
 
 
-def _map_group(running: Running, stage: Stage, task: Any, notes: str, elements: list[Element], allowed: int) -> Any:
+def _map_group(
+    running: Running, stage: Stage, task: Any, notes: str, elements: list[Element], allowed: int
+) -> Any:
     inputs = [_constants(stage, element.inputs) for element in elements]
     if stage.cache and len(elements) == 1 and len(elements[0].runs) == len(running.runs):
         # The task itself, whose cache finetune shares.
         return [task(**inputs[0])]
     has_titles = stage.on and not stage.over
-    runs = [run for element in elements for run in running.runs if has_titles and run.recipe.name in element.runs]
+    runs = [
+        run for element in elements for run in running.runs if has_titles and run.recipe.name in element.runs
+    ]
     titles = [f"{stage.name}, {title}" for title in running.titles(runs)]
     lists = {name: [one[name] for one in inputs] for name in inputs[0]}
     return map_points(task, notes, allowed, running.concurrency, titles)(**lists)

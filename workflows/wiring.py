@@ -13,7 +13,8 @@ assert run, "it declares the tasks"
 
 
 def values_of(planned: Any, export_only: bool = False) -> dict[str, Any]:
-    """Return the values that a run begins with: outputs of the plan task, with the recipe as the plan has completed it."""
+    """Return the values that a run begins with: outputs of the plan task, with the recipe as the plan has
+    completed it."""
     own = {name: getattr(planned, name) for name in (*Planned.model_fields, "harness_data")}
     return own | {"export_only": export_only}
 

@@ -94,8 +94,11 @@ def _arguments(stage: Stage) -> dict[str, Any]:
     return found
 
 
-def _as_function(run: Any, of: Callable[..., Any], module: dict[str, Any], signature: inspect.Signature) -> Any:
-    """Return `run` as a function of a module of tasks: a pod loads its task by the module and the function's name."""
+def _as_function(
+    run: Any, of: Callable[..., Any], module: dict[str, Any], signature: inspect.Signature
+) -> Any:
+    """Return `run` as a function of a module of tasks: a pod loads its task by the module and the function's
+    name."""
     run.__name__ = run.__qualname__ = of.__name__
     run.__module__, run.__doc__ = module["__name__"], of.__doc__
     run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
@@ -109,7 +112,11 @@ async def _made(stage: Stage, call: Call) -> StageResult:
     with classified(stage.name, call.processes > 0):
         if call.orchestrator.is_local():
             return await local.made(call)
-        with record_phase(stage.phase, current().attempts_address()) if stage.phase else contextlib.nullcontext():
+        with (
+            record_phase(stage.phase, current().attempts_address())
+            if stage.phase
+            else contextlib.nullcontext()
+        ):
             return _in_pod(call)
 
 

@@ -1,4 +1,5 @@
-"""Failures as Flyte 2's errors, the reverse of Flyte 1's: every error is retried, unless it is a NonRecoverableError."""
+"""Failures as Flyte 2's errors, the reverse of Flyte 1's: every error is retried, unless it is a
+NonRecoverableError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -13,10 +13,13 @@ from flytune import patches
 def fsspec_s_own() -> Iterator[None]:
     """Use fsspec's own file systems in the block.
 
-    The SDK replaces those of s3://, gs:// and abfs:// by obstore's, whose settings and errors are others, and uses them itself
-    outside the block.
+    The SDK replaces those of s3://, gs:// and abfs:// by obstore's, whose settings and errors are others, and
+    uses them itself outside the block.
     """
     loaded = patches.fsspec.IMPLEMENTATIONS.current()
     own = {name: kind for name, kind in loaded.items() if not issubclass(kind, FsspecStore)}
-    with patches.fsspec.IMPLEMENTATIONS.replaced(own), patches.fsspec.REGISTRY.replaced(MappingProxyType(own)):
+    with (
+        patches.fsspec.IMPLEMENTATIONS.replaced(own),
+        patches.fsspec.REGISTRY.replaced(MappingProxyType(own)),
+    ):
         yield

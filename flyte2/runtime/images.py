@@ -27,5 +27,7 @@ def light() -> flyte.Image:
 def named(name: object) -> flyte.Image:
     """Return an image that is built already."""
     if not isinstance(name, str):
-        raise FlytuneError("FLYTUNE_IMAGES=imagespec: flytekit builds these images; on Flyte 2 give `dockerfile`")
+        raise FlytuneError(
+            "FLYTUNE_IMAGES=imagespec: flytekit builds these images; on Flyte 2 give `dockerfile`"
+        )
     return flyte.Image.from_base(name)

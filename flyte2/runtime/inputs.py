@@ -1,4 +1,5 @@
-"""Inputs of `flyte run`: recipes and a sweep's changes are read as Flytune reads them; files of this machine are uploaded."""
+"""Inputs of `flyte run`: recipes and a sweep's changes are read as Flytune reads them; files of this machine
+are uploaded."""
 
 import logging
 import sys
@@ -29,7 +30,8 @@ def install() -> None:
     upstream = patches.flyte.ERROR_PANEL.original()
 
     def panel(title: str, content: Any, output_format: Any = "table") -> Any:
-        """Print an error's text as it is, and return nothing more to print; leave all other panels to the SDK."""
+        """Print an error's text as it is, and return nothing more to print; leave all other panels to the
+        SDK."""
         if title != "Exception":
             return upstream(title, content, output_format)
         click.echo(content.removeprefix(_FAILED), err=True)
@@ -37,8 +39,11 @@ def install() -> None:
 
     patches.flyte.ERROR_PANEL.install(panel)
     logger = logging.getLogger("flyte")
-    # Each enclosing task writes the traceback of an error, which is shown at the end; `flyte -v run` shows them.
-    logger.addFilter(lambda record: logger.isEnabledFor(logging.INFO) or not record.getMessage().startswith(_LOGGED))
+    # Each enclosing task writes the traceback of an error, which is shown at the end; `flyte -v run` shows
+    # them.
+    logger.addFilter(
+        lambda record: logger.isEnabledFor(logging.INFO) or not record.getMessage().startswith(_LOGGED)
+    )
 
 
 _LOGGED = ("Task failed with error", "Task '")
@@ -49,7 +54,11 @@ def _parsing(upstream: Any) -> Any:
     def parse(self: Any, value: Any, param: Any) -> Any:
         kind = self._python_type
         try:
-            read = inputs.content(value, f"--{param.name}", kind) if isinstance(value, str) else upstream(self, value, param)
+            read = (
+                inputs.content(value, f"--{param.name}", kind)
+                if isinstance(value, str)
+                else upstream(self, value, param)
+            )
             if kind is not Recipe and kind not in _CHANGES:
                 return read
             read = named_files.with_contents(read)

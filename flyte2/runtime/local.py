@@ -36,7 +36,8 @@ async def made(call: Call) -> StageResult:
 
 
 def install() -> None:
-    """Make Ctrl-C and SIGTERM end a local run of `flyte run` with what is saved, and how to go on; do nothing elsewhere."""
+    """Make Ctrl-C and SIGTERM end a local run of `flyte run` with what is saved, and how to go on; do nothing
+    elsewhere."""
     if Path(sys.argv[0]).name == "flyte" and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _end)
@@ -55,4 +56,6 @@ def _end(number: int, frame: Any) -> None:
     if call is None:
         WORKER.stop(None if number == signal.SIGINT else number)
         raise SystemExit(128 + number)
-    leave(WORKER, number, call.orchestrator, recipe, recipe is not None and call.inputs.get("recipe") is recipe)
+    leave(
+        WORKER, number, call.orchestrator, recipe, recipe is not None and call.inputs.get("recipe") is recipe
+    )

@@ -1,4 +1,5 @@
-"""Flyte 2 as the orchestrator of stages: what one action needs of it, as a value that ranks and workers get."""
+"""Flyte 2 as the orchestrator of stages: what one action needs of it, as a value that ranks and workers
+get."""
 
 import hashlib
 import os
@@ -25,7 +26,8 @@ class Flyte2:
     raw: str
     """Address below which the attempt stores its data; empty in a local run."""
     base: str = ""
-    """Address of the run. `raw` is no help to find others: its first folder is another one for each action."""
+    """Address of the run. `raw` is no help to find others: its first folder is another one for each
+    action."""
     scope: tuple[str, ...] = ()
     """Names of organization, project, domain and run, which are parts of `base`."""
     run: str = ""
@@ -57,7 +59,12 @@ class Flyte2:
         stored = Storage(address, "")
         files = [file for file in sorted(path.rglob("*")) if file.is_file()] if path.is_dir() else [path]
         with ThreadPoolExecutor(_TRANSFERS) as pool:
-            list(pool.map(lambda file: stored.copy(file, file.relative_to(path).as_posix() if file != path else ""), files))
+            list(
+                pool.map(
+                    lambda file: stored.copy(file, file.relative_to(path).as_posix() if file != path else ""),
+                    files,
+                )
+            )
         return address
 
     def new_address(self) -> str:
@@ -72,7 +79,8 @@ class Flyte2:
     def shared_address(self, name: str) -> str | None:
         """Return an address that all attempts and executions share; None on this machine.
 
-        It is what the addresses of all runs begin with: the parts before organization, project, domain and run.
+        It is what the addresses of all runs begin with: the parts before organization, project, domain and
+        run.
         """
         if self.is_local():
             return None
@@ -88,7 +96,11 @@ class Flyte2:
     def attempts_address(self) -> str | None:
         """Return the address of the records that all attempts of this action share; None on this machine."""
         root = self.shared_address("phases")
-        return None if root is None else f"{root}/{self.run}/{hashlib.sha256(self.action.encode()).hexdigest()[:16]}"
+        return (
+            None
+            if root is None
+            else f"{root}/{self.run}/{hashlib.sha256(self.action.encode()).hexdigest()[:16]}"
+        )
 
     def is_local(self) -> bool:
         """Return True if outputs stay on this machine: a run without a cluster."""

@@ -46,13 +46,15 @@ def _pod(shape: Shape, cluster: Cluster) -> dict[str, Any]:
     }
     name = _ACCELERATORS.get(shape.accelerator, shape.accelerator)
     if name in ACCELERATOR_DEVICE_MAP:
-        # Its count is added to the pod's as the resource `gpu`, which Flyte takes for the nvidia.com/gpu that is there.
+        # Its count is added to the pod's as the resource `gpu`, which Flyte takes for the nvidia.com/gpu that
+        # is there.
         found["resources"] = flyte.Resources(gpu=flyte.Device(shape.processes, "GPU", name))
     return found
 
 
 def deadline(recipe: Recipe, shape: Shape) -> flyte.Timeout:
-    """Return the time after which the platform ends a stage that trains, all attempts included; 0 is no bound.
+    """Return the time after which the platform ends a stage that trains, all attempts included; 0 is no
+    bound.
 
     The run itself ends at hardware.max_hours and exports what it has; this is the bound of one that cannot.
     """
@@ -71,7 +73,9 @@ def light(requests: Resources) -> flyte.PodTemplate:
     if requests.disk_gib is not None:
         amounts["ephemeral-storage"] = f"{requests.disk_gib}Gi"
     pod = spec.of_light_task(load_cluster(), _image(), {})
-    pod.containers[0].resources = V1ResourceRequirements(requests=amounts, limits=dict(amounts) if requests.is_limit else None)
+    pod.containers[0].resources = V1ResourceRequirements(
+        requests=amounts, limits=dict(amounts) if requests.is_limit else None
+    )
     return flyte.PodTemplate(pod_spec=pod, primary_container_name=PRIMARY)
 
 

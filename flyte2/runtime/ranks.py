@@ -1,7 +1,9 @@
-"""Stages in several processes as Flyte 2's tasks: a PyTorchJob, or one pod, whose ranks flytune.stages.ranks starts.
+"""Stages in several processes as Flyte 2's tasks: a PyTorchJob, or one pod, whose ranks flytune.stages.ranks
+starts.
 
-Not the plugin's Elastic: it imports torch where a task is declared, retries all failures but a NonRecoverableError, which it
-hides in a RuntimeError, and starts no ranks in a local run. Flyte's backend makes a job of the same configuration.
+Not the plugin's Elastic: it imports torch where a task is declared, retries all failures but a
+NonRecoverableError, which it hides in a RuntimeError, and starts no ranks in a local run. Flyte's backend
+makes a job of the same configuration.
 """
 
 from dataclasses import dataclass
@@ -34,7 +36,8 @@ class JobTask(AsyncFunctionTaskTemplate[Any, Any, Any]):
     debuggable: bool = False
 
     def __post_init__(self) -> None:
-        """Choose the plugin of the backend: the training operator's for several nodes, a pod of its own for one."""
+        """Choose the plugin of the backend: the training operator's for several nodes, a pod of its own for
+        one."""
         super().__post_init__()  # type: ignore[no-untyped-call]
         if self.plugin_config.nodes > 1:
             self.task_type, self.task_type_version = "pytorch", 1
@@ -46,7 +49,8 @@ class JobTask(AsyncFunctionTaskTemplate[Any, Any, Any]):
             return {}
         job = DistributedPyTorchTrainingTask(
             worker_replicas=DistributedPyTorchTrainingReplicaSpec(replicas=config.nodes),
-            # Without it, the operator keeps the peers of a lost pod waiting on their GPUs while the next attempt runs.
+            # Without it, the operator keeps the peers of a lost pod waiting on their GPUs while the next
+            # attempt runs.
             run_policy=RunPolicy(clean_pod_policy=CLEANPOD_POLICY_RUNNING),
             elastic_config=ElasticConfig(
                 rdzv_backend="c10d",

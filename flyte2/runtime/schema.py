@@ -1,4 +1,5 @@
-"""Task interfaces without JSON schemas, which are 50 kB for a recipe, and which `flyte run --help` would print.
+"""Task interfaces without JSON schemas, which are 50 kB for a recipe, and which `flyte run --help` would
+print.
 
 A recipe that is sent to a cluster gets addresses in place of its local files, which are uploaded.
 """
@@ -25,7 +26,9 @@ class SchemalessTransformer(PydanticTransformer):
         super(PydanticTransformer, self).__init__("Flytune model", Strict, enable_type_assertions=False)
 
     def get_literal_type(self, t: Any) -> LiteralType:
-        return LiteralType(simple=SimpleType.STRUCT, structure=TypeStructure(tag=f"{t.__module__}.{t.__qualname__}"))
+        return LiteralType(
+            simple=SimpleType.STRUCT, structure=TypeStructure(tag=f"{t.__module__}.{t.__qualname__}")
+        )
 
     async def to_literal(self, python_val: Any, python_type: Any, expected: LiteralType) -> Literal:
         # In pods, and where no run is submitted, there is no mode.

@@ -1,4 +1,5 @@
-"""Secrets as Flyte 2 requests them: cluster.yaml has their names, and no file of this project has their values."""
+"""Secrets as Flyte 2 requests them: cluster.yaml has their names, and no file of this project has their
+values."""
 
 import flyte
 

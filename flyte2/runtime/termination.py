@@ -1,4 +1,5 @@
-"""Termination of the pods of a job: a pod without rank 0 waits for rank 0's, and stores neither outputs nor an error."""
+"""Termination of the pods of a job: a pod without rank 0 waits for rank 0's, and stores neither outputs nor
+an error."""
 
 import os
 import signal
@@ -25,7 +26,8 @@ def end_after_rank_0(size: int) -> NoReturn:
 
 
 def leave_to_another() -> None:
-    """End this process if another pod of the job reports the cause of a failure, whose consequence this pod's is."""
+    """End this process if another pod of the job reports the cause of a failure, whose consequence this pod's
+    is."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if job_end.another_pod_reports(_names):
         os._exit(1)

@@ -1,4 +1,5 @@
-"""Values of stages as Flyte 2's values, and the reverse: files, folders, tables and failures; all others are the same."""
+"""Values of stages as Flyte 2's values, and the reverse: files, folders, tables and failures; all others are
+the same."""
 
 import hashlib
 import tempfile
@@ -33,7 +34,9 @@ def at(kind: type[Stored], address: str) -> Stored:
     if "://" not in address:
         return kind.here(Path(address))
     place = hashlib.sha256(address.encode()).hexdigest()[:16]
-    return kind(address, Path(tempfile.gettempdir(), "flytune-fetched", place, address.rstrip("/").rpartition("/")[2]))
+    return kind(
+        address, Path(tempfile.gettempdir(), "flytune-fetched", place, address.rstrip("/").rpartition("/")[2])
+    )
 
 
 _FOLDER = _Kind(Dir, _stored(stages.Folder), lambda address: Dir(path=address))
@@ -77,5 +80,7 @@ def to_flyte(orchestrator: Orchestrator, value: Any, kind: Any) -> Any:
 
     if hasattr(kind, "_fields"):
         hints = typing.get_type_hints(kind, include_extras=True)
-        return tuple(value_types.converted(getattr(value, name), hint, _KINDS, stored) for name, hint in hints.items())
+        return tuple(
+            value_types.converted(getattr(value, name), hint, _KINDS, stored) for name, hint in hints.items()
+        )
     return value_types.converted(value, kind, _KINDS, stored)

@@ -19,7 +19,7 @@ from flytune.sentences import counted
 
 How = Literal[
     "cat", "linear", "svd", "ties", "ties_svd", "dare_linear", "dare_linear_svd", "dare_ties", "dare_ties_svd"
-]  # fmt: skip
+]
 _PRUNING = ("ties", "dare")
 
 
@@ -60,20 +60,22 @@ def combine(
 ) -> Combination:
     """Combine several adapters by PEFT's add_weighted_adapter and store the result in `out` as an artifact.
 
-    Its recipe is the first adapter's with the new rank; combination.json has its sources. It is not evaluated.
+    Its recipe is the first adapter's with the new rank; combination.json has its sources. It is not
+    evaluated.
 
     Args:
-        addresses: folders or fsspec addresses of two or more artifacts.
-        out: a folder that does not exist; it is created only when its content is complete.
-        weights: one for each adapter; 1 by default.
-        how: cat is exact (the weighted sum of the products), with the sum of all ranks; svd is the nearest product of rank `r`
-            (the largest of theirs by default); linear, ties and dare_* add the factors and need equal ranks; ties_svd and
-            dare_*_svd do not.
+        addresses: folders or fsspec addresses of two or more artifacts. out: a folder that does not exist; it
+        is created only when its content is complete. weights: one for each adapter; 1 by default. how: cat is
+        exact (the weighted sum of the products), with the sum of all ranks; svd is the nearest product of
+        rank `r`
+            (the largest of theirs by default); linear, ties and dare_* add the factors and need equal ranks;
+            ties_svd and dare_*_svd do not.
         density: for ties and dare, the share of values that is kept.
         consent: what the person allows, of code and base.
 
     Raises:
-        ExportError: `out` exists; an argument does not match `how`; bases differ; or PEFT cannot combine them, with its reason.
+        ExportError: `out` exists; an argument does not match `how`; bases differ; or PEFT cannot combine
+            them, with its reason.
     """
     if out.exists():
         raise ExportError(f"{out}: exists already; a combined adapter is written into a new folder")
@@ -107,24 +109,29 @@ def combine(
     return made
 
 
-def _check(adapters: list[Adapter], weights: list[float], how: str, r: int | None, density: float | None) -> None:
+def _check(
+    adapters: list[Adapter], weights: list[float], how: str, r: int | None, density: float | None
+) -> None:
     if len(adapters) < 2:
         raise ExportError(f"{len(adapters)} adapter cannot be combined; give two or more")
     if len(weights) != len(adapters):
         raise ExportError(
-            f"{counted(len(weights), 'weight')} for {counted(len(adapters), 'adapter')}; give one for each, in the same order"
+            f"{counted(len(weights), 'weight')} for {counted(len(adapters), 'adapter')}; give one for each, "
+            "in the same order"
         )
     if how not in get_args(How):
         raise ExportError(f"{how}: unknown; known are {', '.join(get_args(How))}")
     if r is not None and not how.endswith("svd"):
         raise ExportError(f"r {r}: only svd and *_svd take a rank; that of {how} follows from the adapters")
     if (density is not None) != how.startswith(_PRUNING):
-        raise ExportError(f"density {density} with {how}: ties and dare need the share of values to keep; others take none")
+        raise ExportError(
+            f"density {density} with {how}: ties and dare need the share of values to keep; others take none"
+        )
     if density is not None and not 0 < density <= 1:
         raise ExportError(f"density {density}: the share of values to keep must be in (0, 1]")
     for adapter in adapters:
-        # add_weighted_adapter sets alpha = r, which with rsLoRA is not a scale of 1, and drops DoRA's magnitudes.
-        # What it trains of embedding and head, it leaves out.
+        # add_weighted_adapter sets alpha = r, which with rsLoRA is not a scale of 1, and drops DoRA's
+        # magnitudes. What it trains of embedding and head, it leaves out.
         kinds: tuple[str, ...] = (
             "use_rslora",
             "use_dora",
@@ -136,10 +143,20 @@ def _check(adapters: list[Adapter], weights: list[float], how: str, r: int | Non
             "target_parameters",
         )
         if found := [kind for kind in kinds if adapter.config.get(kind)]:
-            raise ExportError(f"{adapter.folder}: its adapter has {found[0]}, which PEFT does not combine correctly")
+            raise ExportError(
+                f"{adapter.folder}: its adapter has {found[0]}, which PEFT does not combine correctly"
+            )
 
 
-def _add(model: Any, names: list[str], weights: list[float], how: str, r: int | None, density: float | None, seed: int) -> None:
+def _add(
+    model: Any,
+    names: list[str],
+    weights: list[float],
+    how: str,
+    r: int | None,
+    density: float | None,
+    seed: int,
+) -> None:
     """Add the combined adapter to the model as `default`, the name that PEFT saves without a subfolder."""
     import torch
 
@@ -147,7 +164,7 @@ def _add(model: Any, names: list[str], weights: list[float], how: str, r: int | 
     with as_export_error(f"PEFT cannot combine these adapters by {how}"):
         model.add_weighted_adapter(
             names, weights, "default", how, svd_rank=r, density=density, svd_full_matrices=False
-        )  # fmt: skip
+        )
 
 
 def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
@@ -155,12 +172,16 @@ def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
     config = model.peft_config["default"]
     config.base_model_name_or_path, config.revision, config.inference_mode = made.base, made.revision, True
     # The order of a set of names differs from process to process.
-    modules = config.target_modules if isinstance(config.target_modules, str) else sorted(config.target_modules)
+    modules = (
+        config.target_modules if isinstance(config.target_modules, str) else sorted(config.target_modules)
+    )
     config.target_modules = modules
     changes = {"r": made.r, "lora_alpha": config.lora_alpha, "target_modules": modules}
     method = first.recipe.method.model_copy(update=changes)
     of = " + ".join(f"{source.weight:g} x {source.name}" for source in made.sources)
-    recipe = first.pinned_recipe.model_copy(update={"description": f"combined by {made.how}: {of}", "method": method})
+    recipe = first.pinned_recipe.model_copy(
+        update={"description": f"combined by {made.how}: {of}", "method": method}
+    )
     with new_output(out) as folder:
         model.save_pretrained(str(folder), selected_adapters=["default"])
         (folder / "README.md").unlink(missing_ok=True)

@@ -1,4 +1,5 @@
-"""GGUF files of models and adapters, by llama.cpp's converter where it is installed; Flytune does not fetch it."""
+"""GGUF files of models and adapters, by llama.cpp's converter where it is installed; Flytune does not fetch
+it."""
 
 import os
 import shlex
@@ -22,7 +23,11 @@ _MAGIC = b"GGUF"
 
 
 def convert(
-    artifact: Path, out: Path, outtype: str = "auto", converter: str | None = None, consent: Consent = opening.NONE
+    artifact: Path,
+    out: Path,
+    outtype: str = "auto",
+    converter: str | None = None,
+    consent: Consent = opening.NONE,
 ) -> None:
     """Write the model of `artifact` to the GGUF file `out`; an adapter is merged into its base first.
 
@@ -34,15 +39,16 @@ def convert(
         consent: what the person allows, of code and base.
 
     Raises:
-        ExportError: `out` exists; `artifact` has no model, is not what was written, or asks for code; there is no converter, or
-            it fails.
+        ExportError: `out` exists; `artifact` has no model, is not what was written, or asks for code; there
+            is no converter, or it fails.
     """
     if out.exists():
         raise ExportError(f"{out}: exists already; give a new file")
     is_adapter = (artifact / "adapter_config.json").is_file()
     if not is_adapter and not (artifact / "config.json").is_file():
         raise ExportError(
-            f"{artifact}: no config.json and no adapter_config.json; name the folder of an artifact or merged model"
+            f"{artifact}: no config.json and no adapter_config.json; name the folder of an artifact or "
+            "merged model"
         )
     if not is_adapter:
         _check(artifact, consent)
@@ -58,7 +64,8 @@ def convert(
 
 
 def _check(folder: Path, consent: Consent) -> None:
-    """Verify a complete model: an artifact, or a merged one. Of other folders nothing is known but their own files."""
+    """Verify a complete model: an artifact, or a merged one. Of other folders nothing is known but their own
+    files."""
     if (folder / CONTENTS).is_file():
         opening.require_language_model(opening.open_artifact(folder, consent).recipe, folder)
         return
@@ -78,12 +85,16 @@ def _program(artifact: Path, out: Path, outtype: str, converter: str | None, is_
     given = converter or os.environ.get(VARIABLE) or shutil.which(CONVERTER)
     if given is None or not Path(given).is_file():
         merged = Path(f"{out.with_suffix('')}-merged") if is_adapter else artifact
-        first = f"flytune merge {shlex.quote(str(artifact))} --out {shlex.quote(str(merged))} && " if is_adapter else ""
+        first = (
+            f"flytune merge {shlex.quote(str(artifact))} --out {shlex.quote(str(merged))} && "
+            if is_adapter
+            else ""
+        )
         wanted = shlex.join(["python", CONVERTER, *_arguments(merged, out, outtype)])
         what = f"{given}: no such file" if given else f"no {CONVERTER} on PATH"
         raise ExportError(
-            f"{what}; install llama.cpp (with requirements/requirements-convert_hf_to_gguf.txt) and name its {CONVERTER} by "
-            f"--converter or {VARIABLE}, or run there: {first}{wanted}"
+            f"{what}; install llama.cpp (with requirements/requirements-convert_hf_to_gguf.txt) and name its "
+            f"{CONVERTER} by --converter or {VARIABLE}, or run there: {first}{wanted}"
         )
     return [given] if os.access(given, os.X_OK) else [sys.executable, given]
 

@@ -1,7 +1,8 @@
-"""Experts of a merged model, read from its files and compared one by one with the weights and the adapter that were trained.
+"""Experts of a merged model, read from its files and compared one by one with the weights and the adapter
+that were trained.
 
-The fixed prompts reach some experts only. What the files have more than the base is multiplied with the adapter's change: 1 is
-all of it, 0 none; another expert's is about 0 too.
+The fixed prompts reach some experts only. What the files have more than the base is multiplied with the
+adapter's change: 1 is all of it, 0 none; another expert's is about 0 too.
 """
 
 import math
@@ -40,7 +41,9 @@ def check(folder: Path, merged: Any, trained: Any, dtype: str) -> int:
         # An adapter that was never trained adds nothing: what is compared is then the size of what was added.
         nothing = sizes == 0
         errors = (shares - 1).abs()
-        errors[nothing] = added.flatten(1).double().norm(dim=1)[nothing] / before.flatten(1).double().norm(dim=1)[nothing]
+        errors[nothing] = (
+            added.flatten(1).double().norm(dim=1)[nothing] / before.flatten(1).double().norm(dim=1)[nothing]
+        )
         noise = _ROUNDING[dtype] * weight.flatten(1).double().norm(dim=1) / math.sqrt(weight[0].numel())
         bounds = LARGEST_ERROR + _DEVIATIONS * noise / sizes.sqrt().clamp_min(1e-300)
         bounds[nothing] = 2 * _ROUNDING[dtype]
@@ -51,7 +54,9 @@ def check(folder: Path, merged: Any, trained: Any, dtype: str) -> int:
             one = f", expert {place}" * (len(shares) > 1)
             worst = f"{name}{one}: {float(shares[place]):.3g} of its adapter is in the merged weights"
     if far > 1:
-        raise ExportError(f"{folder.name}: {worst}; of {counted(checked, 'expert')} all must have 1; nothing was stored")
+        raise ExportError(
+            f"{folder.name}: {worst}; of {counted(checked, 'expert')} all must have 1; nothing was stored"
+        )
     return checked
 
 
@@ -65,7 +70,10 @@ def _weights(folder: Path, merged: Any, trained: Any) -> Iterator[tuple[str, Any
     wanted = dict(merged.named_parameters())
     sources = safetensors_files.sources(safetensors_files.TensorFiles(folder), merged, wanted)
     fused = [(name, layer.get_param(), layer) for name, layer in expert_probe.adapted(trained)]
-    lists = [(f"{name}.weight", layer.get_base_layer().weight, layer) for name, layer in expert_probe.listed(trained)]
+    lists = [
+        (f"{name}.weight", layer.get_base_layer().weight, layer)
+        for name, layer in expert_probe.listed(trained)
+    ]
     for name, before, layer in [*fused, *lists]:
         shape = tuple(wanted[name].shape)
         value = torch.empty(shape, dtype=torch.float32)
@@ -73,4 +81,8 @@ def _weights(folder: Path, merged: Any, trained: Any) -> Iterator[tuple[str, Any
         sources[name].read(safetensors_files.ParameterPart(name, shape, index, value))
         numbers = before, layer.get_delta_weight("default"), value
         before, change, value = (one.detach().to("cpu", torch.float32) for one in numbers)
-        yield (name, before, change, value) if len(shape) == 3 else (name, before[None], change[None], value[None])
+        yield (
+            (name, before, change, value)
+            if len(shape) == 3
+            else (name, before[None], change[None], value[None])
+        )

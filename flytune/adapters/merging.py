@@ -29,7 +29,9 @@ from flytune.storage import Storage
 from training_estimates.sizes import is_fused_name
 
 MERGED = "merge.json"
-Onto = Literal["16-bit weights", "dequantized 4-bit weights", "dequantized 8-bit weights", "the base's weights"]
+Onto = Literal[
+    "16-bit weights", "dequantized 4-bit weights", "dequantized 8-bit weights", "the base's weights"
+]
 
 
 class Candidate(Strict):
@@ -56,17 +58,19 @@ class Merge(Record):
     candidates: list[Candidate]
     """Measured candidates, nearest first; the first was written."""
     experts: Annotated[int | None, Field(exclude_if=lambda experts: experts is None)] = None
-    """Adapted experts of all layers, each of which was compared in the merged files; None if there are none."""
+    """Adapted experts of all layers, each of which was compared in the merged files; None if there are
+    none."""
     files: Annotated[list[StoredFile], Field(exclude_if=lambda files: not files)] = Field(default=[])
     """The other files of the folder with their hashes, which are compared before the folder is used."""
 
 
 def merge(artifact: Path, out: Path, consent: Consent = opening.NONE, dtype: str = "auto") -> Merge:
-    """Merge the adapter of `artifact` into its base and write the nearest candidate to `out`, in the Hugging Face layout.
+    """Merge the adapter of `artifact` into its base and write the nearest candidate to `out`, in the Hugging
+    Face layout.
 
-    An adapter on a quantized base has two candidates: merged into the 16-bit weights, which it was not trained on, or into
-    the dequantized weights, which it was trained on. Each is rounded to `dtype` before it is measured. At most the
-    base with its adapter and one merged model are in memory.
+    An adapter on a quantized base has two candidates: merged into the 16-bit weights, which it was not
+    trained on, or into the dequantized weights, which it was trained on. Each is rounded to `dtype` before it
+    is measured. At most the base with its adapter and one merged model are in memory.
 
     Args:
         artifact: the folder of an adapter's artifact.
@@ -75,8 +79,8 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE, dtype: str
         dtype: that of the merged weights; `auto`: the base's.
 
     Raises:
-        ExportError: `out` exists; the artifact has no adapter, is not what was written, or asks for code without consent; its
-            base is missing or another one; or the merged files fail the checks.
+        ExportError: `out` exists; the artifact has no adapter, is not what was written, or asks for code
+            without consent; its base is missing or another one; or the merged files fail the checks.
     """
     if out.exists():
         raise ExportError(f"{out}: exists already; a merged model is written into a new folder")
@@ -153,12 +157,20 @@ def load(folder: Path, consent: Consent = opening.NONE) -> Any:
 
 
 def _ways(recipe: Recipe) -> list[Onto]:
-    """Return the weights that the adapter can be merged into; those that are expected to be nearest come last."""
+    """Return the weights that the adapter can be merged into; those that are expected to be nearest come
+    last."""
     base_quantization = _published_quantization(recipe)
     if base_quantization:
-        return ["dequantized 8-bit weights" if base_quantization.get("load_in_8bit") else "dequantized 4-bit weights"]
+        return [
+            "dequantized 8-bit weights"
+            if base_quantization.get("load_in_8bit")
+            else "dequantized 4-bit weights"
+        ]
     if recipe.method.name == "qlora":
-        return ["16-bit weights", "dequantized 8-bit weights" if recipe.method.load_in_8bit else "dequantized 4-bit weights"]
+        return [
+            "16-bit weights",
+            "dequantized 8-bit weights" if recipe.method.load_in_8bit else "dequantized 4-bit weights",
+        ]
     return ["the base's weights"]
 
 
@@ -174,7 +186,8 @@ def _loaded(recipe: Recipe, artifact: Path) -> Any:
 
 
 def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
-    """Return the base in a dtype, with the deltas of `trained` added layer by layer in float32 and rounded once."""
+    """Return the base in a dtype, with the deltas of `trained` added layer by layer in float32 and rounded
+    once."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -192,13 +205,15 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
         model = model.dequantize()
         # transformers would write them as it has read them.
         model._weight_conversions = [
-            one for one in getattr(model, "_weight_conversions", None) or [] if not any(map(_is_quantization, one.operations))
+            one
+            for one in getattr(model, "_weight_conversions", None) or []
+            if not any(map(_is_quantization, one.operations))
         ]
     vocabulary.grow(model, recipe.model)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ExportError(
-            f"base model {recipe.model.name_or_path}: does not fit on the GPUs together with the trained model; merge in "
-            "host memory (CUDA_VISIBLE_DEVICES= flytune merge ...)"
+            f"base model {recipe.model.name_or_path}: does not fit on the GPUs together with the trained "
+            "model; merge in host memory (CUDA_VISIBLE_DEVICES= flytune merge ...)"
         )
     head = model.get_output_embeddings()
     tied = head.weight if head is not None and head.weight is model.get_input_embeddings().weight else None
@@ -208,7 +223,8 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
             target = model.get_parameter(name) if is_parameter else model.get_submodule(name).weight
             if delta is not None and target is tied:
                 raise ExportError(
-                    f"{name}: the adapter changes it alone, but head and embedding are one tensor: use the adapter unmerged"
+                    f"{name}: the adapter changes it alone, but head and embedding are one tensor: use the "
+                    "adapter unmerged"
                 )
             weight = loading.dequantized(layer) if onto.startswith("dequantized") else None
             weight = target.float() if weight is None else weight.to(target.device)
@@ -228,7 +244,8 @@ def _is_quantization(operation: Any) -> bool:
 
 
 def _layers(trained: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Yield adapted and quantized layers, and experts: name in the base, layer, and delta and magnitudes of the adapter."""
+    """Yield adapted and quantized layers, and experts: name in the base, layer, and delta and magnitudes of
+    the adapter."""
     from peft.tuners.lora import LoraLayer
 
     for name, experts in expert_probe.adapted(trained):
@@ -239,14 +256,17 @@ def _layers(trained: Any) -> Iterator[tuple[str, Any, Any, Any]]:
             continue
         if isinstance(module, LoraLayer):
             adapted: Any = module
-            magnitude = adapted.lora_magnitude_vector["default"].weight if adapted.lora_magnitude_vector else None
+            magnitude = (
+                adapted.lora_magnitude_vector["default"].weight if adapted.lora_magnitude_vector else None
+            )
             yield name, adapted.get_base_layer(), adapted.get_delta_weight("default"), magnitude
         elif loading.is_quantized(module) and not name.endswith(".base_layer"):
             yield name, module, None, None
 
 
 def _trained_tables(trained: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield embedding and head as far as they are trained: name in the base, rows (ids, or all), and their values."""
+    """Yield embedding and head as far as they are trained: name in the base, rows (ids, or all), and their
+    values."""
     from peft.utils.other import ModulesToSaveWrapper
 
     base = trained.get_base_model()
@@ -254,7 +274,11 @@ def _trained_tables(trained: Any) -> Iterator[tuple[str, Any, Any]]:
         if isinstance(module, ModulesToSaveWrapper):
             yield name, slice(None), module.modules_to_save["default"].weight
     for name, layer in vocabulary.row_layers(base):
-        yield name.removesuffix(".token_adapter"), layer.token_indices["default"], layer.trainable_tokens_delta["default"]
+        yield (
+            name.removesuffix(".token_adapter"),
+            layer.token_indices["default"],
+            layer.trainable_tokens_delta["default"],
+        )
 
 
 def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[int]]) -> Candidate:
@@ -272,7 +296,8 @@ def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[i
 
 
 def _write(model: Any, trained: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -> Merge:
-    """Write the model to a temporary folder, check its tensors, and rename it to `out`; return merge.json with its files."""
+    """Write the model to a temporary folder, check its tensors, and rename it to `out`; return merge.json
+    with its files."""
     from transformers.trainer_utils import align_special_tokens
 
     with new_output(out) as folder:
@@ -288,7 +313,9 @@ def _write(model: Any, trained: Any, recipe: Recipe, artifact: Path, made: Merge
         if (artifact / "manifest.json").is_file():
             # A combination of adapters is not a run, and has none.
             lineage.of_artifact(Storage(artifact, "")).write(folder / LINEAGE)
-        verify(folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})}))
+        verify(
+            folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})})
+        )
         experts = merged_experts.check(folder, model, trained, made.dtype) if recipe.method.experts else None
         made = made.model_copy(update={"experts": experts})
         made = made.model_copy(update={"files": list_files(folder, label="hashing the merged model")})

@@ -1,4 +1,5 @@
-"""The artifact: one folder with weights, tokenizer and everything that a rerun needs; stored completely or not at all."""
+"""The artifact: one folder with weights, tokenizer and everything that a rerun needs; stored completely or
+not at all."""
 
 import logging
 import re
@@ -34,7 +35,16 @@ __all__ = ["CONTENTS", "Contents", "publish", "published_name", "store"]
 
 # Pickles run code when they are loaded; the rest is state that only training needs.
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}
-STATE = ("optimizer", "scheduler", "scaler", "rng_state", "trainer_state", "training_args", "global_step", "checkpoint-")
+STATE = (
+    "optimizer",
+    "scheduler",
+    "scaler",
+    "rng_state",
+    "trainer_state",
+    "training_args",
+    "global_step",
+    "checkpoint-",
+)
 WEIGHTS = re.compile(r"(model|adapter)/[^/]+\.safetensors")
 """Name of a file of weights in a trained folder."""
 CACHES = {"__pycache__", ".cache", ".git"}
@@ -51,22 +61,20 @@ def store(
     weights: Storage | None = None,
     broken: Sequence[str] = (),
 ) -> Path:
-    """Assemble the artifact in `out`, a new or empty folder, and return it. Weights are hard-linked if possible.
+    """Assemble the artifact in `out`, a new or empty folder, and return it. Weights are hard-linked if
+    possible.
 
     Args:
-        recipe: the run's recipe.
-        plan: its plan.
-        dataset: folder of the prepared data.
-        trained: folder of the trained model.
-        metrics: its metrics.
-        out: folder of the artifact.
-        harness: folder with the results of the harness's tasks, base.json and tuned.json, if any were run.
-        weights: storage of all files of `trained`, if the folder lacks the weights. They are checked there, listed in
+        recipe: the run's recipe. plan: its plan. dataset: folder of the prepared data. trained: folder of the
+        trained model. metrics: its metrics. out: folder of the artifact. harness: folder with the results of
+        the harness's tasks, base.json and tuned.json, if any were run. weights: storage of all files of
+        `trained`, if the folder lacks the weights. They are checked there, listed in
             artifact.json, and not in `out`: `weight_files` names them.
         broken: a sentence for each failed guard (evaluation.guards.broken), for the report and the card.
 
     Raises:
-        ExportError: `out` is not empty; `trained` has no weights, or has pickles, optimizer state, empty or truncated files.
+        ExportError: `out` is not empty; `trained` has no weights, or has pickles, optimizer state, empty or
+            truncated files.
     """
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; an artifact is stored into a new folder")
@@ -104,7 +112,9 @@ def store(
         rollouts=rollouts,
     )
     (out / "report.html").write_text(report, encoding="utf-8")
-    (out / "README.md").write_text(model_card.render(*records, broken=broken, lineage=before), encoding="utf-8")
+    (out / "README.md").write_text(
+        model_card.render(*records, broken=broken, lineage=before), encoding="utf-8"
+    )
     exported = _listed_weights(trained, stored, sizes)
     here = list_files(out, {file.file: file.sha256 for file in exported}, "hashing the artifact")
     elsewhere = [file for file in exported if not (out / file.file).is_file()]
@@ -115,17 +125,25 @@ def store(
 
 
 def _rollouts(recipe: Recipe, file: Path) -> list[Group]:
-    """Return the answers that a run has drawn and recorded; a damaged record must not cost the trained model."""
+    """Return the answers that a run has drawn and recorded; a damaged record must not cost the trained
+    model."""
     if not isinstance(recipe.objective, Grpo) or not file.is_file():
         return []
     count = len(recipe.objective.rewards)
     try:
         groups = [Group.parse(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        if other := next((group for group in groups if any(len(one.rewards) != count for one in group.completions)), None):
+        if other := next(
+            (group for group in groups if any(len(one.rewards) != count for one in group.completions)), None
+        ):
             raise ValueError(f"step {other.step} has another number of rewards than the recipe's {count}")
         return groups
     except (ValueError, RecordError) as error:
-        log.warning("%s: %s: the report has no drawn answers: %s", recipe.name, file.name, " ".join(str(error).split())[:200])
+        log.warning(
+            "%s: %s: the report has no drawn answers: %s",
+            recipe.name,
+            file.name,
+            " ".join(str(error).split())[:200],
+        )
         return []
 
 
@@ -139,7 +157,8 @@ def _lineage(recipe: Recipe) -> Lineage | None:
 
 
 def weight_files(artifact: Path, trained: Storage) -> dict[str, str]:
-    """Return the weights that a stored artifact lists and lacks: their names in `trained` by their names in the artifact."""
+    """Return the weights that a stored artifact lists and lacks: their names in `trained` by their names in
+    the artifact."""
     kind = "adapter" if (artifact / "adapter_config.json").is_file() else "model"
     listed = record(Contents, artifact / CONTENTS).files
     return {file.file: f"{kind}/{file.file}" for file in listed if not (artifact / file.file).is_file()}
@@ -155,7 +174,10 @@ def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | f
     if not metrics.figures:
         return found
     first, compared = metrics.figures[0], metrics.compared
-    found |= {f"base_{first.name}": first.base.value if first.base else None, f"tuned_{first.name}": first.tuned.value}
+    found |= {
+        f"base_{first.name}": first.base.value if first.base else None,
+        f"tuned_{first.name}": first.tuned.value,
+    }
     if (difference := compared.difference) is not None:
         ends = (("", difference.value), ("_low", difference.low), ("_high", difference.high))
         found |= {f"{compared.name}_difference{end}": value for end, value in ends}
@@ -163,7 +185,8 @@ def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | f
 
 
 def _checked_weights(stored: Storage, trained: Path) -> tuple[str, dict[str, int]]:
-    """Return `model` or `adapter`, the folder with the weights, and the size of each file, after a check of all files."""
+    """Return `model` or `adapter`, the folder with the weights, and the size of each file, after a check of
+    all files."""
     sizes = stored.sizes("")
     kinds = {name.partition("/")[0] for name in sizes if WEIGHTS.fullmatch(name)}
     if len(kinds) != 1:
@@ -173,13 +196,17 @@ def _checked_weights(stored: Storage, trained: Path) -> tuple[str, dict[str, int
     for name in sorted(sizes):
         if reason := _unfit(stored, name, sizes[name]):
             raise ExportError(f"{name}: {reason}; nothing was stored")
-    for index in [name for name in sizes if name.startswith(f"{kind}/") and name.endswith(".safetensors.index.json")]:
+    for index in [
+        name for name in sizes if name.startswith(f"{kind}/") and name.endswith(".safetensors.index.json")
+    ]:
         try:
             named = set(weight_index.weight_map(stored.read(index)).values())
         except weight_index.IndexRefused as error:
             raise ExportError(f"{index}: {error}; nothing was stored") from None
         if missing := sorted(name for name in named if f"{kind}/{name}" not in sizes):
-            raise ExportError(f"{kind}/{missing[0]}: listed in {index.partition('/')[2]} but missing; nothing was stored")
+            raise ExportError(
+                f"{kind}/{missing[0]}: listed in {index.partition('/')[2]} but missing; nothing was stored"
+            )
     return kind, sizes
 
 
@@ -200,17 +227,25 @@ def _unfit(stored: Storage, name: str, size: int) -> str | None:
 
 
 def _safetensors_size(stored: Storage, name: str) -> int:
-    """Return the bytes of a safetensors file by its header (8 bytes of length, JSON header, tensors); 0 if it is unreadable."""
+    """Return the bytes of a safetensors file by its header (8 bytes of length, JSON header, tensors); 0 if it
+    is unreadable."""
     length = int.from_bytes(stored.read_part(name, 0, 8), "little")
     try:
-        header = json_core.load_object(stored.read_part(name, 8, 8 + length) if length < 2**27 else b"", 2**27)
-        return 8 + length + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+        header = json_core.load_object(
+            stored.read_part(name, 8, 8 + length) if length < 2**27 else b"", 2**27
+        )
+        return (
+            8
+            + length
+            + max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+        )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return 0
 
 
 def _listed_weights(trained: Path, stored: Storage, sizes: dict[str, int]) -> list[StoredFile]:
-    """Return the files of weights with their hashes: those of export.json, which the gate has compared; others are read."""
+    """Return the files of weights with their hashes: those of export.json, which the gate has compared;
+    others are read."""
     listed = record(Export, trained / EXPORT).files if (trained / EXPORT).is_file() else []
     known, found = {file.file: file for file in listed}, []
     for path, size in sorted(sizes.items()):

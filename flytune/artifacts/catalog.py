@@ -44,9 +44,11 @@ class Entry(Strict):
     data_sha256: str | None = None
     """SHA-256 of the tokenized samples."""
     figures: list[MeasuredFigure] = Field(default=[])
-    """Figures of its objective on the held-out samples, the most important first; empty if it was not evaluated."""
+    """Figures of its objective on the held-out samples, the most important first; empty if it was not
+    evaluated."""
     base_perplexity: float | None = None
-    """Perplexity of the base model on the held-out samples; None for an objective without one, or if it was not evaluated."""
+    """Perplexity of the base model on the held-out samples; None for an objective without one, or if it was
+    not evaluated."""
     tuned_perplexity: float | None = None
     """Perplexity of the fine-tuned model on the held-out samples; None like that of the base."""
     made_from: list[str] = Field(default=[])
@@ -59,7 +61,8 @@ class Entry(Strict):
 
 
 def list_artifacts(address: str) -> list[Entry]:
-    """List the artifact at `address` (a folder or any fsspec address), or those directly below it, newest first.
+    """List the artifact at `address` (a folder or any fsspec address), or those directly below it, newest
+    first.
 
     Raises:
         ExportError: the address cannot be read, or there is no artifact.
@@ -75,10 +78,17 @@ def list_artifacts(address: str) -> list[Entry]:
     wanted = [f"{folder}/{name}".lstrip("/") for folder in folders for name in _RECORDS]
     contents = storage.read_each(wanted, json_core.LARGEST)
     listed = {folder: contents[f"{folder}/{CONTENTS}".lstrip("/")] for folder in folders}
-    others = {folder for folder, content in listed.items() if isinstance(content, bytes) and kind_of(content) != "artifact"}
+    others = {
+        folder
+        for folder, content in listed.items()
+        if isinstance(content, bytes) and kind_of(content) != "artifact"
+    }
     folders = [folder for folder in folders if folder not in others]
     if not folders:
-        raise ExportError(f"{address}: no artifact there, nor right below it, only the folders of sweeps, answers or data sets")
+        raise ExportError(
+            f"{address}: no artifact there, nor right below it, only the folders of sweeps, answers or data "
+            "sets"
+        )
     entries = [
         _entry(storage, folder, {name: contents[f"{folder}/{name}".lstrip("/")] for name in _RECORDS})
         for folder in tqdm(folders, desc="artifacts", delay=2)
@@ -94,15 +104,28 @@ def _entry(storage: Storage, folder: str, contents: dict[str, Any]) -> Entry:
     def part(name: str, take: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         content = contents[name]
         if not isinstance(content, bytes):
-            problem = "not there" if isinstance(content, FileNotFoundError) else f"cannot be read: {reason(content)}"
+            problem = (
+                "not there"
+                if isinstance(content, FileNotFoundError)
+                else f"cannot be read: {reason(content)}"
+            )
             problems.append(f"{name}: {problem}")
             return {}
         try:
-            taken = take(yaml_core.load(content) if name.endswith(".yaml") else json_core.load_object(content))
+            taken = take(
+                yaml_core.load(content) if name.endswith(".yaml") else json_core.load_object(content)
+            )
             if name in hashes and hashlib.sha256(content).hexdigest() != hashes[name]:
                 problems.append(f"{name}: its content is not what was written, by {CONTENTS}")
             return taken
-        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, yaml_core.YAMLError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            yaml_core.YAMLError,
+        ) as error:
             problems.append(f"{name}: {reason(error)}")
             return {}
 
@@ -113,7 +136,9 @@ def _entry(storage: Storage, folder: str, contents: dict[str, Any]) -> Entry:
     if found.get("kind") == "adapter":
         found |= part(ADAPTER, lambda config: {"revision": config["revision"]})
     if combined:
-        found |= part(COMBINATION, lambda made: {"made_from": [source["address"] for source in made["sources"]]})
+        found |= part(
+            COMBINATION, lambda made: {"made_from": [source["address"] for source in made["sources"]]}
+        )
     else:
         found |= part("manifest.json", _of_manifest) | part("metrics.json", _of_metrics)
     address = storage.url(folder)
@@ -172,7 +197,8 @@ def _of_metrics(metrics: Any) -> dict[str, Any]:
 
 
 def fingerprint(contents: dict[str, Path]) -> str:
-    """Return 64 hex digits that identify artifacts and their names, from the path of each one's artifact.json by name.
+    """Return 64 hex digits that identify artifacts and their names, from the path of each one's artifact.json
+    by name.
 
     Raises:
         ExportError: an artifact has no artifact.json.

@@ -5,7 +5,8 @@ from flytune.records import Comparison, Manifest, Plan, Step, TrainingResult
 from flytune.records.training import highest
 
 _OUTSIDE = ("CUDA context", "NCCL", "fragmentation")
-"""Components of planned GPU memory that torch does not allocate, so that the measured peak does not contain them."""
+"""Components of planned GPU memory that torch does not allocate, so that the measured peak does not contain
+them."""
 
 
 def compare(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingResult) -> Comparison:
@@ -13,7 +14,8 @@ def compare(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingRe
     is_gpu = plan.memory.resource == "GPU memory"
     left_out = _OUTSIDE if is_gpu else ()
     planned = {
-        phase: sum(size for name, size in table.items() if name not in left_out) for phase, table in plan.memory.phases.items()
+        phase: sum(size for name, size in table.items() if name not in left_out)
+        for phase, table in plan.memory.phases.items()
     }
     # An attempt on other machines, or with another micro batch, is not what was planned.
     attempts = [one for one in training.attempts if one.is_of(plan)]
@@ -25,7 +27,8 @@ def compare(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingRe
     return Comparison(
         recipe=recipe.name,
         shape=plan.shape,
-        full_length=recipe.data.packing or (recipe.training.probe_longest and manifest.longest >= recipe.data.max_length),
+        full_length=recipe.data.packing
+        or (recipe.training.probe_longest and manifest.longest >= recipe.data.max_length),
         planned_bytes=planned,
         measured_bytes=highest([one.peaks for one in attempts]) if training.attempts else training.peaks,
         planned_step_seconds=sum(plan.step_seconds.values()) or None,
@@ -37,7 +40,8 @@ def compare(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingRe
 
 
 def _steady(steps: list[Step], first: int) -> tuple[list[Step], int]:
-    """Return the logged steps of an attempt without its first, if there are others, and the number of steps that they cover.
+    """Return the logged steps of an attempt without its first, if there are others, and the number of steps
+    that they cover.
 
     A logged step may cover several; the first one covers those since step `first`.
     """

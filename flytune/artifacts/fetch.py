@@ -1,4 +1,5 @@
-"""Download of artifacts and other listed folders to this machine, verified by hashes; a local folder is used as it is."""
+"""Download of artifacts and other listed folders to this machine, verified by hashes; a local folder is used
+as it is."""
 
 import hashlib
 import shutil
@@ -13,18 +14,29 @@ from flytune.errors import ExportError
 from flytune.files import full_error, new_output, read_regular, sha256_of
 from flytune.names import inside
 from flytune.records import Contents
-from flytune.records.contents import CONTENTS, SWEEP, FileDiffers, Reader, kind_of, read_contents, refuse_other, unreadable
+from flytune.records.contents import (
+    CONTENTS,
+    SWEEP,
+    FileDiffers,
+    Reader,
+    kind_of,
+    read_contents,
+    refuse_other,
+    unreadable,
+)
 from flytune.storage import Storage
 
 
 def local_folder(address: str | Path) -> Path:
-    """Return a local folder with the complete artifact; `flytune.artifacts.opening` verifies it before it is used.
+    """Return a local folder with the complete artifact; `flytune.artifacts.opening` verifies it before it is
+    used.
 
-    `address` is a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, the head of main. Downloads are
-    kept next to the hub's cache, which belongs to the user.
+    `address` is a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, the head of
+    main. Downloads are kept next to the hub's cache, which belongs to the user.
 
     Raises:
-        ExportError: there is no complete artifact, it cannot be read, or a file differs from its artifact.json.
+        ExportError: there is no complete artifact, it cannot be read, or a file differs from its
+            artifact.json.
     """
     from filelock import FileLock
 
@@ -45,7 +57,8 @@ def local_folder(address: str | Path) -> Path:
 
 
 def fetch(address: str, out: Path, reader: Reader | None = None) -> None:
-    """Download all files of the artifact or other listed folder at `address` into the new folder `out`, by `reader` if given.
+    """Download all files of the artifact or other listed folder at `address` into the new folder `out`, by
+    `reader` if given.
 
     The folder appears when it is complete.
 
@@ -62,7 +75,8 @@ def fetch(address: str, out: Path, reader: Reader | None = None) -> None:
 
 
 def find_point(address: str, name: str, reader: Reader | None = None) -> str:
-    """Return the address of the artifact of a point of the sweep whose folder is at `address`, which `reader` reads if given.
+    """Return the address of the artifact of a point of the sweep whose folder is at `address`, which `reader`
+    reads if given.
 
     Raises:
         ExportError: there is no sweep, it has no such point, or the point has failed.
@@ -73,7 +87,9 @@ def find_point(address: str, name: str, reader: Reader | None = None) -> str:
     try:
         content = reader.read(SWEEP)
     except FileNotFoundError:
-        raise ExportError(f"{address}: no {SWEEP}, so it is no sweep's folder; leave out --point {name}") from None
+        raise ExportError(
+            f"{address}: no {SWEEP}, so it is no sweep's folder; leave out --point {name}"
+        ) from None
     except ExportError:
         raise
     except Exception as error:
@@ -95,7 +111,9 @@ def find_point(address: str, name: str, reader: Reader | None = None) -> str:
         if not (found := str(points[name]["artifact"])):
             raise ExportError(f"{where}: {name} has no artifact: {points[name]['reason']}")
     except (json_core.JSONError, KeyError, TypeError) as error:
-        raise ExportError(f"{where}: not the record of a sweep ({reason(error)}); run the sweep again") from None
+        raise ExportError(
+            f"{where}: not the record of a sweep ({reason(error)}); run the sweep again"
+        ) from None
     return found
 
 
@@ -125,7 +143,9 @@ def _hub_reader(address: str) -> Reader:
     def download(file: str) -> str:
         return str(hf_hub_download(name, file, revision=commit))
 
-    return Reader(lambda file: Path(download(file)).read_bytes(), lambda file, to: shutil.copy(download(file), to))
+    return Reader(
+        lambda file: Path(download(file)).read_bytes(), lambda file, to: shutil.copy(download(file), to)
+    )
 
 
 def _contents(reader: Reader, address: str | Path) -> bytes:
@@ -161,4 +181,6 @@ def _download(reader: Reader, contents: Contents, folder: Path, address: str) ->
                 raise
             raise unreadable(f"{address}/{stored.file}", error) from error
         if sha256_of(path) != stored.sha256:
-            raise ExportError(f"{address}/{stored.file}: not what {CONTENTS} says; publish the artifact again")
+            raise ExportError(
+                f"{address}/{stored.file}: not what {CONTENTS} says; publish the artifact again"
+            )

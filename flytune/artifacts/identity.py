@@ -1,6 +1,7 @@
 """Identity of an artifact: a hash of the model and of what made it, the same for equal runs.
 
-Two equal runs differ in their records: times, memory, throughput, machines, and where checkpoints and copies go.
+Two equal runs differ in their records: times, memory, throughput, machines, and where checkpoints and copies
+go.
 """
 
 import hashlib
@@ -19,9 +20,22 @@ from flytune.records.lineage import LINEAGE
 from flytune.records.training import ROLLOUTS, STEPS
 
 _RECORDS = {
-    "README.md", "manifest.json", "metrics.json", "plan.json", "recipe.yaml", "report.html", "training.json",
-    BAD_ROWS, COMPARISON, CONTENTS, EXPORT, LINEAGE, PROBE, ROLLOUTS, STEPS,
-}  # fmt: skip
+    "README.md",
+    "manifest.json",
+    "metrics.json",
+    "plan.json",
+    "recipe.yaml",
+    "report.html",
+    "training.json",
+    BAD_ROWS,
+    COMPARISON,
+    CONTENTS,
+    EXPORT,
+    LINEAGE,
+    PROBE,
+    ROLLOUTS,
+    STEPS,
+}
 """Files of an artifact that describe its run; so do those of HARNESS."""
 HARNESS = "harness"
 
@@ -32,7 +46,8 @@ def is_record(name: str) -> bool:
 
 
 def of(recipe: Recipe, manifest: Manifest, revision: str | None, files: Iterable[StoredFile]) -> str:
-    """Return the identity: 64 hex digits of weights, configuration, tokenizer, decisions, prepared data and base commit.
+    """Return the identity: 64 hex digits of weights, configuration, tokenizer, decisions, prepared data and
+    base commit.
 
     Args:
         revision: commit of the base model; None for a folder.
@@ -47,7 +62,8 @@ def of(recipe: Recipe, manifest: Manifest, revision: str | None, files: Iterable
 
 
 def _decisions(recipe: Recipe, revision: str | None) -> Recipe:
-    """Return the recipe without machines, addresses and notifications, and with the base's commit in place of its branch."""
+    """Return the recipe without machines, addresses and notifications, and with the base's commit in place of
+    its branch."""
     elsewhere = {
         "model": models_base.pinned(recipe.model, revision),
         "checkpoints": Checkpoints(export=recipe.checkpoints.export),

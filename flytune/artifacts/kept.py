@@ -19,17 +19,26 @@ VARIABLE = "FLYTUNE_OUT"
 def keep(folder: Path, name: str) -> Path:
     """Move a folder with a result out of the temporary directory; return the folder in which it stays.
 
-    It is `name` in the folder of results or, where that is there already, `name`-2 and so on: nothing is overwritten. Where it
-    cannot be written, the result stays where it is, and a line says so.
+    It is `name` in the folder of results or, where that is there already, `name`-2 and so on: nothing is
+    overwritten. Where it cannot be written, the result stays where it is, and a line says so.
     """
     results = Path(os.environ.get(VARIABLE) or RESULTS).absolute()
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     try:
         free = next(results / one for one in names if not os.path.lexists(results / one))
         with written_atomically(free) as temporary:
-            shutil.copytree(folder, temporary, copy_function=lambda source, target: link_or_copy(Path(source), Path(target)))
+            shutil.copytree(
+                folder,
+                temporary,
+                copy_function=lambda source, target: link_or_copy(Path(source), Path(target)),
+            )
     except OSError as error:
-        log.warning("%s: stays in a temporary folder of this machine, copy it to keep it: %s: %s", folder, results, error)
+        log.warning(
+            "%s: stays in a temporary folder of this machine, copy it to keep it: %s: %s",
+            folder,
+            results,
+            error,
+        )
         return folder
     shutil.rmtree(folder)
     return free

@@ -1,4 +1,5 @@
-"""Lineage of artifacts: the runs that made the base model of a run, read from the files next to that model."""
+"""Lineage of artifacts: the runs that made the base model of a run, read from the files next to that
+model."""
 
 import hashlib
 from pathlib import Path
@@ -16,7 +17,8 @@ from flytune.storage import Storage
 
 
 def of_base(model: Model) -> Lineage | None:
-    """Return the runs that made a base model: the artifact of a run, or one that was merged; None for any other model.
+    """Return the runs that made a base model: the artifact of a run, or one that was merged; None for any
+    other model.
 
     Raises:
         ExportError: its records are damaged.
@@ -40,10 +42,14 @@ def of_artifact(storage: Storage) -> Lineage:
     try:
         recipe = Recipe.model_validate(yaml_core.load(storage.read("recipe.yaml")))
         manifest = Manifest.parse(storage.read("manifest.json"))
-        commit = Export.parse(storage.read(EXPORT)).revision if storage.exists(EXPORT) else recipe.model.revision
+        commit = (
+            Export.parse(storage.read(EXPORT)).revision if storage.exists(EXPORT) else recipe.model.revision
+        )
         contents = storage.read(CONTENTS)
     except (RecordError, RecipeError, yaml_core.YAMLError, FileNotFoundError) as error:
-        raise ExportError(f"{storage.where}: its records cannot be read: {error}; restore the artifact") from None
+        raise ExportError(
+            f"{storage.where}: its records cannot be read: {error}; restore the artifact"
+        ) from None
     run = Ancestor(
         name=recipe.name,
         objective=recipe.objective.name,

@@ -1,7 +1,9 @@
-"""Opening of artifacts, before anything of one is used: names, sizes, hashes and schema; then the consent to code and base.
+"""Opening of artifacts, before anything of one is used: names, sizes, hashes and schema; then the consent to
+code and base.
 
-An artifact comes from outside. Code runs only if the person who starts the command says so now, whatever the recipe in the
-artifact says; and the base model that it names is used only where that is a model of the hub or a folder that exists.
+An artifact comes from outside. Code runs only if the person who starts the command says so now, whatever the
+recipe in the artifact says; and the base model that it names is used only where that is a model of the hub or
+a folder that exists.
 """
 
 from pathlib import Path
@@ -49,7 +51,8 @@ def open_artifact(folder: Path, consent: Consent = NONE) -> Artifact:
         consent: what the person allows.
 
     Raises:
-        ExportError: as `flytune.records.contents.verify`; the recipe asks for code without consent; or its base is refused.
+        ExportError: as `flytune.records.contents.verify`; the recipe asks for code without consent; or its
+            base is refused.
         RecipeError: recipe.yaml is damaged.
     """
     contents = verify(folder)
@@ -84,8 +87,9 @@ def check_code(folder: Path, recipe: Recipe | None, trust_remote_code: bool) -> 
         return
     if recipe is not None and recipe.model.trust_remote_code:
         raise ExportError(
-            f"{folder}: its recipe has model.trust_remote_code: Python files of {recipe.model.name_or_path!r:.200} would run "
-            f"here, with your credentials in reach; read them first, then give {FLAG}"
+            f"{folder}: its recipe has model.trust_remote_code: Python files of "
+            f"{recipe.model.name_or_path!r:.200} would run here, with your credentials in reach; read them "
+            f"first, then give {FLAG}"
         )
     for name in ("config.json", "tokenizer_config.json", "processor_config.json", "generation_config.json"):
         file = folder / name
@@ -95,8 +99,8 @@ def check_code(folder: Path, recipe: Recipe | None, trust_remote_code: bool) -> 
             raise ExportError(f"{file}: cannot be read: {addresses.reason(error)}") from None
         if names_code:
             raise ExportError(
-                f"{file}: names Python files of the model's own (auto_map), which would run here, with your credentials in "
-                f"reach; read them first, then give {FLAG}"
+                f"{file}: names Python files of the model's own (auto_map), which would run here, with your "
+                f"credentials in reach; read them first, then give {FLAG}"
             )
 
 
@@ -122,13 +126,20 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_base(folder: Path, name: str, at_address: bool) -> None:
-    is_storage = base.is_address(name) and name.partition("://")[0].lower() not in ("http", "https", "ftp", "file")
+    is_storage = base.is_address(name) and name.partition("://")[0].lower() not in (
+        "http",
+        "https",
+        "ftp",
+        "file",
+    )
     if base.is_address(name) and not (at_address and is_storage):
         raise ExportError(
-            f"{folder}: its base model is at an address that the artifact names, {name!r:.200}; if you know it, name it "
-            "yourself: --base ADDRESS"
+            f"{folder}: its base model is at an address that the artifact names, {name!r:.200}; if you know "
+            "it, name it yourself: --base ADDRESS"
         )
-    if "\\" in name or (base.is_path(name) and not base.is_address(name) and not Path(name).expanduser().is_dir()):
+    if "\\" in name or (
+        base.is_path(name) and not base.is_address(name) and not Path(name).expanduser().is_dir()
+    ):
         raise ExportError(
             f"{folder}: its base model is the folder {name!r:.200}, which is not on this machine (seen from "
             f"{Path.cwd().name}/); name it: --base FOLDER, or an address"

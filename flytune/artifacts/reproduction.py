@@ -1,4 +1,5 @@
-"""Reproduction of an artifact: its recipe run again with its data and base model, and the two results compared."""
+"""Reproduction of an artifact: its recipe run again with its data and base model, and the two results
+compared."""
 
 import subprocess
 import sys
@@ -44,27 +45,32 @@ class Reproduction(Record):
     def is_equal(self) -> bool:
         """True if data, losses and weights are equal, bit for bit."""
         return not [
-            one for one in self.findings if one.result != "equal" and one.name in ("prepared data", "losses", "weights")
+            one
+            for one in self.findings
+            if one.result != "equal" and one.name in ("prepared data", "losses", "weights")
         ]
 
 
 def recipe_of(artifact: Path, trust_remote_code: bool = False) -> Recipe:
-    """Return the recipe of an artifact for a second run: its base model's commit, its shape; nothing published or reported.
+    """Return the recipe of an artifact for a second run: its base model's commit, its shape; nothing
+    published or reported.
 
     Raises:
-        ExportError: the folder is no complete artifact, a file of it was changed, or its recipe runs code without consent.
+        ExportError: the folder is no complete artifact, a file of it was changed, or its recipe runs code
+            without consent.
     """
     # What the recipe names is looked at by the run itself: a base or data at an address, as in the first run.
     recipe = opening.open_artifact(artifact, opening.Consent(trust_remote_code, base_at_address=True)).recipe
     if recipe.evaluation.tasks and recipe.evaluation.include_path and not trust_remote_code:
         raise ExportError(
-            f"{artifact}: its recipe has evaluation.include_path: tasks in {recipe.evaluation.include_path!r:.200} may have "
-            f"Python code, which would run here; read them first, then give {opening.FLAG}"
+            f"{artifact}: its recipe has evaluation.include_path: tasks in "
+            f"{recipe.evaluation.include_path!r:.200} may have Python code, which would run here; read them "
+            f"first, then give {opening.FLAG}"
         )
     if (named := recipe.objective.own_code) and not trust_remote_code:
         raise ExportError(
-            f"{artifact}: its recipe has objective.rewards with code of its own ({', '.join(named)}), which would run "
-            f"here; read it first (recipe.yaml), then give {opening.FLAG}"
+            f"{artifact}: its recipe has objective.rewards with code of its own ({', '.join(named)}), which "
+            f"would run here; read it first (recipe.yaml), then give {opening.FLAG}"
         )
     alone = _alone(artifact, recipe, record(Plan, artifact / "plan.json"))
     # The first run may have left checkpoints, where a budget stopped it.
@@ -111,8 +117,9 @@ def check_data(artifact: Path, recipe: Recipe) -> None:
     )
     names = ", ".join(source.name for source in recipe.data.all_sources.values())
     raise DataError(
-        f"{names}: not the data that the artifact was trained on: its hash was {before.content_sha256[:12]}, and is "
-        f"{now.content_sha256[:12]} ({because}); restore it, or name the first data in {artifact.name}/recipe.yaml"
+        f"{names}: not the data that the artifact was trained on: its hash was {before.content_sha256[:12]}, "
+        f"and is {now.content_sha256[:12]} ({because}); restore it, or name the first data in "
+        f"{artifact.name}/recipe.yaml"
     )
 
 
@@ -135,7 +142,9 @@ def run_again(recipe: Recipe, out: Path) -> Path:
     done = subprocess.run([sys.executable, "-m", "flytune.cli", "run", str(file)], stdout=sys.stderr)
     made = sorted((out / "store").glob(f"*/{CONTENTS}"))
     if done.returncode or not made:
-        raise ExportError(f"{recipe.name}: the second run failed (exit code {done.returncode}); the error is shown above")
+        raise ExportError(
+            f"{recipe.name}: the second run failed (exit code {done.returncode}); the error is shown above"
+        )
     return made[0].parent
 
 
@@ -168,7 +177,9 @@ def compare(first: Path, second: Path) -> Reproduction:
 def _findings(first: Path, second: Path) -> Iterator[ComparedProperty]:
     folders = (first, second)
     recipes = [_recipe_of(folder) for folder in folders]
-    differing = [name for name in Recipe.model_fields if getattr(recipes[0], name) != getattr(recipes[1], name)]
+    differing = [
+        name for name in Recipe.model_fields if getattr(recipes[0], name) != getattr(recipes[1], name)
+    ]
     yield _finding("recipe", recipes[0].key(), recipes[1].key(), f"differs in {', '.join(differing)}")
     before, now = [record(Manifest, folder / "manifest.json") for folder in folders]
     yield _finding("prepared data", before.content_sha256[:12], now.content_sha256[:12])
@@ -192,7 +203,10 @@ def _software(first: dict[str, str], second: dict[str, str]) -> Iterator[Compare
     if not first:
         now = environment.versions()
         yield ComparedProperty(
-            name="software", result="unknown", first="not recorded before 0.2.0", second=f"flytune {now['flytune']}"
+            name="software",
+            result="unknown",
+            first="not recorded before 0.2.0",
+            second=f"flytune {now['flytune']}",
         )
         return
     changed = [name for name in {**first, **second} if first.get(name) != second.get(name)]
@@ -209,11 +223,14 @@ def _software(first: dict[str, str], second: dict[str, str]) -> Iterator[Compare
 
 def _processes(training: TrainingResult) -> str:
     """Return the number of processes, of each attempt where they differ."""
-    return ", then ".join(dict.fromkeys(str(one.world_size) for one in training.attempts)) or str(training.world_size)
+    return ", then ".join(dict.fromkeys(str(one.world_size) for one in training.attempts)) or str(
+        training.world_size
+    )
 
 
 def _logged(artifact: Path, training: TrainingResult) -> list[Step]:
-    """Return the logged steps of all attempts; training.json of 0.1.0 has those of the last one, steps.jsonl has all."""
+    """Return the logged steps of all attempts; training.json of 0.1.0 has those of the last one, steps.jsonl
+    has all."""
     file = artifact / STEPS
     if training.attempts or not file.is_file():
         return training.steps
@@ -228,13 +245,16 @@ def _losses(first: list[Step], second: list[Step]) -> ComparedProperty:
     found = f"{counted(first[-1].step, 'step')}, the last {first[-1].loss:.6g}" if first else "no step"
     ends = [one[-1].step if one else 0 for one in (first, second)]
     if ends[0] != ends[1]:
-        return ComparedProperty(name="losses", result="different", first=found, second=counted(ends[1], "step"))
+        return ComparedProperty(
+            name="losses", result="different", first=found, second=counted(ends[1], "step")
+        )
     shared = sorted({step.step for step in first} & {step.step for step in second})
     apart, rounded = [], False
     for start, end in zip([0, *shared], shared, strict=False):
         means = [_mean(one, start, end) for one in (first, second)]
         distance = abs(means[0][0] - means[1][0])
-        # A run that stopped to save has logged a part of these steps on its own: the mean of its means is rounded.
+        # A run that stopped to save has logged a part of these steps on its own: the mean of its means is
+        # rounded.
         is_rounded = means[0][1] != means[1][1]
         rounded |= is_rounded
         apart.append((0.0 if is_rounded and distance <= ROUNDING * abs(means[0][0]) else distance, end))
@@ -248,7 +268,8 @@ def _losses(first: list[Step], second: list[Step]) -> ComparedProperty:
 
 
 def _mean(steps: list[Step], start: int, end: int) -> tuple[float, int]:
-    """Return the mean loss of the steps after `start` up to `end`, and the number of logged steps that have it."""
+    """Return the mean loss of the steps after `start` up to `end`, and the number of logged steps that have
+    it."""
     logged = [step for step in steps if start < step.step <= end]
     if len(logged) == 1:
         return logged[0].loss, 1
@@ -273,7 +294,13 @@ def _weights(first: Path, second: Path) -> ComparedProperty:
     listed = []
     for folder in (first, second):
         files = record(Contents, folder / CONTENTS).files
-        listed.append({one.file: one.sha256 for one in files if one.file.endswith(".safetensors") and "/" not in one.file})
+        listed.append(
+            {
+                one.file: one.sha256
+                for one in files
+                if one.file.endswith(".safetensors") and "/" not in one.file
+            }
+        )
     found = counted(len(listed[0]), "file")
     if listed[0] == listed[1]:
         return ComparedProperty(name="weights", result="equal", first=found, second="bit for bit")
@@ -290,7 +317,10 @@ def _weights(first: Path, second: Path) -> ComparedProperty:
         mine, theirs = (_tensor(found[name], name) for found in names)
         if mine.shape != theirs.shape:
             return ComparedProperty(
-                name="weights", result="different", first=f"{name} {list(mine.shape)}", second=str(list(theirs.shape))
+                name="weights",
+                result="different",
+                first=f"{name} {list(mine.shape)}",
+                second=str(list(theirs.shape)),
             )
         difference = (mine.float() - theirs.float()).abs()
         distance += float(difference.double().square().sum())
@@ -298,7 +328,9 @@ def _weights(first: Path, second: Path) -> ComparedProperty:
         largest = max(largest, (float(difference.max()) if difference.numel() else 0.0, name))
     relative = (distance / total) ** 0.5 if total else 0.0
     said = f"distance {relative:.2e} of their norm; by {largest[0]:.2e} at most ({largest[1]})"
-    return ComparedProperty(name="weights", result=_nearness(relative, NEAR_WEIGHTS), first=found, second=said)
+    return ComparedProperty(
+        name="weights", result=_nearness(relative, NEAR_WEIGHTS), first=found, second=said
+    )
 
 
 def _tensors(folder: Path, files: list[str]) -> dict[str, Path]:
@@ -323,4 +355,6 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(str(file), framework="pt") as opened:
             yield opened
     except (SafetensorError, OSError) as error:
-        raise ExportError(f"{file}: truncated, or not a safetensors file ({error}); fetch the artifact again") from None
+        raise ExportError(
+            f"{file}: truncated, or not a safetensors file ({error}); fetch the artifact again"
+        ) from None

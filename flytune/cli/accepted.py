@@ -18,7 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument("address", help="the folder or fsspec address with the decisions of scheduled runs")
     parser.add_argument("--rollback", action="store_true", help="accept the previously accepted model again")
-    parser.add_argument("--reason", default="rolled back by hand", help="reason for the rollback, for the history")
+    parser.add_argument(
+        "--reason", default="rolled back by hand", help="reason for the rollback, for the history"
+    )
     parser.add_argument("--json", action="store_true", help="print the decisions as JSON")
 
 
@@ -28,7 +30,10 @@ def run(options: argparse.Namespace) -> int:
         history.rollback(options.address, options.reason)
     decisions = history.decisions_at(options.address)
     if options.json:
-        shown = (json.dumps(_redacted(decision.model_dump(mode="json")), ensure_ascii=False) for decision in decisions)
+        shown = (
+            json.dumps(_redacted(decision.model_dump(mode="json")), ensure_ascii=False)
+            for decision in decisions
+        )
         sys.stdout.write("[" + ",\n".join(shown) + "]\n")
     elif not decisions:
         sys.stdout.write(f"{options.address}: no decisions yet\n")
@@ -41,7 +46,13 @@ def _redacted(value: Any) -> Any:
     """Return a value of mappings, lists and texts without the credentials that old decisions may have."""
     if isinstance(value, dict):
         return {key: _redacted(one) for key, one in value.items()}
-    return [_redacted(one) for one in value] if isinstance(value, list) else redact(value) if isinstance(value, str) else value
+    return (
+        [_redacted(one) for one in value]
+        if isinstance(value, list)
+        else redact(value)
+        if isinstance(value, str)
+        else value
+    )
 
 
 def _show(decisions: list[Decision], console: Console) -> None:

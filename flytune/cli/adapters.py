@@ -34,7 +34,14 @@ def run(options: argparse.Namespace) -> int:
     for entry in entries:
         stored = entry.stored.strftime("%Y-%m-%d %H:%M") if entry.stored else "unknown"
         problems = "".join(f"\n{problem}" for problem in entry.problems)
-        cells = (entry.name + problems, _base(entry), entry.method or "unknown", _data(entry), _figures(entry), stored)
+        cells = (
+            entry.name + problems,
+            _base(entry),
+            entry.method or "unknown",
+            _data(entry),
+            _figures(entry),
+            stored,
+        )
         # Unescaped brackets are markup for rich: "[Errno 13]" would vanish.
         table.add_row(*map(tables.plain, cells), _size(entry.size))
     tables.show(table, tables.console())
@@ -48,7 +55,11 @@ def _base(entry: Entry) -> str:
 def _data(entry: Entry) -> str:
     if entry.made_from:
         return "\n".join(["combined from", *entry.made_from])
-    return f"{entry.data}\n{counted(entry.rows, 'row')}, {str(entry.data_sha256)[:12]}" if entry.rows is not None else "unknown"
+    return (
+        f"{entry.data}\n{counted(entry.rows, 'row')}, {str(entry.data_sha256)[:12]}"
+        if entry.rows is not None
+        else "unknown"
+    )
 
 
 def _figures(entry: Entry) -> str:
@@ -59,7 +70,9 @@ def _figures(entry: Entry) -> str:
 
 def _figure(figure: MeasuredFigure) -> str:
     form = "{:.3g} %" if figure.is_share else "{:.4g}"
-    values = [100 * side.value if figure.is_share else side.value for side in (figure.base, figure.tuned) if side]
+    values = [
+        100 * side.value if figure.is_share else side.value for side in (figure.base, figure.tuned) if side
+    ]
     said = f"{figure.title} {' to '.join(map(form.format, values))}"
     return f"{said} {figure.unit.removeprefix('share').strip()}".rstrip()
 

@@ -42,7 +42,8 @@ def check(options: argparse.Namespace) -> None:
     """Check the numbers of a command, and the path that it writes to.
 
     Raises:
-        RecipeError: a number is absurd; something is there that would be overwritten, or the path cannot be written.
+        RecipeError: a number is absurd; something is there that would be overwritten, or the path cannot be
+            written.
     """
     for name, (least, most) in _NUMBERS.items():
         value = getattr(options, name, None)
@@ -52,7 +53,10 @@ def check(options: argparse.Namespace) -> None:
     given = getattr(options, _OUTPUTS.get(options.command, ""), None)
     if given is None:
         return
-    path, flag = Path(given), "OUT" if options.command in ("combine", "fetch") else f"--{_OUTPUTS[options.command]}"
+    path, flag = (
+        Path(given),
+        "OUT" if options.command in ("combine", "fetch") else f"--{_OUTPUTS[options.command]}",
+    )
     where = f"{flag} {given:.300}"
     try:
         problem = _unusable(given, path) or _taken(options, path) or _unwritable(path)
@@ -85,7 +89,12 @@ def _taken(options: argparse.Namespace, path: Path) -> str | None:
         if options.force or is_own_page(path):
             return None
         return "exists already, and is not a page of xray; give another path, or --force to replace it"
-    if options.command == "reproduce" and options.remote and path.is_dir() and not (path / "recipe.yaml").exists():
+    if (
+        options.command == "reproduce"
+        and options.remote
+        and path.is_dir()
+        and not (path / "recipe.yaml").exists()
+    ):
         return None
     return "exists already; give a new one"
 
@@ -116,7 +125,8 @@ def _unwritable(path: Path) -> str | None:
 def add_answering(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
     """Declare the artifact that answers, and how."""
     parser.add_argument(
-        "artifact", help="a folder, fsspec address or hf://owner/name with an artifact, or a merged model's folder"
+        "artifact",
+        help="a folder, fsspec address or hf://owner/name with an artifact, or a merged model's folder",
     )
     parser.add_argument(
         "--max-new-tokens",
@@ -124,9 +134,14 @@ def add_answering(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
         default=max_new_tokens,
         help=f"maximum tokens of an answer (default: {max_new_tokens:,})",
     )
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
     parser.add_argument(
-        "--top-p", type=float, default=1.0, help="share of the likeliest tokens that is drawn from (default: 1)"
+        "--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)"
+    )
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="share of the likeliest tokens that is drawn from (default: 1)",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the drawing (default: 0)")
     add_base(parser)
@@ -155,5 +170,9 @@ def add_base(parser: argparse.ArgumentParser) -> None:
 
 def add_cluster(parser: argparse.ArgumentParser, when: str) -> None:
     """Declare the project and domain of a cluster."""
-    parser.add_argument("-p", "--project", default="flytesnacks", help=f"Flyte project, {when} (default: flytesnacks)")
-    parser.add_argument("-d", "--domain", default="development", help=f"Flyte domain, {when} (default: development)")
+    parser.add_argument(
+        "-p", "--project", default="flytesnacks", help=f"Flyte project, {when} (default: flytesnacks)"
+    )
+    parser.add_argument(
+        "-d", "--domain", default="development", help=f"Flyte domain, {when} (default: development)"
+    )

@@ -19,6 +19,8 @@ def run(options: argparse.Namespace) -> int:
     rows = calibration.factors(comparisons)
     table.show_calibration(comparisons, rows, tables.console())
     if not rows:
-        raise RecipeError("no usable runs: only with data.packing or training.probe_longest are batches as long as planned")
+        raise RecipeError(
+            "no usable runs: only with data.packing or training.probe_longest are batches as long as planned"
+        )
     calibration.write(rows)
     return 0

@@ -15,9 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("addresses", nargs="+", help="folders or fsspec addresses of artifacts")
     parser.add_argument("--weights", nargs="+", type=float, help="one weight for each artifact (default: 1)")
     parser.add_argument(
-        "--how", default="cat", help="PEFT's combination_type (default: cat, which is exact; its rank is the sum of all ranks)"
+        "--how",
+        default="cat",
+        help="PEFT's combination_type (default: cat, which is exact; its rank is the sum of all ranks)",
     )
-    parser.add_argument("--rank", type=int, help="rank for svd and *_svd (default: the largest rank of the adapters)")
+    parser.add_argument(
+        "--rank", type=int, help="rank for svd and *_svd (default: the largest rank of the adapters)"
+    )
     parser.add_argument("--density", type=float, help="share of values that ties and dare keep")
     parser.add_argument("--seed", type=int, default=0, help="seed for dare (default: 0)")
     parser.add_argument("--json", action="store_true", help="print a description of the new adapter as JSON")
@@ -28,7 +32,9 @@ def run(options: argparse.Namespace) -> int:
     """Combine the adapters, and describe the new one."""
     settings = {"weights": options.weights, "how": options.how, "r": options.rank, "density": options.density}
     consent = opening.Consent(options.trust_remote_code, options.base)
-    made = combining.combine(options.addresses, Path(options.out), **settings, seed=options.seed, consent=consent)
+    made = combining.combine(
+        options.addresses, Path(options.out), **settings, seed=options.seed, consent=consent
+    )
     sys.stderr.write(f"base model: {made.base}{f'@{made.revision}' if made.revision else ''}\n")
     if options.json:
         sys.stdout.write(made.model_dump_json(indent=2) + "\n")

@@ -15,9 +15,13 @@ OBJECTIVES = ("sft", "dpo", "kto", "reward", "grpo")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("file", help="a YAML of axolotl, LLaMA-Factory or TRL, or a script with their command line")
+    parser.add_argument(
+        "file", help="a YAML of axolotl, LLaMA-Factory or TRL, or a script with their command line"
+    )
     parser.add_argument("--output", help="a new file for the recipe (default: the terminal)")
-    parser.add_argument("--gpus", type=int, help="number of GPUs that the tool was started on (default: what the file says)")
+    parser.add_argument(
+        "--gpus", type=int, help="number of GPUs that the tool was started on (default: what the file says)"
+    )
     parser.add_argument("--objective", choices=OBJECTIVES, help="that of a TRL YAML, which names none")
 
 

@@ -15,29 +15,42 @@ NAMESPACE_OF_FLYTE2 = "flyte"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("execution", help="an execution whose pods are still there: its id, or its address in the console")
     parser.add_argument(
-        "stage", nargs="?", help="such as train or evaluate_model (default: the newest that failed, else that runs)"
+        "execution", help="an execution whose pods are still there: its id, or its address in the console"
     )
-    parser.add_argument("--hours", type=float, default=2.0, help="time after which the pod ends by itself (default: 2)")
+    parser.add_argument(
+        "stage",
+        nargs="?",
+        help="such as train or evaluate_model (default: the newest that failed, else that runs)",
+    )
+    parser.add_argument(
+        "--hours", type=float, default=2.0, help="time after which the pod ends by itself (default: 2)"
+    )
     parser.add_argument("--end", action="store_true", help="delete the execution's pods to look into")
     parser.add_argument("--namespace", help="that of the pods (default: PROJECT-DOMAIN; flyte on Flyte 2)")
     arguments.add_cluster(parser, "whose namespace the pods are in")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start a copy of each pod of a stage, which waits; print how to look into it, and how to run the stage again in it."""
+    """Start a copy of each pod of a stage, which waits; print how to look into it, and how to run the stage
+    again in it."""
     if not 0 < options.hours <= 168:
         raise RecipeError(f"--hours {options.hours:g}: must be more than 0 and at most 168, a week")
-    parsed = runs_of_flyte2.parse(options.execution) or executions.parse(options.execution, options.project, options.domain)
+    parsed = runs_of_flyte2.parse(options.execution) or executions.parse(
+        options.execution, options.project, options.domain
+    )
     if parsed is None:
-        raise RecipeError(f"{options.execution:.300}: neither an execution's id nor its address in the console")
+        raise RecipeError(
+            f"{options.execution:.300}: neither an execution's id nor its address in the console"
+        )
     execution = parsed.name
     by_default = NAMESPACE_OF_FLYTE2 if flyte2_sdk.config_file() else f"{parsed.project}-{parsed.domain}"
     with debug_pods.connected(options.namespace or by_default) as cluster:
         if options.end:
             names = cluster.end(execution)
-            sys.stdout.write("".join(f"{name}: deleted\n" for name in names) or f"{execution}: no pod to look into\n")
+            sys.stdout.write(
+                "".join(f"{name}: deleted\n" for name in names) or f"{execution}: no pod to look into\n"
+            )
             return 0
         stage = debug_pods.chosen(cluster.stages(execution), options.stage, execution, cluster.namespace)
         seconds = 3600 * options.hours

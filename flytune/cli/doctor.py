@@ -23,23 +23,33 @@ _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("recipe", nargs="?", help="with --remote: check only the nodes for the shapes of this recipe")
-    parser.add_argument("--remote", action="store_true", help="check the cluster of flytekit's config and of the kubeconfig")
+    parser.add_argument(
+        "recipe", nargs="?", help="with --remote: check only the nodes for the shapes of this recipe"
+    )
+    parser.add_argument(
+        "--remote", action="store_true", help="check the cluster of flytekit's config and of the kubeconfig"
+    )
     arguments.add_cluster(parser, "with --remote")
-    parser.add_argument("--reach", action="store_true", help="with --remote: check only that the cluster answers")
+    parser.add_argument(
+        "--reach", action="store_true", help="with --remote: check only that the cluster answers"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Show each finding at once; return 1 if one is FAIL."""
     if options.recipe and not options.remote:
-        raise RecipeError(f"doctor {options.recipe}: a recipe's shapes are checked on a cluster; add --remote")
+        raise RecipeError(
+            f"doctor {options.recipe}: a recipe's shapes are checked on a cluster; add --remote"
+        )
     console = Console(soft_wrap=True, highlight=False)
     findings = []
     for found in _findings(options):
         findings.append(found)
         if not options.json:
-            console.print(f"[{_STYLES[found.level]}]{found.level:4}[/] {tables.plain(found.what):20} ", end="")
+            console.print(
+                f"[{_STYLES[found.level]}]{found.level:4}[/] {tables.plain(found.what):20} ", end=""
+            )
             console.print(found.said, markup=False)
             if found.do:
                 console.print(f"{'':25} -> {found.do}", markup=False)
@@ -49,7 +59,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _secrets() -> list[SecretKey]:
-    """Return the secrets that cluster.yaml names; none where it cannot be read, which is a finding of its own."""
+    """Return the secrets that cluster.yaml names; none where it cannot be read, which is a finding of its
+    own."""
     try:
         return load_cluster().secrets.all
     except FlytuneError:
@@ -96,6 +107,8 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     rows = tuple(shape_named(name) for name in names)
     yield from kube.findings(namespace, rows, cluster, with_settings=second is None)
     if problems := folders.problems(recipe, cluster, plan.shape, uploaded=False):
-        yield finding.fail("folders", "; ".join(problems), "change the recipe or cluster.yaml: a run would be refused")
+        yield finding.fail(
+            "folders", "; ".join(problems), "change the recipe or cluster.yaml: a run would be refused"
+        )
     else:
         yield finding.ok("folders", f"the recipe names none that the pods of {plan.shape} lack")

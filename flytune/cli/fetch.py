@@ -25,13 +25,21 @@ _RECORDS: dict[str, type[Record]] = {"matrix": Matrix, "metrics": Metrics, "plan
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument(
-        "address", help="an execution (its id, or its address in the console), an fsspec address, or hf://owner/name@REVISION"
+        "address",
+        help="an execution (its id, or its address in the console), an fsspec address, or "
+        "hf://owner/name@REVISION",
     )
     parser.add_argument("out", help="a new folder")
     parser.add_argument(
-        "--point", metavar="NAME", help="of a sweep: the artifact of this point (default: table, chart, best recipe)"
+        "--point",
+        metavar="NAME",
+        help="of a sweep: the artifact of this point (default: table, chart, best recipe)",
     )
-    parser.add_argument("--failed", action="store_true", help="of a failed execution: the report of the failure, and all decks")
+    parser.add_argument(
+        "--failed",
+        action="store_true",
+        help="of a failed execution: the report of the failure, and all decks",
+    )
     arguments.add_cluster(parser, "for an execution's id")
 
 
@@ -45,11 +53,16 @@ def run(options: argparse.Namespace) -> int:
         second = flyte2_sdk.config_file()
     if options.failed:
         if options.point or execution is None:
-            raise RecipeError("--failed: for an execution, without --point; name a point's artifact by its address")
+            raise RecipeError(
+                "--failed: for an execution, without --point; name a point's artifact by its address"
+            )
         if second is not None:
             names = ", ".join(runs_of_flyte2.fetch_report(second, execution, out))
             return _say(f"{out}: {names}: what Flyte 2 has of {execution}")
-        return _say(f"{out}: {', '.join(failed_runs.fetch_report(execution, out))}: what flyteadmin has of {execution}")
+        return _say(
+            f"{out}: {', '.join(failed_runs.fetch_report(execution, out))}: what flyteadmin has of "
+            f"{execution}"
+        )
     opened = None
     if execution is not None:
         if second is not None:
@@ -58,7 +71,9 @@ def run(options: argparse.Namespace) -> int:
             address, opened, records = executions.find(execution, is_listed=not options.point)
         if records:
             if options.point:
-                raise ExportError(f"{execution}: returns records and no sweep; leave out --point {options.point}")
+                raise ExportError(
+                    f"{execution}: returns records and no sweep; leave out --point {options.point}"
+                )
             return _say(f"{out}: {', '.join(_write(records, out))}, as {execution} returned it")
         reader = opened(address) if opened else None
     if options.point:
@@ -81,7 +96,9 @@ def _write(records: Mapping[str, Any], out: Path) -> list[str]:
             kind, record = _known(value)
             name = kind if kind and not (folder / f"{kind}.json").exists() else output
             if record is None:
-                (folder / f"{name}.json").write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
+                (folder / f"{name}.json").write_text(
+                    json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8"
+                )
             else:
                 record.write(folder / f"{name}.json")
             if isinstance(record, Matrix):

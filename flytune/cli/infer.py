@@ -32,15 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=ADDRESS",
         help="another adapter on the same base, for rows that name it in their column adapter; repeatable",
     )
-    parser.add_argument("--batch-size", type=int, default=8, help="prompts that are answered together (default: 8)")
-    parser.add_argument("--max-bad-fraction", type=float, default=0.0, help="fraction of rows that may be bad (default: 0)")
+    parser.add_argument(
+        "--batch-size", type=int, default=8, help="prompts that are answered together (default: 8)"
+    )
+    parser.add_argument(
+        "--max-bad-fraction", type=float, default=0.0, help="fraction of rows that may be bad (default: 0)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Answer a file of prompts on this machine; write the answers to --out, or to the terminal."""
     prompts = Path(options.prompts)
     if not options.out and prompts.suffix == ".parquet":
-        raise RecipeError("--out: answers to a Parquet file are one, too, which a terminal cannot show; name a new file")
+        raise RecipeError(
+            "--out: answers to a Parquet file are one, too, which a terminal cannot show; name a new file"
+        )
     generation = Generation(
         max_new_tokens=options.max_new_tokens,
         batch_size=options.batch_size,
@@ -77,7 +83,9 @@ def _adapters(given: list[str]) -> dict[str, str]:
     for text in given:
         name, is_named, address = text.partition("=")
         if not is_named or not address:
-            raise RecipeError(f"--adapter {text:.200}: give NAME=ADDRESS; rows name it in their column adapter")
+            raise RecipeError(
+                f"--adapter {text:.200}: give NAME=ADDRESS; rows name it in their column adapter"
+            )
         if name in adapters:
             raise RecipeError(f"--adapter {name:.200}: given twice; give each adapter a name of its own")
         adapters[name] = address

@@ -15,12 +15,20 @@ from flytune.recipe import read_recipe
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("data", help="a file, folder or address with samples, or a data set on the hub, owner/name")
-    parser.add_argument("--out", default="recipe.yaml", metavar="FILE", help="a new file (default: recipe.yaml)")
+    parser.add_argument(
+        "data", help="a file, folder or address with samples, or a data set on the hub, owner/name"
+    )
+    parser.add_argument(
+        "--out", default="recipe.yaml", metavar="FILE", help="a new file (default: recipe.yaml)"
+    )
     parser.add_argument("--base", metavar="MODEL", help="the base model, a hub id or a folder")
-    parser.add_argument("--on", metavar="ROW", help="this-machine, a row of shapes.yaml, or auto: the cheapest row")
+    parser.add_argument(
+        "--on", metavar="ROW", help="this-machine, a row of shapes.yaml, or auto: the cheapest row"
+    )
     parser.add_argument("--aim", metavar="AIM", help="what matters most: price, time or quality")
-    parser.add_argument("--yes", action="store_true", help="take the default of each question that no option answers")
+    parser.add_argument(
+        "--yes", action="store_true", help="take the default of each question that no option answers"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,7 +36,10 @@ def run(options: argparse.Namespace) -> int:
     rows = [this_machine.NAME, "auto", *(shape.name for shape in load_shapes())]
     base = _answer(options, "base", "base model, a hub id or a folder", first_recipe.default_base())
     where = _answer(
-        options, "on", "where it runs: this-machine, auto (the cheapest of shapes.yaml), or a row", this_machine.NAME
+        options,
+        "on",
+        "where it runs: this-machine, auto (the cheapest of shapes.yaml), or a row",
+        this_machine.NAME,
     )
     aim = _answer(options, "aim", f"what matters most: {', '.join(first_recipe.AIMS)}", first_recipe.AIMS[0])
     if where not in rows:
@@ -43,7 +54,9 @@ def run(options: argparse.Namespace) -> int:
         temporary.write_text(text, encoding="utf-8")
         read_recipe(temporary)
     sys.stdout.write(printable(text))
-    sys.stderr.write(f"{options.out} is written. Next: flytune plan {options.out}; flytune run {options.out}\n")
+    sys.stderr.write(
+        f"{options.out} is written. Next: flytune plan {options.out}; flytune run {options.out}\n"
+    )
     return 0
 
 
@@ -58,7 +71,10 @@ def _answer(options: argparse.Namespace, name: str, question: str, default: str)
     if options.yes:
         return default
     if not sys.stdin.isatty():
-        raise RecipeError(f"--{name}: {question}: there is no terminal to ask in; say it, or --yes for the default, {default}")
+        raise RecipeError(
+            f"--{name}: {question}: there is no terminal to ask in; say it, or --yes for the default, "
+            f"{default}"
+        )
     sys.stderr.write(f"{question} [{default}]: ")
     sys.stderr.flush()
     return sys.stdin.readline().strip() or default

@@ -16,7 +16,9 @@ from flytune.sentences import counted
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("artifact", help="a folder, fsspec address or hf://owner/name with the artifact of an adapter")
+    parser.add_argument(
+        "artifact", help="a folder, fsspec address or hf://owner/name with the artifact of an adapter"
+    )
     parser.add_argument("--out", required=True, help="a new folder for the merged model")
     parser.add_argument(
         "--dtype",

@@ -56,14 +56,20 @@ class Parser(argparse.ArgumentParser):
         described = []
         for word in options or words:
             near = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
-            described.append(f"{word}: unknown; did you mean {near[0]}?" if near and word in options else f"{word}: unknown")
+            described.append(
+                f"{word}: unknown; did you mean {near[0]}?"
+                if near and word in options
+                else f"{word}: unknown"
+            )
         self.error("; ".join(described))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            near = difflib.get_close_matches(str(value), [str(choice) for choice in action.choices or ()], n=1)
+            near = difflib.get_close_matches(
+                str(value), [str(choice) for choice in action.choices or ()], n=1
+            )
             if near:
                 error.message = f"{value!r}: unknown; did you mean {near[0]}?"
             raise
@@ -76,7 +82,10 @@ class Parser(argparse.ArgumentParser):
 
 def parser_of_all() -> tuple[Parser, dict[str, Parser]]:
     """Return the parser, and that of each command, as yet without arguments."""
-    parser = Parser(prog="flytune", description="Plan and run fine-tunes, inspect data, check machines, and manage artifacts.")
+    parser = Parser(
+        prog="flytune",
+        description="Plan and run fine-tunes, inspect data, check machines, and manage artifacts.",
+    )
     parser.add_argument("--version", action="version", version=f"flytune {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     return parser, {name: commands.add_parser(name, help=said) for name, said in COMMANDS.items()}

@@ -42,14 +42,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", help="a recipe file")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument(
-        "--compare", nargs=2, metavar="RECIPE", help="what changes in memory, time and price from one recipe to another"
+        "--compare",
+        nargs=2,
+        metavar="RECIPE",
+        help="what changes in memory, time and price from one recipe to another",
     )
     parser.add_argument(
-        "--data", metavar="FOLDER", help="a folder of prepared data, whose lengths and order of batches are planned with"
+        "--data",
+        metavar="FOLDER",
+        help="a folder of prepared data, whose lengths and order of batches are planned with",
     )
-    parser.add_argument("--svg", metavar="FILE", help="write a picture of memory by phase into a new file, too")
     parser.add_argument(
-        "--shape", help="a row of shapes.yaml instead of the recipe's; auto: rank all of them with every sharding"
+        "--svg", metavar="FILE", help="write a picture of memory by phase into a new file, too"
+    )
+    parser.add_argument(
+        "--shape",
+        help="a row of shapes.yaml instead of the recipe's; auto: rank all of them with every sharding",
     )
     parser.add_argument("--by", choices=("price", "time"), help="order of --shape auto (default: price)")
     parser.add_argument(
@@ -60,14 +68,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--solve",
         metavar="FIELD",
-        help="largest value that fits of data.max_length, training.per_device_train_batch_size, method.r or num_hidden_layers; "
-        "gpus: the fewest; price or hours: the least within --max-hours or --max-price",
+        help="largest value that fits of data.max_length, training.per_device_train_batch_size, method.r or "
+        "num_hidden_layers; gpus: the fewest; price or hours: the least within --max-hours or --max-price",
     )
     parser.add_argument("--max-hours", type=float, help="hardware.max_hours instead of the recipe's")
     parser.add_argument("--max-price", type=float, help="hardware.max_price instead of the recipe's")
     arguments.add_setting(parser)
     parser.add_argument(
-        "--dry-run", action="store_true", help="confirm GPU memory by running the model's code on empty tensors"
+        "--dry-run",
+        action="store_true",
+        help="confirm GPU memory by running the model's code on empty tensors",
     )
 
 
@@ -88,7 +98,8 @@ def run(options: argparse.Namespace) -> int:
         raise RecipeError("--svg: a picture is of one plan; leave out --solve and --shape auto")
     if options.data and (options.solve or options.shape == "auto" or options.dry_run or options.samples):
         raise RecipeError(
-            "--data: one recipe is planned on one shape; leave out --solve, --shape auto, --dry-run and --samples"
+            "--data: one recipe is planned on one shape; leave out --solve, --shape auto, --dry-run and "
+            "--samples"
         )
     samples = count.samples
     if options.solve:
@@ -118,13 +129,16 @@ def run(options: argparse.Namespace) -> int:
         for line in _beside(asked, samples, made_plan) if not options.shape else ():
             console.print(f"- {printable(line)}", highlight=False, markup=False)
         is_here = made_plan.shape in (this_machine.NAME, this_machine.CPU_NAME)
-        for problem in () if is_here else folders.problems(recipe, load_cluster(), made_plan.shape, uploaded=False):
+        for problem in (
+            () if is_here else folders.problems(recipe, load_cluster(), made_plan.shape, uploaded=False)
+        ):
             console.print(f"- on a cluster this is refused: {problem}", highlight=False, markup=False)
     return 0
 
 
 def _beside(recipe: Recipe, samples: int | None, plan: Plan) -> Iterator[str]:
-    """Yield what a plan of `hardware.shape: auto` does not say: the cheapest run with any sharding, and a run here."""
+    """Yield what a plan of `hardware.shape: auto` does not say: the cheapest run with any sharding, and a run
+    here."""
     geometry = read_geometry(recipe.model)
     if recipe.hardware.shape != "auto" or geometry.unsupported:
         return
@@ -132,15 +146,18 @@ def _beside(recipe: Recipe, samples: int | None, plan: Plan) -> Iterator[str]:
     price, planned = 1e9 * best.price_per_token, plan.price_per_billion_tokens
     if planned and price < 0.99 * planned:
         yield (
-            f"cheaper with {ranking.changes(recipe, best.recipe)}: {best.shape.name}, ${price:,.0f} a billion tokens "
-            f"(--shape auto lists all)"
+            f"cheaper with {ranking.changes(recipe, best.recipe)}: {best.shape.name}, ${price:,.0f} a "
+            "billion tokens (--shape auto lists all)"
         )
     try:
         here = planner.make(recipe, this_machine.rows(), geometry, samples)
         said = here.headline
     except FlytuneError as error:
         said = "; ".join(" ".join(line.split()) for line in str(error).splitlines()[:2])
-    yield f"`flytune run` without --remote is on this machine ({this_machine.described(this_machine.rows()[0])}): {said}"
+    yield (
+        "`flytune run` without --remote is on this machine "
+        f"({this_machine.described(this_machine.rows()[0])}): {said}"
+    )
 
 
 def _read(path: str, options: argparse.Namespace) -> tuple[Recipe, sample_count.SampleCount]:
@@ -188,7 +205,9 @@ def _shapes(recipe: Recipe) -> tuple[Shape, ...]:
 def _compare(options: argparse.Namespace, console: Console) -> int:
     """Show what changes from one recipe to another."""
     if options.recipe or options.solve or options.svg or options.data or options.shape == "auto":
-        raise RecipeError("--compare: takes two recipes and nothing else to plan; leave out what else there is")
+        raise RecipeError(
+            "--compare: takes two recipes and nothing else to plan; leave out what else there is"
+        )
     read = [_read(path, options) for path in options.compare]
     made = [_made(recipe, count, options, console) for recipe, count in read]
     recipes, plans = (read[0][0], read[1][0]), (made[0][1], made[1][1])
@@ -201,21 +220,30 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
 
 def _limited(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     """Return the recipe with the limits of the command line."""
-    limits = {name: value for name in ("max_hours", "max_price") if (value := getattr(options, name)) is not None}
+    limits = {
+        name: value for name in ("max_hours", "max_price") if (value := getattr(options, name)) is not None
+    }
     return recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update=limits)})
 
 
-def _solve(recipe: Recipe, options: argparse.Namespace, count: sample_count.SampleCount, console: Console) -> int:
-    """Show the largest value of a field that fits, the fewest GPUs, or the least price or time, and its plan."""
+def _solve(
+    recipe: Recipe, options: argparse.Namespace, count: sample_count.SampleCount, console: Console
+) -> int:
+    """Show the largest value of a field that fits, the fewest GPUs, or the least price or time, and its
+    plan."""
     field = solving.named(options.solve)
     if options.dry_run:
         raise RecipeError("--dry-run: --solve asks the closed form; confirm the recipe with the answer in it")
     if options.shape:
         if field not in largest.FIELDS and options.shape != "auto":
-            raise RecipeError(f"--shape {options.shape:.60}: --solve {field} is answered by all shapes; leave it out")
+            raise RecipeError(
+                f"--shape {options.shape:.60}: --solve {field} is answered by all shapes; leave it out"
+            )
         recipe = planner.on_shape(recipe, options.shape)
     answer = solving.solve(recipe, field, read_geometry(recipe.model), count.samples, _shapes(recipe))
-    made = sample_count.told(planner.plan_of(answer.fit, count.samples, f"the answer to --solve {field}"), count)
+    made = sample_count.told(
+        planner.plan_of(answer.fit, count.samples, f"the answer to --solve {field}"), count
+    )
     if options.json:
         sys.stdout.write(solving.as_json(answer, made) + "\n")
         return 0

@@ -19,30 +19,45 @@ _EXTRAS = {
 
 
 def missing(error: ModuleNotFoundError) -> RecipeError | None:
-    """Return the error of a library that is not installed, with what installs it; None if it is none of the extras'."""
+    """Return the error of a library that is not installed, with what installs it; None if it is none of the
+    extras'."""
     name = (error.name or "").partition(".")[0]
     if name in ("flytekit", "flyteidl"):
         return RecipeError(
-            "flytekit: not installed, and this command asks Flyte: use Python 3.11 or 3.12, as flytekit 1.16 does"
+            "flytekit: not installed, and this command asks Flyte: use Python 3.11 or 3.12, as flytekit 1.16 "
+            "does"
         )
     extra = next((extra for extra, names in _EXTRAS.items() if name in names.split()), None)
-    return RecipeError(f"{name}: not installed: `pip install 'flytune[{extra}]'` installs it") if extra else None
+    return (
+        RecipeError(f"{name}: not installed: `pip install 'flytune[{extra}]'` installs it") if extra else None
+    )
 
 
 def memory_error(error: BaseException | None) -> RecipeError | None:
-    """Return the error of a process that gets no more memory, in words; None if neither an error nor a cause says that."""
+    """Return the error of a process that gets no more memory, in words; None if neither an error nor a cause
+    says that."""
     for link in chain(error):
-        if isinstance(link, MemoryError) or getattr(link, "errno", None) == errno.ENOMEM or _NO_MEMORY.search(str(link)):
-            return RecipeError("out of memory: this process gets no more: free some, or raise its limit (ulimit -v)")
+        if (
+            isinstance(link, MemoryError)
+            or getattr(link, "errno", None) == errno.ENOMEM
+            or _NO_MEMORY.search(str(link))
+        ):
+            return RecipeError(
+                "out of memory: this process gets no more: free some, or raise its limit (ulimit -v)"
+            )
     return None
 
 
-_NO_MEMORY = re.compile(r"failed to map segment|[Cc]an(?:not|'t) allocate memory|std::bad_alloc|can't start new thread")
+_NO_MEMORY = re.compile(
+    r"failed to map segment|[Cc]an(?:not|'t) allocate memory|std::bad_alloc|can't start new thread"
+)
 """Words of the system, torch, and Python without a class of their own."""
 
 
 def no_room(said: str) -> RecipeError:
-    return RecipeError(f"{said}: make room in {tempfile.gettempdir()} (TMPDIR), or where the command writes to")
+    return RecipeError(
+        f"{said}: make room in {tempfile.gettempdir()} (TMPDIR), or where the command writes to"
+    )
 
 
 def file_error(error: OSError) -> RecipeError | None:
@@ -51,5 +66,10 @@ def file_error(error: OSError) -> RecipeError | None:
         return no_room(str(error.strerror))
     if error.filename is None or error.strerror is None:
         return None
-    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else f"file {error.filename}"
-    return RecipeError(f"{name:.300}: {error.strerror}; name a path that can be read, and written where a command writes to it")
+    name = (
+        os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else f"file {error.filename}"
+    )
+    return RecipeError(
+        f"{name:.300}: {error.strerror}; name a path that can be read, and written where a command writes to "
+        "it"
+    )

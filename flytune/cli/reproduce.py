@@ -19,20 +19,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("artifact", help="a folder, fsspec address or hf://owner/name with an artifact")
     parser.add_argument("--out", help="a new folder for the second run (default: .reproduce/NAME)")
     parser.add_argument("--remote", action="store_true", help="print the command that runs it on the cluster")
-    parser.add_argument("--with", dest="other", metavar="ARTIFACT", help="compare with this artifact instead of a new run")
+    parser.add_argument(
+        "--with", dest="other", metavar="ARTIFACT", help="compare with this artifact instead of a new run"
+    )
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run code that the artifact's recipe names")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that the artifact's recipe names"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the recipe again, or compare with another artifact; return 0 if data, losses and weights are equal."""
+    """Run the recipe again, or compare with another artifact; return 0 if data, losses and weights are
+    equal."""
     artifact = fetch.local_folder(options.artifact)
     recipe = reproduction.recipe_of(artifact, options.trust_remote_code)
     out = Path(options.out or f".reproduce/{recipe.name}")
     if options.remote:
         file = reproduction.write_recipe(recipe, out)
         sys.stdout.write(f"flytune run {shlex.quote(str(file))} --remote\n")
-        sys.stdout.write(f"flytune reproduce {shlex.quote(options.artifact)} --with ADDRESS_OF_ITS_ARTIFACT\n")
+        sys.stdout.write(
+            f"flytune reproduce {shlex.quote(options.artifact)} --with ADDRESS_OF_ITS_ARTIFACT\n"
+        )
         return 0
     if options.other:
         second = fetch.local_folder(options.other)

@@ -31,27 +31,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument("recipe", help="a recipe file")
     parser.add_argument(
-        "--remote", action="store_true", help="run it on the cluster of flytekit's config, with the code as it is here"
+        "--remote",
+        action="store_true",
+        help="run it on the cluster of flytekit's config, with the code as it is here",
     )
     parser.add_argument(
-        "--flyte2", action="store_true", help="run it by `flyte run` of Flyte 2, here or with --remote (docs/flyte2.md)"
+        "--flyte2",
+        action="store_true",
+        help="run it by `flyte run` of Flyte 2, here or with --remote (docs/flyte2.md)",
     )
-    parser.add_argument("--shape", help="a row of shapes.yaml, this-machine, or auto, instead of the recipe's hardware.shape")
+    parser.add_argument(
+        "--shape", help="a row of shapes.yaml, this-machine, or auto, instead of the recipe's hardware.shape"
+    )
     arguments.add_setting(parser)
-    parser.add_argument("-p", "--project", help="with --remote: Flyte project (default: pyflyte's, flytesnacks)")
-    parser.add_argument("-d", "--domain", help="with --remote: Flyte domain (default: pyflyte's, development)")
+    parser.add_argument(
+        "-p", "--project", help="with --remote: Flyte project (default: pyflyte's, flytesnacks)"
+    )
+    parser.add_argument(
+        "-d", "--domain", help="with --remote: Flyte domain (default: pyflyte's, development)"
+    )
     parser.add_argument("--name", help="with --remote: name of the execution")
     parser.add_argument(
-        "-i", "--image", action="append", help="with --remote: an image of pyflyte's, as NAME=ADDRESS; repeatable"
+        "-i",
+        "--image",
+        action="append",
+        help="with --remote: an image of pyflyte's, as NAME=ADDRESS; repeatable",
     )
-    parser.add_argument("--out", metavar="DIR", help="where results of a run on this machine stay (default: artifacts)")
+    parser.add_argument(
+        "--out", metavar="DIR", help="where results of a run on this machine stay (default: artifacts)"
+    )
     sweep = parser.add_mutually_exclusive_group()
-    sweep.add_argument("--grid", metavar="JSON", help="run a sweep: {field: values}, or a file of it (docs/sweep.md)")
+    sweep.add_argument(
+        "--grid", metavar="JSON", help="run a sweep: {field: values}, or a file of it (docs/sweep.md)"
+    )
     sweep.add_argument("--changes", metavar="JSON", help="run a sweep: [{field: value}], or a file of it")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a recipe or a sweep of it here; for a cluster print pyflyte's or flyte's command, and become that command."""
+    """Run a recipe or a sweep of it here; for a cluster print pyflyte's or flyte's command, and become that
+    command."""
     recipe = read_recipe(options.recipe, options.set)
     if options.shape:
         recipe = planner.on_shape(recipe, options.shape)
@@ -95,7 +113,8 @@ def _run_here(options: argparse.Namespace, recipe: Recipe) -> int:
 
 
 def _written(recipe: Recipe) -> str:
-    """Return the path of a new file with a recipe as the command line has changed it, for Flyte's command to read."""
+    """Return the path of a new file with a recipe as the command line has changed it, for Flyte's command to
+    read."""
     path = Path(tempfile.mkdtemp(prefix="flytune-recipe-")) / f"{recipe.name}.yaml"
     path.write_text(recipe.to_yaml(), encoding="utf-8")
     return str(path)
@@ -113,9 +132,14 @@ def _check_out(options: argparse.Namespace, recipe: Recipe) -> None:
         RecipeError: the run is on a cluster, or the recipe names an address for its one result.
     """
     if options.remote:
-        raise RecipeError("--out: a run on a cluster stores its artifact there; leave it out, and `flytune fetch` fetches it")
+        raise RecipeError(
+            "--out: a run on a cluster stores its artifact there; leave it out, and `flytune fetch` fetches "
+            "it"
+        )
     if recipe.publish.address and not (options.grid or options.changes):
-        raise RecipeError(f"--out: the recipe names publish.address, {recipe.publish.address}: leave one of the two out")
+        raise RecipeError(
+            f"--out: the recipe names publish.address, {recipe.publish.address}: leave one of the two out"
+        )
 
 
 def _ask_cluster(options: argparse.Namespace) -> None:
@@ -127,24 +151,31 @@ def _ask_cluster(options: argparse.Namespace) -> None:
     config = flyte2_sdk.config_file()
     if options.flyte2 and config is None:
         raise RecipeError(
-            "--flyte2 --remote: no configuration of Flyte 2 names a cluster; `flyte create config --endpoint HOST` writes one"
+            "--flyte2 --remote: no configuration of Flyte 2 names a cluster; `flyte create config --endpoint "
+            "HOST` writes one"
         )
     if options.flyte2 and config is not None:
         project, domain = flyte2_sdk.scope(config)
         found = flyte2.findings(config, options.project or project, options.domain or domain, only_reach=True)
     else:
         found = admin.findings(
-            control_plane.config_file(), options.project or "flytesnacks", options.domain or "development", only_reach=True
+            control_plane.config_file(),
+            options.project or "flytesnacks",
+            options.domain or "development",
+            only_reach=True,
         )
     problems = [f"{one.what}: {one.said}; {one.do}" for one in found if one.level == "FAIL"]
     if problems:
-        raise RecipeError("\n".join(["--remote: nothing was sent:", *problems, "`flytune doctor --remote` says more"]))
+        raise RecipeError(
+            "\n".join(["--remote: nothing was sent:", *problems, "`flytune doctor --remote` says more"])
+        )
 
 
 def _follow(command: list[str], options: argparse.Namespace) -> int:
     """Submit a run of Flyte 2, and return its exit code once the run has ended: 0 if it has succeeded.
 
-    `flyte run --follow` shows the log for as long as the backend streams it, half a minute on the open one, and fails then.
+    `flyte run --follow` shows the log for as long as the backend streams it, half a minute on the open one,
+    and fails then.
     """
     name, config = options.name, flyte2_sdk.config_file()
     try:
@@ -193,7 +224,9 @@ def command_of_flyte_2(options: argparse.Namespace) -> list[str]:
     if folder.is_absolute():
         # `flyte run` takes absolute paths below the working directory only, and imports from there.
         where += ["--root-dir", str(folder.parent)]
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            [str(folder.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
     return ["run", *where, os.path.relpath(folder / f"{task}.py"), task, "--recipe", options.recipe, *inputs]
 
 
@@ -213,17 +246,21 @@ def _where(options: argparse.Namespace) -> list[str]:
 
 def _inputs(options: argparse.Namespace) -> tuple[str, list[str]]:
     """Return the name of the workflow, and its inputs beside the recipe."""
-    given = {name: getattr(options, name) for name in ("grid", "changes") if getattr(options, name) is not None}
-    return "sweep" if given else "finetune", [part for name, value in given.items() for part in (f"--{name}", value)]
+    given = {
+        name: getattr(options, name) for name in ("grid", "changes") if getattr(options, name) is not None
+    }
+    return "sweep" if given else "finetune", [
+        part for name, value in given.items() for part in (f"--{name}", value)
+    ]
 
 
 def _workflows(folder: str = "workflows") -> Path:
     """Return the folder of the workflows in the clone."""
     if (root := files.clone()) is None:
         raise RecipeError(
-            f"workflows/finetune.py: neither in {Path.cwd()} nor beside the package ({Path(files.__file__).parents[1]}): a run "
-            "on a cluster needs a clone of Flytune with workflows/, tasks/ and images/; clone its repository, `make install` "
-            "there, and run this in it"
+            f"workflows/finetune.py: neither in {Path.cwd()} nor beside the package "
+            f"({Path(files.__file__).parents[1]}): a run on a cluster needs a clone of Flytune with "
+            "workflows/, tasks/ and images/; clone its repository, `make install` there, and run this in it"
         )
     return Path(folder) if root == Path.cwd() else root / folder
 
@@ -233,8 +270,8 @@ def _program_of_flyte_2() -> str:
     found = str(beside) if beside.is_file() else shutil.which("flyte")
     if found is None:
         raise RecipeError(
-            f"flyte: Flyte 2's command is not installed beside {sys.executable}, nor on PATH; pip install -e '.[flyte2]' in "
-            "the clone installs it"
+            f"flyte: Flyte 2's command is not installed beside {sys.executable}, nor on PATH; pip install -e "
+            "'.[flyte2]' in the clone installs it"
         )
     # Crash reports to its makers are on by default.
     os.environ.setdefault("FLYTE_DISABLE_TELEMETRY", "1")
@@ -246,11 +283,12 @@ def _program() -> str:
     found = str(beside) if beside.is_file() else shutil.which("pyflyte")
     if found is None and sys.version_info >= (3, 13):
         raise RecipeError(
-            "pyflyte: flytekit 1.16 cannot be installed on Python 3.13 or later: use 3.11 or 3.12 for runs; plan, xray and "
-            "convert need no flytekit"
+            "pyflyte: flytekit 1.16 cannot be installed on Python 3.13 or later: use 3.11 or 3.12 for runs; "
+            "plan, xray and convert need no flytekit"
         )
     if found is None:
         raise RecipeError(
-            f"pyflyte: not installed beside {sys.executable}, nor on PATH; `make install` in the clone installs it"
+            f"pyflyte: not installed beside {sys.executable}, nor on PATH; `make install` in the clone "
+            "installs it"
         )
     return found

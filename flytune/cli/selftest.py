@@ -19,15 +19,22 @@ class _Bar(tqdm):  # type: ignore[misc]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("--pairs", default="", help="only these pairs, as method/sharding/offload: full/zero2,lora/zero3/cpu")
+    parser.add_argument(
+        "--pairs", default="", help="only these pairs, as method/sharding/offload: full/zero2,lora/zero3/cpu"
+    )
     parser.add_argument("--json", action="store_true", help="print the matrix as JSON")
-    parser.add_argument("--keep", metavar="DIR", help="a new folder in which to keep the exports and logs of all runs")
+    parser.add_argument(
+        "--keep", metavar="DIR", help="a new folder in which to keep the exports and logs of all runs"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the matrix; return 1 if a pair differs."""
     pairs = matrix.pairs_named(options.pairs)
-    with tempfile.TemporaryDirectory() as folder, _Bar(total=len(pairs), desc="imports, model and data", unit=" pairs") as bar:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _Bar(total=len(pairs), desc="imports, model and data", unit=" pairs") as bar,
+    ):
 
         def advance(cell: matrix.Cell) -> None:
             bar.set_description(f"{cell.method} {cell.sharding} {cell.words}", refresh=False)

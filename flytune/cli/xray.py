@@ -18,15 +18,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument("recipe", help="a recipe file")
     arguments.add_setting(parser)
-    parser.add_argument("--rows", type=int, default=1000, help="number of first rows to read of each source (default: 1000)")
+    parser.add_argument(
+        "--rows", type=int, default=1000, help="number of first rows to read of each source (default: 1000)"
+    )
     parser.add_argument("--out", help="path of the page (default: .xray/NAME.html)")
-    parser.add_argument("--force", action="store_true", help="replace the file at --out, even if it is not a page of xray")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a check would stop the run, for CI (default: 0)")
+    parser.add_argument(
+        "--force", action="store_true", help="replace the file at --out, even if it is not a page of xray"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if a check would stop the run, for CI (default: 0)"
+    )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page, and print its path, and on stderr what the run would do; with --check, 1 if a check would stop it."""
+    """Write the page, and print its path, and on stderr what the run would do; with --check, 1 if a check
+    would stop it."""
     recipe = read_recipe(options.recipe, options.set)
     named = [recipe.data.dataset_name, *(source.dataset_name for source in recipe.data.sources or ())]
     asks_hub = base.is_on_hub(recipe.model) or any(named)
@@ -35,7 +42,10 @@ def run(options: argparse.Namespace) -> int:
     sys.stdout.write(f"{made.path}\n")
     lines = [made.summary]
     if made.bad_rows:
-        lines.append(f"{counted_of(made.bad, made.rows, 'row', 'is', 'are')} bad; all of them are listed in {made.bad_rows}")
+        lines.append(
+            f"{counted_of(made.bad, made.rows, 'row', 'is', 'are')} bad; all of them are listed in "
+            f"{made.bad_rows}"
+        )
     said = {"thoughts", *(["left out"] if made.left_out else [])}
     lines += [one.found for one in made.contract.checks if one.name in said]
     sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))

@@ -1,4 +1,5 @@
-"""Everything that asks or feeds a cluster: clients of both Flytes, executions and their results, what is sent to a run.
+"""Everything that asks or feeds a cluster: clients of both Flytes, executions and their results, what is sent
+to a run.
 
 control_plane, flyte2_sdk      clients of Flyte 1 and of Flyte 2
 executions, runs_of_flyte2     an execution, and what it has made

@@ -1,4 +1,5 @@
-"""Files of code that a submission sends to a cluster: those of the product, and no other file of the clone."""
+"""Files of code that a submission sends to a cluster: those of the product, and no other file of the
+clone."""
 
 import subprocess
 from collections.abc import Callable, Sequence
@@ -26,7 +27,8 @@ _SHOWN = 5
 """Names that a line or an error shows at most."""
 
 Lister = Callable[..., list[str]]
-"""Flyte's function that lists what is sent: its arguments are a folder, whether links are followed, and what is ignored."""
+"""Flyte's function that lists what is sent: its arguments are a folder, whether links are followed, and what
+is ignored."""
 
 
 def lister(upstream: Lister) -> Lister:
@@ -41,9 +43,14 @@ def lister(upstream: Lister) -> Lister:
             return upstream(folder, follows_links, ignored)
         names = [name for name in of_clone(root) if ignored is None or not ignored.is_ignored(root / name)]
         size = _check_size(root, names)
-        step_lines.show(f"code that is sent: {counted(len(names), 'file')}, {_megabytes(size)}; all else stays on this machine")
+        step_lines.show(
+            f"code that is sent: {counted(len(names), 'file')}, {_megabytes(size)}; all else stays on this "
+            "machine"
+        )
         if unknown := _unknown_modules(root):
-            step_lines.show(f"not sent, because git does not track it: {_listed(unknown)}; `git add` makes it code")
+            step_lines.show(
+                f"not sent, because git does not track it: {_listed(unknown)}; `git add` makes it code"
+            )
         return [str(root / name) for name in names]
 
     return list_code
@@ -52,8 +59,8 @@ def lister(upstream: Lister) -> Lister:
 def of_clone(root: Path) -> list[str]:
     """Return the names of the product's files in a clone, in their order.
 
-    They are those that git tracks in `PLACES`; in a clone that git does not know, those of `PATTERNS`. Links are none: their
-    files may be anywhere.
+    They are those that git tracks in `PLACES`; in a clone that git does not know, those of `PATTERNS`. Links
+    are none: their files may be anywhere.
     """
     names = _asked_git(root)
     if "flytune/__init__.py" not in names:
@@ -67,14 +74,16 @@ def _is_linked(root: Path, name: str) -> bool:
 
 
 def _unknown_modules(root: Path) -> list[str]:
-    """Return the modules in the product's folders that git does not track; none where git does not know the clone."""
+    """Return the modules in the product's folders that git does not track; none where git does not know the
+    clone."""
     if "flytune/__init__.py" not in _asked_git(root):
         return []
     return [name for name in _asked_git(root, "--others", "--exclude-standard") if name.endswith(".py")]
 
 
 def _asked_git(root: Path, *options: str) -> list[str]:
-    """Return the names in `PLACES` that `git ls-files` lists; none where there is no git, or no repository."""
+    """Return the names in `PLACES` that `git ls-files` lists; none where there is no git, or no
+    repository."""
     command = ["git", "ls-files", "-z", *options, "--", *PLACES]
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, check=False)
@@ -94,8 +103,13 @@ def _check_size(root: Path, names: Sequence[str]) -> int:
     if size > LIMIT:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:_SHOWN]
         lines = [f"  {name}: {_megabytes(sizes[name])}" for name in largest]
-        said = f"{root}: the code to send has {_megabytes(size)}, more than the {_megabytes(LIMIT)} that code may have"
-        todo = "move data and models to a folder beside flytune/, such as own/, from where a recipe names them"
+        said = (
+            f"{root}: the code to send has {_megabytes(size)}, more than the {_megabytes(LIMIT)} that "
+            "code may have"
+        )
+        todo = (
+            "move data and models to a folder beside flytune/, such as own/, from where a recipe names them"
+        )
         raise FlytuneError("\n".join([f"{said}; {todo}. The largest files:", *lines]))
     return size
 

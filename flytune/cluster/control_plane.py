@@ -10,14 +10,16 @@ from flytune.errors import ExportError, chain
 
 NO_CLUSTER = (
     "start Flyte's sandbox with `flytectl demo start` (it needs docker), then "
-    "`export FLYTECTL_CONFIG=~/.flyte/config-sandbox.yaml`; for an existing cluster: `flytectl config init --host=HOST`"
+    "`export FLYTECTL_CONFIG=~/.flyte/config-sandbox.yaml`; for an existing cluster: `flytectl config init "
+    "--host=HOST`"
 )
 """Advice for a user without a cluster."""
 _SECONDS = 60.0
 
 
 def config_file() -> Path | None:
-    """Return the configuration file that pyflyte uses, if any: FLYTECTL_CONFIG, ./flytekit.config, ~/.flyte/config(.yaml)."""
+    """Return the configuration file that pyflyte uses, if any: FLYTECTL_CONFIG, ./flytekit.config,
+    ~/.flyte/config(.yaml)."""
     from flytekit.configuration.file import get_config_file
 
     found = get_config_file(None)
@@ -25,7 +27,8 @@ def config_file() -> Path | None:
 
 
 def platform_of(config: Path | None) -> Any:
-    """Return the platform of a configuration file, or of the environment; None if no cluster is configured."""
+    """Return the platform of a configuration file, or of the environment; None if no cluster is
+    configured."""
     from flytekit.configuration import PlatformConfig
 
     platform = PlatformConfig.auto(str(config)) if config else PlatformConfig.auto()
@@ -80,12 +83,14 @@ class ControlPlane(NamedTuple):
         from flytekit.models.core.identifier import NodeExecutionIdentifier
 
         if node:
-            return self.client.get_node_execution_data(NodeExecutionIdentifier(node, of)).full_outputs.literals
+            return self.client.get_node_execution_data(
+                NodeExecutionIdentifier(node, of)
+            ).full_outputs.literals
         return self.client.get_execution_data(of).full_outputs.literals
 
     def nodes(self, of: Any, parent: str | None = None) -> Iterator[tuple[Any, list[str]]]:
-        """Yield all nodes of an execution, of workflows in it and of executions that it launched, with the names of their
-        tasks."""
+        """Yield all nodes of an execution, of workflows in it and of executions that it launched, with the
+        names of their tasks."""
         from flytekit.clients.helpers import iterate_node_executions, iterate_task_executions
 
         for node in iterate_node_executions(self.client, of, unique_parent_id=parent):
@@ -149,6 +154,8 @@ def connected(execution: object) -> Iterator[ControlPlane]:
     try:
         yield ControlPlane(client_of(platform), platform)
     except FlyteEntityNotExistException:
-        raise ExportError(f"{execution}: {platform.endpoint} has no such execution; give --project and --domain") from None
+        raise ExportError(
+            f"{execution}: {platform.endpoint} has no such execution; give --project and --domain"
+        ) from None
     except errors() as error:
         raise ExportError(f"{execution}: {platform.endpoint}: {line(error)}") from error

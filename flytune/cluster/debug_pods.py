@@ -1,6 +1,8 @@
-"""Pods to look into: copies of a stage's pods that start nothing, have its inputs on disk, and end by themselves.
+"""Pods to look into: copies of a stage's pods that start nothing, have its inputs on disk, and end by
+themselves.
 
-Everything is asked of Kubernetes through the user's own kubeconfig: what it does not allow is an error, never worked around.
+Everything is asked of Kubernetes through the user's own kubeconfig: what it does not allow is an error, never
+worked around.
 """
 
 import time
@@ -19,7 +21,15 @@ _ADDRESS = "FLYTUNE_DEBUG_ADDRESS"
 _SECONDS = 10.0
 _START_SECONDS = 1800.0
 """Seconds in which a pod must start: a node may have to be made, and pulls the image."""
-_OWN = ("nodeName", "hostname", "subdomain", "priority", "preemptionPolicy", "schedulerName", "ephemeralContainers")
+_OWN = (
+    "nodeName",
+    "hostname",
+    "subdomain",
+    "priority",
+    "preemptionPolicy",
+    "schedulerName",
+    "ephemeralContainers",
+)
 """Fields of a pod's spec that belong to that pod alone, or that Kubernetes sets."""
 
 
@@ -59,7 +69,9 @@ class NamespacePods:
             pods.sort(key=lambda pod: int(pod["metadata"].get("labels", {}).get(_INDEX, 0)))
             failed = any(pod.get("status", {}).get("phase") == "Failed" for pod in pods)
             stages.append(StagePods(name, pods, failed))
-        return sorted(stages, key=lambda stage: str(stage.pods[0]["metadata"].get("creationTimestamp")), reverse=True)
+        return sorted(
+            stages, key=lambda stage: str(stage.pods[0]["metadata"].get("creationTimestamp")), reverse=True
+        )
 
     def start(self, manifest: Any, original: dict[str, Any]) -> DebugPod:
         """Start a copy of a pod."""
@@ -71,7 +83,8 @@ class NamespacePods:
         return str(self._status(pod.name).pod_ip)
 
     def lines(self, pod: DebugPod, waiting: Callable[[str], None]) -> list[str]:
-        """Return what a pod's program says, once it waits; `waiting` is called with the reason while it does not run yet.
+        """Return what a pod's program says, once it waits; `waiting` is called with the reason while it does
+        not run yet.
 
         Raises:
             TrainingError: the pod has ended, or has not started in half an hour.
@@ -80,13 +93,17 @@ class NamespacePods:
         while time.monotonic() < end:
             status = self._status(pod.name)
             if status.phase in ("Failed", "Succeeded"):
-                raise TrainingError(f"{pod.name}: it has ended: {status.message or self._log(pod.name)[-300:] or status.phase}")
+                raise TrainingError(
+                    f"{pod.name}: it has ended: "
+                    f"{status.message or self._log(pod.name)[-300:] or status.phase}"
+                )
             if status.phase == "Running" and READY in (log := self._log(pod.name)):
                 return [line for line in log.splitlines() if not line.endswith(READY)]
             waiting(_reason(status))
             time.sleep(2)
         raise TrainingError(
-            f"{pod.name}: it did not start in {_START_SECONDS / 60:.0f} minutes: {_reason(self._status(pod.name))}"
+            f"{pod.name}: it did not start in {_START_SECONDS / 60:.0f} minutes: "
+            f"{_reason(self._status(pod.name))}"
         )
 
     def end(self, execution: str) -> list[str]:
@@ -96,7 +113,9 @@ class NamespacePods:
         )
         names = [pod.metadata.name for pod in listed.items]
         for name in names:
-            self._core.delete_namespaced_pod(name, self.namespace, grace_period_seconds=5, _request_timeout=_SECONDS)
+            self._core.delete_namespaced_pod(
+                name, self.namespace, grace_period_seconds=5, _request_timeout=_SECONDS
+            )
         return names
 
     def _pods_of(self, execution: str) -> list[dict[str, Any]]:
@@ -110,17 +129,26 @@ class NamespacePods:
             if LABEL in labels:
                 return False
             name = str(pod["metadata"]["name"])
-            return labels.get("execution-id") == execution or name.startswith(f"{execution}-") or labels.get(_JOB) in jobs
+            return (
+                labels.get("execution-id") == execution
+                or name.startswith(f"{execution}-")
+                or labels.get(_JOB) in jobs
+            )
 
         return [pod for pod in pods if is_of(pod)]
 
     def _jobs_of(self, execution: str) -> set[str]:
-        """Return the names of an execution's training jobs; none where the operator is not there, or is not to be read."""
+        """Return the names of an execution's training jobs; none where the operator is not there, or is not
+        to be read."""
         from kubernetes.client.exceptions import ApiException
 
         try:
             jobs: Any = self._objects.list_namespaced_custom_object(
-                "kubeflow.org", "v1", self.namespace, "pytorchjobs", label_selector=f"execution-id={execution}"
+                "kubeflow.org",
+                "v1",
+                self.namespace,
+                "pytorchjobs",
+                label_selector=f"execution-id={execution}",
             )
         except ApiException as error:
             if error.status in (401, 403, 404):
@@ -148,7 +176,8 @@ def connected(namespace: str) -> Iterator[NamespacePods]:
     """Yield the pods of a namespace, through the kubeconfig.
 
     Raises:
-        TrainingError: there is no kubeconfig, Kubernetes does not answer, or it refuses; the message has its words.
+        TrainingError: there is no kubeconfig, Kubernetes does not answer, or it refuses; the message has its
+            words.
     """
     from kubernetes import config
     from kubernetes.client.exceptions import ApiException
@@ -157,16 +186,22 @@ def connected(namespace: str) -> Iterator[NamespacePods]:
     try:
         client = config.new_client_from_config()
     except config.ConfigException:
-        raise TrainingError("kubernetes: there is no valid kubeconfig; set KUBECONFIG to that of the cluster") from None
+        raise TrainingError(
+            "kubernetes: there is no valid kubeconfig; set KUBECONFIG to that of the cluster"
+        ) from None
     client.configuration.retries = 0
     try:
         yield NamespacePods(client, namespace)
     except ApiException as error:
         do = f"check `kubectl auth can-i create pods -n {namespace}`"
-        raise TrainingError(f"kubernetes: refuses: {error.status} {error.reason} in namespace {namespace}; {do}") from None
+        raise TrainingError(
+            f"kubernetes: refuses: {error.status} {error.reason} in namespace {namespace}; {do}"
+        ) from None
     except (HTTPError, OSError) as error:
         said = " ".join(str(error).split())[:200]
-        raise TrainingError(f"kubernetes: does not answer: {said}; check `kubectl get pods -n {namespace}`") from None
+        raise TrainingError(
+            f"kubernetes: does not answer: {said}; check `kubectl get pods -n {namespace}`"
+        ) from None
     finally:
         client.close()
 
@@ -182,17 +217,19 @@ def chosen(stages: Sequence[StagePods], named: str | None, execution: str, names
         left = ", ".join(dict.fromkeys(stage.name for stage in stages)) or "no pod"
         wanted = f"{named} of {execution}" if named else execution
         raise TrainingError(
-            f"{wanted}: no pod is left in namespace {namespace} ({left} is there): pods can be copied while they exist; "
-            "another namespace: --namespace"
+            f"{wanted}: no pod is left in namespace {namespace} ({left} is there): pods can be copied while "
+            "they exist; another namespace: --namespace"
         )
     return next((stage for stage in fitting if stage.has_failed), fitting[0])
 
 
-def copy_of(pod: dict[str, Any], execution: str, seconds: float, meeting: str | None = None) -> dict[str, Any]:
+def copy_of(
+    pod: dict[str, Any], execution: str, seconds: float, meeting: str | None = None
+) -> dict[str, Any]:
     """Return the manifest of a pod like another one, which waits instead of running the stage.
 
-    Image, code, resources, environment, volumes, security, tolerations and affinity are the other pod's; owner, labels and
-    node are not, so that no job counts it, and no service finds it.
+    Image, code, resources, environment, volumes, security, tolerations and affinity are the other pod's;
+    owner, labels and node are not, so that no job counts it, and no service finds it.
 
     Args:
         seconds: time after which it ends by itself.
@@ -202,7 +239,9 @@ def copy_of(pod: dict[str, Any], execution: str, seconds: float, meeting: str | 
     primary = _primary(pod)
     command = [*(primary.get("command") or []), *(primary.get("args") or [])]
     container = {
-        key: value for key, value in primary.items() if not key.endswith("Probe") and key not in ("command", "lifecycle")
+        key: value
+        for key, value in primary.items()
+        if not key.endswith("Probe") and key not in ("command", "lifecycle")
     }
     program = ["python", "-m", "flytune.cluster.debug_program", str(int(seconds)), "--"]
     if "--" in command:  # fast registration: the code is unpacked first
@@ -240,14 +279,16 @@ def _primary(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attempt_of(pod: dict[str, Any]) -> str:
-    """Return the name of the attempt whose pod it is: its job, or its own name, with the task's where a label has it."""
+    """Return the name of the attempt whose pod it is: its job, or its own name, with the task's where a label
+    has it."""
     labels = pod["metadata"].get("labels") or {}
     task = labels.get("task-name") or _task_of(pod)
     return f"{task} ({labels.get(_JOB) or pod['metadata']['name']})"
 
 
 def _task_of(pod: dict[str, Any]) -> str:
-    """Return the name of the task by the pod's command, which ends with the module and name by which it is loaded."""
+    """Return the name of the task by the pod's command, which ends with the module and name by which it is
+    loaded."""
     words = [*(_primary(pod).get("command") or []), *(_primary(pod).get("args") or [])]
     if "task-name" in words[:-1]:
         return str(words[words.index("task-name") + 1]).replace("_", "-")

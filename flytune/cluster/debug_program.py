@@ -1,4 +1,5 @@
-"""Program of a pod to look into: it puts a stage's inputs on disk, writes the command that runs the stage again, and waits.
+"""Program of a pod to look into: it puts a stage's inputs on disk, writes the command that runs the stage
+again, and waits.
 
 python -m flytune.cluster.debug_program SECONDS -- COMMAND OF THE STAGE'S POD
 """
@@ -31,7 +32,8 @@ _OUTPUTS = {
     "--outputs-path": "outputs",
     "--raw-data-path": "raw",
 }
-"""Options of both Flytes' commands that name a place to write to, with the pod's folder that takes its place."""
+"""Options of both Flytes' commands that name a place to write to, with the pod's folder that takes its
+place."""
 _EARLIER = ("--prev-checkpoint",)
 """Options that name what an earlier attempt has written."""
 
@@ -68,7 +70,8 @@ def _say(line: str) -> None:
 
 
 def again(command: list[str], folder: Path) -> str:
-    """Return a script that runs the stage with its inputs, and writes what it makes into a folder of the pod."""
+    """Return a script that runs the stage with its inputs, and writes what it makes into a folder of the
+    pod."""
     changed = list[str]()
     words = iter(command)
     for word in words:
@@ -83,7 +86,8 @@ def again(command: list[str], folder: Path) -> str:
         else:
             changed.append(word)
     lines = [
-        "# Runs the stage of this pod again: a first attempt, whose outputs and checkpoints stay in this pod.",
+        "# Runs the stage of this pod again: a first attempt, whose outputs and checkpoints stay in this "
+        "pod.",
         f"cd {shlex.quote(os.getcwd())}",
         f"mkdir -p {' '.join(shlex.quote(str(folder / name)) for name in dict.fromkeys(_OUTPUTS.values()))}",
         "export FLYTE_ATTEMPT_NUMBER=0",

@@ -23,8 +23,12 @@ FAILED = ("FAILED", "FAILING", "ABORTED", "ABORTING", "TIMED_OUT")
 """Phases of executions that do not succeed."""
 _NAME = r"[a-z][a-z0-9-]*"
 _ADDRESSES = (
-    re.compile(r"https?://.*/projects/(?P<project>[^/]+)/domains/(?P<domain>[^/]+)/executions/(?P<name>[^/?#]+)"),
-    re.compile(r"flyte://v1/(?P<project>[^/]+)/(?P<domain>[^/]+)/(?P<name>[^/]+)(?:/(?P<node>[^/]+)(?:/.*)?)?"),
+    re.compile(
+        r"https?://.*/projects/(?P<project>[^/]+)/domains/(?P<domain>[^/]+)/executions/(?P<name>[^/?#]+)"
+    ),
+    re.compile(
+        r"flyte://v1/(?P<project>[^/]+)/(?P<domain>[^/]+)/(?P<name>[^/]+)(?:/(?P<node>[^/]+)(?:/.*)?)?"
+    ),
     re.compile(rf"(?P<name>{_NAME})"),
 )
 
@@ -58,12 +62,17 @@ class Made(NamedTuple):
 
 
 def parse(text: str, project: str, domain: str) -> Execution | None:
-    """Return the execution of an id, an address of the console or a flyte:// address; None for any other address.
+    """Return the execution of an id, an address of the console or a flyte:// address; None for any other
+    address.
 
     `project` and `domain` apply to an id.
     """
     for pattern in _ADDRESSES:
-        if found := pattern.match(text.strip()) if pattern is _ADDRESSES[0] else pattern.fullmatch(text.strip()):
+        if (
+            found := pattern.match(text.strip())
+            if pattern is _ADDRESSES[0]
+            else pattern.fullmatch(text.strip())
+        ):
             return Execution(**({"project": project, "domain": domain} | found.groupdict()))
     return None
 
@@ -79,15 +88,16 @@ def reader(plane: ControlPlane, address: str) -> Reader:
 
 
 def find(execution: Execution, is_listed: bool = True) -> Made:
-    """Return the results of an execution: the folder or the records that its workflow returns, or else the stored artifact.
+    """Return the results of an execution: the folder or the records that its workflow returns, or else the
+    stored artifact.
 
     Args:
         execution: the execution.
         is_listed: whether the folder must have the list of its files, which one of an earlier version lacks.
 
     Raises:
-        ExportError: flyteadmin does not know it, there is nothing that can be fetched and verified, or only artifacts of an
-            execution that has not succeeded, which the error lists by their nodes.
+        ExportError: flyteadmin does not know it, there is nothing that can be fetched and verified, or only
+            artifacts of an execution that has not succeeded, which the error lists by their nodes.
     """
     with control_plane.connected(execution) as plane:
         of = execution.identifier
@@ -98,7 +108,8 @@ def find(execution: Execution, is_listed: bool = True) -> Made:
         if len(folders) == 1 and (not is_listed or has_list(reader(plane, folders[0]), folders[0])):
             return Made(folders[0], partial(reader, plane))
         stored = {} if execution.node else dict(stored_artifacts(plane, plane.nodes(of)))
-    # One of several runs or points is not the result of all, and an execution that has not ended may store others.
+    # One of several runs or points is not the result of all, and an execution that has not ended may store
+    # others.
     if len(stored) > 1 or (stored and phase != SUCCEEDED):
         raise ExportError(f"{execution}: {_lists(phase, stored)}")
     if stored:
@@ -111,7 +122,9 @@ def find(execution: Execution, is_listed: bool = True) -> Made:
 def _lists(phase: str, stored: Iterable[str]) -> str:
     """Return that an execution has stored artifacts at these nodes, of which none is its result."""
     of_each = [f"\n  flyte://v1/{node}/o" for node in stored]
-    nothing = f"the execution is {phase}, and returns nothing{' yet' * (phase not in FAILED)}; " * (phase != SUCCEEDED)
+    nothing = f"the execution is {phase}, and returns nothing{' yet' * (phase not in FAILED)}; " * (
+        phase != SUCCEEDED
+    )
     todo = "; give the node of one" + ", or --failed for the report of the failure" * (phase in FAILED)
     return f"{nothing}it has stored {counted(len(of_each), 'artifact')}{todo}:{''.join(of_each)}"
 
@@ -120,8 +133,9 @@ def _lacks(execution: Execution, phase: str, folders: list[str], outputs: Mappin
     """Return why nothing can be fetched."""
     if folders:
         return (
-            f"{folders[0]}: no artifact.json: a version of Flytune before 0.2.0 stored the folder, without the list by which "
-            "its files are verified; copy it with the storage's own tools, or run the workflow again"
+            f"{folders[0]}: no artifact.json: a version of Flytune before 0.2.0 stored the folder, without "
+            "the list by which its files are verified; copy it with the storage's own tools, or run the "
+            "workflow again"
         )
     if execution.node:
         return f"it has neither a folder nor a record as its output (the execution is {phase})"
@@ -131,7 +145,9 @@ def _lacks(execution: Execution, phase: str, folders: list[str], outputs: Mappin
     return f"the execution is {phase}, and no artifact is stored{todo}"
 
 
-def stored_artifacts(plane: ControlPlane, found: Iterable[tuple[Any, list[str]]]) -> Iterator[tuple[str, str]]:
+def stored_artifacts(
+    plane: ControlPlane, found: Iterable[tuple[Any, list[str]]]
+) -> Iterator[tuple[str, str]]:
     """Yield the addresses of the artifacts that nodes have stored, by the nodes' paths."""
     for node, tasks in found:
         if STORE in tasks:
@@ -149,7 +165,8 @@ def _folder(literal: Any) -> str | None:
 
 
 def records(literals: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of records: msgpack, as flytekit writes dataclasses and pydantic's models, or JSON of the console."""
+    """Return the values of records: msgpack, as flytekit writes dataclasses and pydantic's models, or JSON of
+    the console."""
     import msgpack
     from google.protobuf.json_format import MessageToDict
 

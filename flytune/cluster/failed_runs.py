@@ -21,7 +21,8 @@ _PRE = re.compile(r"<pre>(.*?)</pre>", re.DOTALL)
 
 
 def fetch_report(execution: Execution, out: Path) -> list[str]:
-    """Write the report of an execution's failure and the decks of its tasks to the new folder `out`; return the files' names.
+    """Write the report of an execution's failure and the decks of its tasks to the new folder `out`; return
+    the files' names.
 
     Raises:
         ExportError: flyteadmin does not know the execution, or it has not failed; `out` is not empty.
@@ -33,12 +34,16 @@ def fetch_report(execution: Execution, out: Path) -> list[str]:
         of = execution.identifier
         phase, closure = plane.closure(of)
         if phase not in executions.FAILED:
-            raise ExportError(f"{execution}: the execution is {phase}, and has not failed; leave out --failed")
+            raise ExportError(
+                f"{execution}: the execution is {phase}, and has not failed; leave out --failed"
+            )
         found = list(plane.nodes(of))
         lines, reports, decks = [f"{execution}: {phase}"], list[str](), dict[str, str]()
         for node, tasks in found:
             if address := node.closure.deck_uri:
-                name = re.sub(r"[^\w.-]", "-", f"{node.id.node_id}-{(tasks or ['deck'])[-1].rpartition('.')[2]}.html")
+                name = re.sub(
+                    r"[^\w.-]", "-", f"{node.id.node_id}-{(tasks or ['deck'])[-1].rpartition('.')[2]}.html"
+                )
                 try:
                     decks[name] = plane.content(address).decode(errors="replace")
                 except OSError as error:
@@ -46,7 +51,9 @@ def fetch_report(execution: Execution, out: Path) -> list[str]:
                     continue
                 reports += map(html.unescape, _PRE.findall(decks[name]) if REPORT in tasks else [])
         lines += reports or [*_errors(closure), _checkpoints(plane, of, found)]
-        lines += [f"stored before: flyte://v1/{path}/o" for path, _ in executions.stored_artifacts(plane, found)]
+        lines += [
+            f"stored before: flyte://v1/{path}/o" for path, _ in executions.stored_artifacts(plane, found)
+        ]
     with new_output(out) as folder:
         folder.mkdir()
         (folder / TEXT).write_text(redact("\n".join(lines)) + "\n", encoding="utf-8")
@@ -59,12 +66,15 @@ def _errors(closure: Any) -> list[str]:
     """Return the error of an execution without a report, and the reason why it was aborted."""
     found = [closure.error.message] if closure.error is not None else []
     if closure.abort_metadata is not None:
-        found.append(f"aborted by {closure.abort_metadata.principal or 'somebody'}: {closure.abort_metadata.cause}")
+        found.append(
+            f"aborted by {closure.abort_metadata.principal or 'somebody'}: {closure.abort_metadata.cause}"
+        )
     return found
 
 
 def _checkpoints(plane: ControlPlane, of: Any, found: list[tuple[Any, list[str]]]) -> str:
-    """Return a sentence on the address of a recipe's checkpoints, by the recipe and the addresses that tasks wrote to."""
+    """Return a sentence on the address of a recipe's checkpoints, by the recipe and the addresses that tasks
+    wrote to."""
     inputs = plane.client.get_execution_data(of).full_inputs.literals
     records = executions.records({"recipe": inputs["recipe"]} if "recipe" in inputs else {})
 
@@ -79,8 +89,8 @@ def checkpoints(recipe: Any, shared: Callable[[], str | None]) -> str:
     """Return a sentence on the address of a run's checkpoints.
 
     Args:
-        recipe: content of the run's recipe; None if it has none.
-        shared: function that returns the address for recipes that name no folder; None if the run has stored nothing.
+        recipe: content of the run's recipe; None if it has none. shared: function that returns the address
+        for recipes that name no folder; None if the run has stored nothing.
     """
     try:
         read = Recipe.model_validate(recipe)
@@ -93,11 +103,15 @@ def checkpoints(recipe: Any, shared: Callable[[], str | None]) -> str:
     if where is None:
         return "checkpoints: none, because no task has stored anything"
     names = settings.name or f"{read.name}-..."
-    return f"checkpoints: {where}/{names}, if training has saved any; the same recipe resumes from the newest complete one"
+    return (
+        f"checkpoints: {where}/{names}, if training has saved any; the same recipe resumes from the "
+        "newest complete one"
+    )
 
 
 def _location(plane: ControlPlane, execution: str, found: list[tuple[Any, list[str]]]) -> str | None:
-    """Return the cluster's raw output location, from an address LOCATION/SHARD/EXECUTION-NODE-ATTEMPT/... of an output."""
+    """Return the cluster's raw output location, from an address LOCATION/SHARD/EXECUTION-NODE-ATTEMPT/... of
+    an output."""
     pattern = re.compile(rf"(.+://.+)/[^/]+/{re.escape(execution)}-[^/]+(?:/.*)?")
     for node, _ in found:
         for literal in plane.client.get_node_execution_data(node.id).full_outputs.literals.values():

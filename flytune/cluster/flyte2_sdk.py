@@ -66,7 +66,10 @@ def connected(config: Path, project: str, domain: str, run: str) -> Iterator[Non
 def configured(config: Path, project: str, domain: str) -> Iterator[None]:
     """Configure the SDK in the block. It replaces fsspec's file systems, which are back afterwards."""
     own = dict(patches.fsspec.IMPLEMENTATIONS.current())
-    with patches.fsspec.IMPLEMENTATIONS.replaced(own), patches.fsspec.REGISTRY.replaced(MappingProxyType(own)):
+    with (
+        patches.fsspec.IMPLEMENTATIONS.replaced(own),
+        patches.fsspec.REGISTRY.replaced(MappingProxyType(own)),
+    ):
         os.environ.setdefault("FLYTE_DISABLE_TELEMETRY", "1")
         import flyte
 
@@ -93,5 +96,6 @@ def advice(error: BaseException) -> str:
         "NOT_FOUND": "give --project and --domain",
     }
     return by_code.get(
-        getattr(getattr(_root(error), "code", None), "name", ""), "check admin.endpoint, admin.insecure, and that it runs"
+        getattr(getattr(_root(error), "code", None), "name", ""),
+        "check admin.endpoint, admin.insecure, and that it runs",
     )

@@ -26,20 +26,22 @@ def problems(recipe: Recipe, cluster: Cluster, shape: str, uploaded: bool = True
     """List the folders of a recipe that its pods do not have, or cannot write to, a sentence each.
 
     Args:
-        recipe: a recipe.
-        cluster: the cluster whose pods run it.
-        shape: the row of shapes.yaml that trains; with "auto" only the pods of the light tasks are compared.
-        uploaded: whether local paths have been uploaded; before that, paths that are read and on no volume are not problems.
+        recipe: a recipe. cluster: the cluster whose pods run it. shape: the row of shapes.yaml that trains;
+        with "auto" only the pods of the light tasks are compared. uploaded: whether local paths have been
+        uploaded; before that, paths that are read and on no volume are not problems.
     """
     found = []
     for use in _uses(recipe, shape):
         if use.is_written and "://" not in use.path and not use.path.startswith(("/", "~")):
             found.append(
-                f"{use.key}: {use.path}: a relative path is a folder on a pod's own disk, lost with it; {use.otherwise}"
+                f"{use.key}: {use.path}: a relative path is a folder on a pod's own disk, lost with it; "
+                f"{use.otherwise}"
             )
             continue
         path = os.path.abspath(Path(use.path.removeprefix("file://")).expanduser())
-        if not use.path.startswith(("/", "~", "file://")) or not (uploaded or use.is_written or cluster.has_mounted(path)):
+        if not use.path.startswith(("/", "~", "file://")) or not (
+            uploaded or use.is_written or cluster.has_mounted(path)
+        ):
             continue
         if problem := next((told for pods in use.pods if (told := _problem(use, path, pods, cluster))), None):
             found.append(f"{use.key}: {use.path}: {problem}")
@@ -71,7 +73,9 @@ def _uses(recipe: Recipe, shape: str) -> Iterator[_Use]:
     if recipe.evaluation.include_path is not None and recipe.evaluation.tasks:
         yield _Use("evaluation.include_path", recipe.evaluation.include_path, evaluates, address)
     if recipe.checkpoints.folder is not None:
-        otherwise = f"{address}, or leave the field out: checkpoints are then below the cluster's raw output location"
+        otherwise = (
+            f"{address}, or leave the field out: checkpoints are then below the cluster's raw output location"
+        )
         yield _Use("checkpoints.folder", recipe.checkpoints.folder, trains, otherwise, is_written=True)
     if recipe.publish.address is not None:
         otherwise = f"{address}, or leave the field out: the artifact is in Flyte's storage in any case"
@@ -88,15 +92,21 @@ def _problem(use: _Use, path: str, shape: str | None, cluster: Cluster) -> str |
         if others := [one.name for one in cluster.volumes if one.has(path)]:
             add = "set light_tasks: true" if shape is None else f"add {shape} to its shapes"
             return f"volume {others[0]} of cluster.yaml is not mounted into {pods}; {add}, or {use.otherwise}"
-        return f"no volume of cluster.yaml is mounted there in {pods}; add one to volumes and register again, {use.otherwise}"
+        return (
+            f"no volume of cluster.yaml is mounted there in {pods}; add one to volumes and register "
+            f"again, {use.otherwise}"
+        )
     if not use.is_written:
         return None
     if volume.read_only:
-        return f"volume {volume.name} of cluster.yaml is read-only; name a folder of another volume, {use.otherwise}"
+        return (
+            f"volume {volume.name} of cluster.yaml is read-only; name a folder of another volume, "
+            f"{use.otherwise}"
+        )
     if not volume.is_shared:
         return (
-            f"volume {volume.name} of cluster.yaml is another folder on each node, and what is written there would not be "
-            "found from another one; if all nodes have the same file system there, write shared: true; else "
-            f"{use.otherwise}"
+            f"volume {volume.name} of cluster.yaml is another folder on each node, and what is written there "
+            "would not be found from another one; if all nodes have the same file system there, write "
+            f"shared: true; else {use.otherwise}"
         )
     return None

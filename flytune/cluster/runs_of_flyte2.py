@@ -15,7 +15,9 @@ from flytune.errors import ExportError
 from flytune.files import new_output
 from flytune.sentences import counted
 
-_CONSOLE = re.compile(r"https?://.*/v2/domain/(?P<domain>[^/]+)/project/(?P<project>[^/]+)/runs/(?P<name>[^/?#]+)")
+_CONSOLE = re.compile(
+    r"https?://.*/v2/domain/(?P<domain>[^/]+)/project/(?P<project>[^/]+)/runs/(?P<name>[^/?#]+)"
+)
 _ROOT = "a0"
 """Name of a run's first action."""
 _STORE = ".store_artifact"
@@ -53,7 +55,9 @@ def find(config: Path, run: Execution) -> Made:
         return Made(folders[0].rstrip("/"))
     if records:
         return Made(records={name: _unpacked(one) for name, one in records.items()})
-    said = [one.scalar.primitive.string_value for one in literals.values() if one.scalar.HasField("primitive")]
+    said = [
+        one.scalar.primitive.string_value for one in literals.values() if one.scalar.HasField("primitive")
+    ]
     if said:
         raise ExportError(f"{run}: the run is {phase}, and has stored no files; it says: {'; '.join(said)}")
     todo = "; --failed fetches the report of the failure" * (phase in FAILED)
@@ -70,7 +74,8 @@ class RunEnd(NamedTuple):
 
 
 def is_known(config: Path, run: Execution) -> bool:
-    """Return whether the control plane knows a run, or does not answer; False if it says that there is none."""
+    """Return whether the control plane knows a run, or does not answer; False if it says that there is
+    none."""
     try:
         with flyte2_sdk.connected(config, run.project, run.domain, run.name):
             from flyte.remote import ActionDetails
@@ -107,7 +112,8 @@ def follow(config: Path, run: Execution, show: Callable[[str], None]) -> RunEnd:
 
 
 def _changes(run: Execution, phases: dict[str, str], show: Callable[[str], None]) -> RunEnd | None:
-    """Show the actions whose phases are not those of `phases`, and note them there; return how the run has ended."""
+    """Show the actions whose phases are not those of `phases`, and note them there; return how the run has
+    ended."""
     from flyte.remote import Action, ActionDetails
 
     for action in Action.listall(for_run_name=run.name):
@@ -124,7 +130,8 @@ def _changes(run: Execution, phases: dict[str, str], show: Callable[[str], None]
 
 
 def _left(run: Execution) -> list[str]:
-    """Return lines on what a run that has not succeeded has stored: its artifacts, and the address of its checkpoints."""
+    """Return lines on what a run that has not succeeded has stored: its artifacts, and the address of its
+    checkpoints."""
     from flyte.remote import Action, ActionDetails
     from flyte.syncify import syncify
 
@@ -147,7 +154,8 @@ def _left(run: Execution) -> list[str]:
 
 
 def _shared(address: str, scope: set[str]) -> str | None:
-    """Return where runs share checkpoints, from an address BUCKET/SHARD/SHARED/PROJECT/DOMAIN/RUN/... of an output."""
+    """Return where runs share checkpoints, from an address BUCKET/SHARD/SHARED/PROJECT/DOMAIN/RUN/... of an
+    output."""
     scheme, _, path = address.partition("://")
     bucket, *parts = path.split("/")
     own = next((at for at, part in enumerate(parts) if part in scope), 0)
@@ -162,7 +170,8 @@ def _unpacked(literal: Any) -> Any:
 
 
 def fetch_report(config: Path, run: Execution, out: Path) -> list[str]:
-    """Write the errors of a failed run's actions and their reports to the new folder `out`; return the files' names.
+    """Write the errors of a failed run's actions and their reports to the new folder `out`; return the files'
+    names.
 
     Raises:
         ExportError: the control plane does not know the run, or it has not failed; `out` is not empty.
@@ -180,7 +189,11 @@ def fetch_report(config: Path, run: Execution, out: Path) -> list[str]:
             details = ActionDetails.get(run_name=run.name, name=action.name)
             task = (details.task_name or action.name).rpartition(".")[2]
             if details.phase.name in FAILED and action.name != _ROOT:
-                lines += ["", f"{task}, {details.phase.name}, {counted(details.attempts, 'attempt')}:", details.error_message]
+                lines += [
+                    "",
+                    f"{task}, {details.phase.name}, {counted(details.attempts, 'attempt')}:",
+                    details.error_message,
+                ]
             if (page := _report(action)) is not None:
                 reports[f"{task}-{action.name}.html"] = page
         lines += ["", *_left(run)]

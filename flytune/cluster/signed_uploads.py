@@ -1,4 +1,5 @@
-"""Uploads of a recipe's local files to addresses that a cluster's control plane signs; both faces have one."""
+"""Uploads of a recipe's local files to addresses that a cluster's control plane signs; both faces have
+one."""
 
 import hashlib
 import math
@@ -69,12 +70,15 @@ def of_content(signer: Signer, content: Any, lacking: Sequence[str] = ()) -> Any
 
     `lacking` are sentences on folders that pods lack, which are refused together with missing files.
     """
-    addresses = {(one.field, one.path): _address(signer, one) for one in uploads.found(content, limit(), lacking)}
+    addresses = {
+        (one.field, one.path): _address(signer, one) for one in uploads.found(content, limit(), lacking)
+    }
     return uploads.replaced(content, lambda loc, field, path: addresses[field, path])
 
 
 def of_path(signer: Signer, path: Any, key: str) -> Any:
-    """Return the address of an uploaded file or folder with all its subfolders; anything but a local path as it is."""
+    """Return the address of an uploaded file or folder with all its subfolders; anything but a local path as
+    it is."""
     if not isinstance(path, str) or not uploads.is_local(key, path):
         return path
     return _address(signer, uploads.complete(path, f"--{key}", limit()))
@@ -98,7 +102,8 @@ def limit() -> float:
 
 
 def _address(signer: Signer, local: Local) -> str:
-    """Return the address of a local file or folder, which depends on its content; upload only files that are not stored yet."""
+    """Return the address of a local file or folder, which depends on its content; upload only files that are
+    not stored yet."""
     with _bar(f"{local.name}: hash", local.size) as bar:
         digests = {name: _digests(file, bar) for name, file in sorted(local.files.items())}
     listed = "".join(f"{sha256} {name}\n" for name, (sha256, _) in digests.items())
@@ -143,14 +148,22 @@ def _put(signer: Signer, file: Path, place: SignedUpload, md5: bytes, bar: Any, 
 
     size = file.stat().st_size
     azure = {"x-ms-blob-type": "BlockBlob"} if place.address.startswith("abfs") else {}
-    headers = {"Content-Length": str(size), "Content-MD5": b64encode(md5).decode()} | azure | dict(place.headers)
+    headers = (
+        {"Content-Length": str(size), "Content-MD5": b64encode(md5).decode()} | azure | dict(place.headers)
+    )
     with file.open("rb") as content:
         # An empty body has to be bytes: object stores take no chunked requests.
         body = CallbackIOWrapper(bar.update, content, "read") if size else b""
         try:
-            done = requests.put(place.signed, data=body, headers=headers, verify=signer.verify, timeout=_TIMEOUT)
+            done = requests.put(
+                place.signed, data=body, headers=headers, verify=signer.verify, timeout=_TIMEOUT
+            )
         except requests.RequestException as error:  # the error's text contains the signed address
-            raise StorageError(f"{where}: {file.name} was not uploaded: {type(error).__name__}; run it again") from None
+            raise StorageError(
+                f"{where}: {file.name} was not uploaded: {type(error).__name__}; run it again"
+            ) from None
     if done.status_code not in (200, 201):
-        raise StorageError(f"{where}: {file.name} was not uploaded: the cluster's storage answers {done.status_code}")
+        raise StorageError(
+            f"{where}: {file.name} was not uploaded: the cluster's storage answers {done.status_code}"
+        )
     return size

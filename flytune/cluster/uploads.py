@@ -1,4 +1,5 @@
-"""Local files and folders of a recipe, which pods do not have: finding them, their size, and replacing them by addresses."""
+"""Local files and folders of a recipe, which pods do not have: finding them, their size, and replacing them
+by addresses."""
 
 import os
 import re
@@ -17,7 +18,8 @@ from flytune.recipe import Recipe
 from flytune.schema import dotted
 
 LIMIT_GIB = 20.0
-"""Upper limit of one submission's uploads, in GiB; the environment variable LIMIT_VARIABLE sets another one."""
+"""Upper limit of one submission's uploads, in GiB; the environment variable LIMIT_VARIABLE sets another
+one."""
 LIMIT_VARIABLE = "FLYTUNE_UPLOAD_GIB"
 LARGEST_FILE_GIB = 5
 """Largest file that S3 takes by a signed address, in GiB."""
@@ -46,11 +48,12 @@ class Local(NamedTuple):
 
 
 def found(content: Any, limit_gib: float = LIMIT_GIB, lacking: Sequence[str] = ()) -> list[Local]:
-    """List all that the content of a recipe, or of a sweep's changes to one, names on this machine, each once.
+    """List all that the content of a recipe, or of a sweep's changes to one, names on this machine, each
+    once.
 
     Raises:
-        RecipeError: all mistakes at once: paths that do not exist, are not data or model, or are too large; and `lacking`,
-            sentences on folders that pods lack.
+        RecipeError: all mistakes at once: paths that do not exist, are not data or model, or are too large;
+            and `lacking`, sentences on folders that pods lack.
     """
     made: dict[tuple[str, str], Local] = {}
     problems = list(lacking)
@@ -73,7 +76,8 @@ def found(content: Any, limit_gib: float = LIMIT_GIB, lacking: Sequence[str] = (
 
 
 def missing(recipe: Recipe) -> list[str]:
-    """List what a recipe names on this machine and is not there, or cannot be what it should be, a sentence each."""
+    """List what a recipe names on this machine and is not there, or cannot be what it should be, a sentence
+    each."""
     problems: list[str] = []
 
     def note(loc: Location, field: str, path: str) -> str:
@@ -83,7 +87,9 @@ def missing(recipe: Recipe) -> list[str]:
         # Said without `sources.locate`, which imports the libraries of stores.
         if field in _OF_DATA and not place.exists():
             problems.append(f"{dotted(loc)}: {path}: no such file or folder{sources.beside(str(place))}")
-        elif field != "model.name_or_path" or not place.is_dir():  # a plan needs the config alone, and reads it
+        elif (
+            field != "model.name_or_path" or not place.is_dir()
+        ):  # a plan needs the config alone, and reads it
             try:
                 _files(content, loc, field, path)
                 problems.extend(_unused(content, loc, path) if field in _OF_DATA else ())
@@ -97,7 +103,8 @@ def missing(recipe: Recipe) -> list[str]:
 
 
 def _files(content: Any, loc: Location, field: str, path: str) -> dict[str, Path]:
-    """Return the files at a local path, by name below its folder; `loc` is its place in the recipe's content."""
+    """Return the files at a local path, by name below its folder; `loc` is its place in the recipe's
+    content."""
     key = dotted(loc)
     return _data(path, key, _exclude(content, loc)) if field in _OF_DATA else _FIELDS[field](path, key)
 
@@ -129,7 +136,9 @@ def complete(path: str, key: str, limit_gib: float = LIMIT_GIB) -> Local:
     place = _place(path)
     files = {"": place} if place.is_file() else harness_tasks.all_files(place)
     if not files:
-        raise RecipeError(f"{key}: {path}: no such file, nor a folder of files (seen from {Path.cwd().name}/)")
+        raise RecipeError(
+            f"{key}: {path}: no such file, nor a folder of files (seen from {Path.cwd().name}/)"
+        )
     local = Local(key, key, path, _plain(place.name), _renamed(files, key, key))
     if problems := list(_too_large([local], limit_gib)):
         raise RecipeError.of("local files that pods would not have", problems)
@@ -166,7 +175,9 @@ def refuse(recipe: Recipe, where: str) -> None:
     problems: list[str] = []
 
     def note(loc: Location, field: str, path: str) -> str:
-        problems.append(f"{dotted(loc)}: {path}: a path of this machine, which no pod has; name an address (s3://...)")
+        problems.append(
+            f"{dotted(loc)}: {path}: a path of this machine, which no pod has; name an address (s3://...)"
+        )
         return path
 
     replaced(of_recipe(recipe), note)
@@ -193,12 +204,16 @@ def refuse_absent(recipe: Recipe) -> None:
 
     replaced(of_recipe(recipe), note)
     if problems:
-        where = "`pyflyte run` uploads the files of a recipe, and a run from the console or of a schedule uploads none"
+        where = (
+            "`pyflyte run` uploads the files of a recipe, and a run from the console or of a schedule "
+            "uploads none"
+        )
         raise RecipeError.of(f"recipe {recipe.name} ({where})", problems)
 
 
 def is_local(field: str, path: str) -> bool:
-    """Return whether it is a path of this machine: no address, no id of the hub, and not on a volume that pods mount."""
+    """Return whether it is a path of this machine: no address, no id of the hub, and not on a volume that
+    pods mount."""
     if "://" in path and not path.startswith("file://"):
         return False
     if field == "data.chat_template" and path in sources.shipped_templates():
@@ -221,14 +236,15 @@ def _too_large(made: list[Local], limit_gib: float) -> Iterator[str]:
             if file.stat().st_size > LARGEST_FILE_GIB * GIB:
                 shown = f"{one.path}/{name}".rstrip("/")
                 yield (
-                    f"{one.key}: {shown}: {_gib(file.stat().st_size)}, and a file that is uploaded has {LARGEST_FILE_GIB} GiB "
-                    "at most; copy it to an address that pods can read (s3://...), and name that"
+                    f"{one.key}: {shown}: {_gib(file.stat().st_size)}, and a file that is uploaded has "
+                    f"{LARGEST_FILE_GIB} GiB at most; copy it to an address that pods can read (s3://...), "
+                    "and name that"
                 )
     if (total := sum(one.size for one in made)) > limit_gib * GIB:
         parts = ", ".join(f"{one.key} {one.path} ({_gib(one.size)})" for one in made)
         yield (
-            f"{_gib(total)} to upload, and the limit is {limit_gib:g} GiB: {parts}; copy them to an address that pods can read "
-            f"(s3://...), or set {LIMIT_VARIABLE}={int(total / GIB) + 1}"
+            f"{_gib(total)} to upload, and the limit is {limit_gib:g} GiB: {parts}; copy them to an address "
+            f"that pods can read (s3://...), or set {LIMIT_VARIABLE}={int(total / GIB) + 1}"
         )
 
 
@@ -239,12 +255,20 @@ def _gib(size: int) -> str:
 def _model(path: str, key: str) -> dict[str, Path]:
     folder = _place(path)
     if not folder.is_dir():
-        raise RecipeError(f"{key}: {path}: no such folder (seen from {Path.cwd().name}/), and no hub id of the form owner/name")
+        raise RecipeError(
+            f"{key}: {path}: no such folder (seen from {Path.cwd().name}/), and no hub id of the form "
+            "owner/name"
+        )
     names = sorted(file.name for file in folder.iterdir() if file.is_file())
     if "config.json" not in names:
-        raise RecipeError(f"{key}: {path}: no config.json there; it holds {', '.join(names[:8]) or 'nothing'}")
+        raise RecipeError(
+            f"{key}: {path}: no config.json there; it holds {', '.join(names[:8]) or 'nothing'}"
+        )
     index = files.read_regular(folder / remote.INDEX, json_core.LARGEST) if remote.INDEX in names else None
-    wanted = [*remote.files_to_fetch(names, index, code=True, where=f"{key}: {path}"), *({"README.md"} & set(names))]
+    wanted = [
+        *remote.files_to_fetch(names, index, code=True, where=f"{key}: {path}"),
+        *({"README.md"} & set(names)),
+    ]
     return {name: folder / name for name in dict.fromkeys(wanted)}
 
 
@@ -253,7 +277,9 @@ def _data(path: str, key: str, exclude: Sequence[str] = ()) -> dict[str, Path]:
         place = sources.locate(path, key, exclude)
     except DataError as error:
         if windows.is_windowed(path):
-            raise RecipeError(f"{key}: {path}: a file for each day is looked for by pods, at an address (s3://...)") from error
+            raise RecipeError(
+                f"{key}: {path}: a file for each day is looked for by pods, at an address (s3://...)"
+            ) from error
         raise
     if len(place.files) == 1 and place.labels == [path]:
         return {"": Path(place.files[0])}
@@ -270,7 +296,9 @@ def _adapter(path: str, key: str) -> dict[str, Path]:
     folder = _place(path)
     files = {name: folder / name for name in (initial_adapter.CONFIG, initial_adapter.WEIGHTS)}
     if lacking := [name for name, file in files.items() if not file.is_file()]:
-        raise RecipeError(f"{key}: {path}: no {' and no '.join(lacking)} there; name the artifact of an adapter")
+        raise RecipeError(
+            f"{key}: {path}: no {' and no '.join(lacking)} there; name the artifact of an adapter"
+        )
     return files
 
 
@@ -290,7 +318,10 @@ def _renamed(files: dict[str, Path], key: str, field: str) -> dict[str, Path]:
     made = {_plain(name): file for name, file in files.items()}
     odd = [name for name in files if name != _plain(name)]
     if len(made) < len(files) or (odd and field == "evaluation.include_path"):
-        raise RecipeError(f"{key}: {', '.join(odd[:8])}: names that no address can hold; use letters, digits, dots and dashes")
+        raise RecipeError(
+            f"{key}: {', '.join(odd[:8])}: names that no address can hold; use letters, digits, dots and "
+            "dashes"
+        )
     return made
 
 

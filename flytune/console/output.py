@@ -1,7 +1,7 @@
 """Progress bars as lines if there is no terminal, and suppression of useless warnings.
 
-Each process that shows something calls `install`: the command line, pods, ranks, and processes that evaluate. The libraries
-(transformers, datasets, huggingface_hub) use tqdm's bars, as Flytune does.
+Each process that shows something calls `install`: the command line, pods, ranks, and processes that evaluate.
+The libraries (transformers, datasets, huggingface_hub) use tqdm's bars, as Flytune does.
 """
 
 import atexit
@@ -23,15 +23,18 @@ from flytune import patches
 SECONDS = 30.0
 """Seconds between two lines of a bar."""
 DELAY = 10.0
-"""Seconds until a bar is shown that sets no delay itself, as the libraries' do not: most of theirs end at once."""
+"""Seconds until a bar is shown that sets no delay itself, as the libraries' do not: most of theirs end at
+once."""
 _HIDDEN = ("Writing model shards", "Generating train split")
-"""Titles of libraries' bars that are never shown: a save is in the lines of the run, and the data's split is not a user's."""
+"""Titles of libraries' bars that are never shown: a save is in the lines of the run, and the data's split is
+not a user's."""
 _NOTICES = [
     # transformers and PEFT, about each other's older names.
     (FutureWarning, ".*is deprecated and will be removed in v6"),
     # DeepSpeed about torch, and torch about itself.
     (FutureWarning, "`torch\\.distributed\\.[a-z_]*` is deprecated"),
-    # PEFT about patterns of experts' parameters, which it looks for among modules, and applies; Flytune has checked every key.
+    # PEFT about patterns of experts' parameters, which it looks for among modules, and applies; Flytune has
+    # checked every key.
     (RuntimeWarning, "The following (rank|alpha)_pattern keys did not match any targeted module"),
     # bitsandbytes about its optimizers on a CPU, which has no memory to page out.
     (UserWarning, "Paged optimizers are not supported on CPU"),
@@ -45,11 +48,14 @@ _LOGGERS = {
 }
 """Loggers of the libraries, and the lowest level that is shown."""
 _MESSAGES = {
-    # transformers' table of parameters without values, and of values without a parameter. flytune.models.loading names those
-    # that matter. transformers' own error for a parameter of another shape refers to the table.
+    # transformers' table of parameters without values, and of values without a parameter.
+    # flytune.models.loading names those that matter. transformers' own error for a parameter of another shape
+    # refers to the table.
     "transformers.modeling_utils": re.compile(r"(?s)LOAD REPORT(?!.*(MISMATCH|CONVERSION))"),
     # transformers about a resume on another number of processes, whose batches are in the table of attempts.
-    "transformers.trainer_utils": re.compile(r"(?s)do not match the ones in the `trainer_state.json`(?!.*_steps: )"),
+    "transformers.trainer_utils": re.compile(
+        r"(?s)do not match the ones in the `trainer_state.json`(?!.*_steps: )"
+    ),
     # torch's launcher about a signal, which the run's own lines name.
     "torch.distributed.elastic.agent.server.api": re.compile("Received %s death signal"),
     "torch.distributed.elastic.multiprocessing.api": re.compile("Closing process %s via signal"),
@@ -60,7 +66,8 @@ _MESSAGES = {
 
 
 def install() -> None:
-    """Show this process's bars as lines where there is no terminal, and suppress warnings; later calls do nothing."""
+    """Show this process's bars as lines where there is no terminal, and suppress warnings; later calls do
+    nothing."""
     if patches.tqdm.BAR.is_installed:
         return
     patches.tqdm.BAR.install(_with_lines(patches.tqdm.BAR.original()))
@@ -119,7 +126,8 @@ def _is_first() -> bool:
 
 
 class _Lines:
-    """File of a bar without a terminal: what tqdm draws becomes a line at the start, one every SECONDS, and one at the end.
+    """File of a bar without a terminal: what tqdm draws becomes a line at the start, one every SECONDS, and
+    one at the end.
 
     Only the first rank of a node prints them.
     """

@@ -4,9 +4,12 @@ from flytune.records import Manifest, Plan
 
 
 def plan_line(plan: Plan, method: str, sharding: str) -> str:
-    """Return `tiny: plan: full, sharding ddp, on cpu-2: 4 samples a step (2 x 1 accumulated x 2 processes), ...`."""
+    """Return `tiny: plan: full, sharding ddp, on cpu-2: 4 samples a step (2 x 1 accumulated x 2 processes),
+    ...`."""
     processes = _count(plan.degrees.data_parallel, "process", "processes")
-    batch = f"{plan.per_device_train_batch_size} x {plan.gradient_accumulation_steps} accumulated x {processes}"
+    batch = (
+        f"{plan.per_device_train_batch_size} x {plan.gradient_accumulation_steps} accumulated x {processes}"
+    )
     steps = "" if plan.steps is None else f", {_count(plan.steps, 'step')}"
     hours = f", about {plan.hours[1]:.2g} hours and ${plan.price[1]:,.2f}" if plan.hours else ""
     return (
@@ -16,7 +19,8 @@ def plan_line(plan: Plan, method: str, sharding: str) -> str:
 
 
 def data_line(name: str, manifest: Manifest) -> str:
-    """Return `tiny: data: 52 samples to train on, 8 held out, of 62 rows; 2 too long`, with all that was left out or cut."""
+    """Return `tiny: data: 52 samples to train on, 8 held out, of 62 rows; 2 too long`, with all that was left
+    out or cut."""
     train = manifest.train
     packed = "" if train.blocks is None else f" in {_count(train.blocks, 'packed block')}"
     others = {
@@ -39,13 +43,18 @@ def checkpoints_line(name: str, save_steps: int | float | str | None, kept: int,
     if isinstance(save_steps, str):
         often = "after each epoch" if save_steps == "epoch" else "as often as loses least time"
     else:
-        often = f"every {_count(save_steps, 'step')}" if save_steps >= 1 else f"every {save_steps:.3g} of all steps"
+        often = (
+            f"every {_count(save_steps, 'step')}"
+            if save_steps >= 1
+            else f"every {save_steps:.3g} of all steps"
+        )
     last = "the last one is" if kept == 1 else f"the last {kept} are"
     return f"{name}: checkpoints: {often}, {last} kept, in {address}"
 
 
 def result_lines(what: str, address: str, report: str = "report.html") -> list[str]:
-    """Return the last lines of a run: the addresses of its result and of its report, a file of the name `report`."""
+    """Return the last lines of a run: the addresses of its result and of its report, a file of the name
+    `report`."""
     return [f"{what}: {address}", f"report: {address.rstrip('/')}/{report}"]
 
 

@@ -1,4 +1,5 @@
-"""Lines of a training run in a terminal or log: one per logged step, one per eval_loss, and those of the end."""
+"""Lines of a training run in a terminal or log: one per logged step, one per eval_loss, and those of the
+end."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ from flytune.sentences import counted
 class StepLines:
     """Printer of the lines of one training run, used by its first process."""
 
-    def __init__(self, first_step: int, last_step: int, scored: int = 0, figures: Sequence[Figure] = (LOSS,)) -> None:
+    def __init__(
+        self, first_step: int, last_step: int, scored: int = 0, figures: Sequence[Figure] = (LOSS,)
+    ) -> None:
         """Start the clock of a run that begins after `first_step` steps and ends with step `last_step`.
 
         Args:
@@ -22,7 +25,9 @@ class StepLines:
         """
         self._first, self._last, self._started = first_step, last_step, time.monotonic()
         self._figures = figures
-        self._unit = next((f" {figure.unit}" for figure in figures if figure.step == "loss" and figure.unit), "")
+        self._unit = next(
+            (f" {figure.unit}" for figure in figures if figure.step == "loss" and figure.unit), ""
+        )
         self._of = f" of {counted(scored, 'held-out sample')}" if scored else ""
 
     def step(self, done: Step) -> None:
@@ -36,7 +41,9 @@ class StepLines:
         """Print a summary of those of the logged `steps` that this attempt has trained."""
         steps = [step for step in steps if step.step > self._first]
         done = steps[-1].step - self._first if steps else 0
-        text = f"trained {done} {'step' if done == 1 else 'steps'} in {_clock(time.monotonic() - self._started)}"
+        text = (
+            f"trained {done} {'step' if done == 1 else 'steps'} in {_clock(time.monotonic() - self._started)}"
+        )
         if steps:
             text += f"  loss {number(steps[-1].loss)}  {_sums(steps)}"
         show(f"{text}; steps 1 to {self._first} are of earlier attempts" if self._first else text)
@@ -52,12 +59,14 @@ class StepLines:
             show(f"{steps}{again}  {_sums(result.steps)}")
 
     def export(self, step: int, last_step: int, loss: float | None, remark: str) -> None:
-        """Print the step whose weights are exported, with its eval_loss if it was scored, and a remark on it."""
+        """Print the step whose weights are exported, with its eval_loss if it was scored, and a remark on
+        it."""
         scored = "not scored" if loss is None else f"eval_loss {number(loss)}{remark}"
         show(f"exports step {step} of {last_step}: {scored}")
 
     def score(self, loss: float, samples: int, unit: str) -> None:
-        """Print the loss of the exported weights that the gate compares with, on the first held-out samples."""
+        """Print the loss of the exported weights that the gate compares with, on the first held-out
+        samples."""
         show(
             f"gate loss {number(loss)}, {unit}, of the first {counted(samples, 'held-out sample')}: the "
             "export must have the same"
@@ -70,7 +79,8 @@ def show(line: str) -> None:
 
 
 def format_step(done: Step, last_step: int, seconds_left: float, figures: Sequence[Figure] = (LOSS,)) -> str:
-    """Return `step 3/16 loss 3.91 grad 1.65 lr 9.9e-4 186 tok/s 6.5 GiB eta 1:40`, with all figures of a step."""
+    """Return `step 3/16 loss 3.91 grad 1.65 lr 9.9e-4 186 tok/s 6.5 GiB eta 1:40`, with all figures of a
+    step."""
     parts = [f"step {done.step}/{last_step}", f"loss {number(done.loss)}"]
     values = [(figure, getattr(done, figure.step)) for figure in figures if figure.step != "loss"]
     parts += [f"{figure.title} {_value(figure, value)}" for figure, value in values if value is not None]
@@ -102,7 +112,10 @@ def number(value: float) -> str:
 
 def _sums(steps: list[Step]) -> str:
     """Return tokens and peak memory of steps."""
-    return f"{counted(sum(step.tokens for step in steps), 'token')}  {_gib(max(steps, key=lambda step: step.memory_bytes))}"
+    return (
+        f"{counted(sum(step.tokens for step in steps), 'token')}  "
+        f"{_gib(max(steps, key=lambda step: step.memory_bytes))}"
+    )
 
 
 def _rate(value: float) -> str:

@@ -31,8 +31,8 @@ def plain(text: str) -> str:
 def show(table: Table, console: Console, below: Sequence[str] = ()) -> None:
     """Print the table, with wrapped cells if the console is too narrow.
 
-    If single words are too wide, the columns named in `below` are printed after the table, one line per row; if that is not
-    enough, each cell is a line.
+    If single words are too wide, the columns named in `below` are printed after the table, one line per row;
+    if that is not enough, each cell is a line.
     """
     if table.title:
         console.print(table.title, style="italic", highlight=False, soft_wrap=True)
@@ -42,7 +42,10 @@ def show(table: Table, console: Console, below: Sequence[str] = ()) -> None:
         return
     moved = [column for column in table.columns if column.header in below]
     rest = copy(table)
-    rest.columns = [replace(column, _index=index) for index, column in enumerate(c for c in table.columns if c not in moved)]
+    rest.columns = [
+        replace(column, _index=index)
+        for index, column in enumerate(c for c in table.columns if c not in moved)
+    ]
     if moved and _fitted(rest, console):
         console.print(rest)
         _line(console, f"{', '.join(str(column.header) for column in moved)}:")
@@ -82,7 +85,9 @@ def _text(cell: object) -> Text:
 
 def _records(table: Table, console: Console) -> None:
     """Print each cell as a line `header: cell`, with an empty line before each row."""
-    rows = [[str(cell) for cell in row] for row in zip(*(column.cells for column in table.columns), strict=True)]
+    rows = [
+        [str(cell) for cell in row] for row in zip(*(column.cells for column in table.columns), strict=True)
+    ]
     if table.show_footer:
         rows.append([str(column.footer) for column in table.columns])
     headers = [str(column.header) for column in table.columns]

@@ -17,18 +17,21 @@ def convert(path: str, gpus: int | None = None, objective: str | None = None) ->
 
     Args:
         path: a YAML or JSON of axolotl, LLaMA-Factory or TRL, or a file with a command line of one of them.
-        gpus: the number of GPUs that the tool was started on; by default as the file says, 8 with DeepSpeed or FSDP, or 1.
-        objective: that of a recipe (sft, dpo ...), for a TRL YAML, which does not name it.
+        gpus: the number of GPUs that the tool was started on; by default as the file says, 8 with DeepSpeed
+        or FSDP, or 1. objective: that of a recipe (sft, dpo ...), for a TRL YAML, which does not name it.
 
     Raises:
-        RecipeError: the file cannot be read, is of no known tool, or trains what no recipe can; in one sentence.
+        RecipeError: the file cannot be read, is of no known tool, or trains what no recipe can; in one
+            sentence.
     """
     place = Path(path)
     content = _read(place)
     tool = peers.tool_of(content)
     if isinstance(content, str):
         if tool is None:
-            raise RecipeError(f"{path}: neither a YAML of axolotl, LLaMA-Factory or TRL, nor a command line of one of them")
+            raise RecipeError(
+                f"{path}: neither a YAML of axolotl, LLaMA-Factory or TRL, nor a command line of one of them"
+            )
         tool, content, gpus, objective = command.read(place, content, gpus, objective)
     elif tool == "TRL" and isinstance(content, dict):
         content, gpus = command.of_file(place, content, gpus)
@@ -44,7 +47,16 @@ def convert(path: str, gpus: int | None = None, objective: str | None = None) ->
         else:
             (axolotl if tool == "axolotl" else llamafactory).convert(draft, gpus)
         return draft.text()
-    except (OSError, TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError, ZeroDivisionError):
+    except (
+        OSError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        KeyError,
+        IndexError,
+        OverflowError,
+        ZeroDivisionError,
+    ):
         # The tool itself would refuse the value: its own checks are not repeated here.
         return draft.refuse(f"{draft.last}: a value that {tool} does not take")
 

@@ -7,8 +7,19 @@ from flytune.recipe import TRACKER_NAMES
 _OBJECTIVES = {"dpo": "dpo", "ipo": "dpo", "kto": "kto", "grpo": "grpo"}
 _PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "kernels", "swanlab")
 """Words in the names of plugins that do not change what is learned."""
-_LIGER = ("liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_glu_activation", "liger_swiglu", "liger_layer_norm",
-          "flash_attn_rms_norm", "flash_attn_fuse_mlp", "unsloth_rms_norm", "unsloth_rope", "use_kernels")  # fmt: skip
+_LIGER = (
+    "liger_rope",
+    "liger_rms_norm",
+    "liger_rms_norm_gated",
+    "liger_glu_activation",
+    "liger_swiglu",
+    "liger_layer_norm",
+    "flash_attn_rms_norm",
+    "flash_attn_fuse_mlp",
+    "unsloth_rms_norm",
+    "unsloth_rope",
+    "use_kernels",
+)
 
 
 def convert(draft: Draft, gpus: int | None) -> None:
@@ -27,7 +38,8 @@ def convert(draft: Draft, gpus: int | None) -> None:
 
 
 def _gpus(draft: Draft) -> int | None:
-    """Return the number of GPUs by the keys of Ray and of data parallelism; None if the file does not say it."""
+    """Return the number of GPUs by the keys of Ray and of data parallelism; None if the file does not say
+    it."""
     draft.leave("use_ray")
     workers = training.number(draft, "ray_num_workers")
     shard, replicas = (training.number(draft, f"dp_{part}_size") for part in ("shard", "replicate"))
@@ -37,7 +49,10 @@ def _gpus(draft: Draft) -> int | None:
 def _model_config(draft: Draft) -> None:
     """Set the balance loss of experts by the changes to config.json; refuse all others."""
     changes = dict(draft.take("model_config") or {})
-    is_trained, coefficient = changes.pop("output_router_logits", False), changes.pop("router_aux_loss_coef", None)
+    is_trained, coefficient = (
+        changes.pop("output_router_logits", False),
+        changes.pop("router_aux_loss_coef", None),
+    )
     if changes:
         draft.refuse(f"model_config: {', '.join(map(str, changes))}: config.json is used as it is")
     if is_trained:
@@ -52,7 +67,11 @@ def _plugins(draft: Draft) -> None:
         if not any(word in str(name).lower() for word in _PLUGINS):
             draft.refuse(f"plugins: {name}: what it changes is not offered")
     if [key for key in _LIGER if draft.take(key)]:
-        draft.put("training.use_liger_kernel", True, "norms, rotation and MLP; the loss is computed in chunks in any case")
+        draft.put(
+            "training.use_liger_kernel",
+            True,
+            "norms, rotation and MLP; the loss is computed in chunks in any case",
+        )
     training.put_compile(draft)
 
 
@@ -117,7 +136,9 @@ def _method(draft: Draft) -> None:
     draft.put("method.name", "qlora" if in_4 or in_8 or adapter == "qlora" else "lora")
     if in_8 and not in_4:
         draft.put("method.load_in_8bit", True)
-    draft.same(("lora_r", "method.r"), ("lora_alpha", "method.lora_alpha"), ("lora_model_dir", "method.adapter"))
+    draft.same(
+        ("lora_r", "method.r"), ("lora_alpha", "method.lora_alpha"), ("lora_model_dir", "method.adapter")
+    )
     draft.put("method.lora_dropout", training.number(draft, "lora_dropout", 0.0))
     targets, is_all = draft.take("lora_target_modules"), bool(draft.take("lora_target_linear"))
     training.put_experts(draft, bool(targets or is_all))
@@ -137,10 +158,19 @@ def _method(draft: Draft) -> None:
 
 def _full(draft: Draft) -> None:
     draft.put("method.name", "full")
-    for key in ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear", "lora_modules_to_save"):
+    for key in (
+        "lora_r",
+        "lora_alpha",
+        "lora_dropout",
+        "lora_target_modules",
+        "lora_target_linear",
+        "lora_modules_to_save",
+    ):
         draft.leave(key, "without adapter, all weights are trained")
     if not sharding.has_parts(draft) and draft.get("model.dtype") == "bfloat16":
-        draft.put("training.master_dtype", "bfloat16", "as axolotl trains the weights; float32 loses no update")
+        draft.put(
+            "training.master_dtype", "bfloat16", "as axolotl trains the weights; float32 loses no update"
+        )
 
 
 def _training(draft: Draft, gpus: int) -> None:
@@ -149,7 +179,9 @@ def _training(draft: Draft, gpus: int) -> None:
     accumulation = training.whole(draft, "gradient_accumulation_steps")
     if accumulation is None and (batch := training.whole(draft, "batch_size")):
         accumulation = max(1, batch // micro)
-    training.put_batch(draft, micro, accumulation or 1, gpus, "micro_batch_size x gradient_accumulation_steps")
+    training.put_batch(
+        draft, micro, accumulation or 1, gpus, "micro_batch_size x gradient_accumulation_steps"
+    )
     training.put_length(draft, "num_epochs", 1.0)
     training.put_optimizer(draft, str(draft.take("optimizer", "adamw_torch_fused")))
     schedule, arguments = draft.take("lr_scheduler", "cosine"), draft.take("lr_scheduler_kwargs")
@@ -160,7 +192,9 @@ def _training(draft: Draft, gpus: int) -> None:
     training.put_numbers(draft)
     if (noise := draft.take("noisy_embedding_alpha")) and draft.get("training.neftune_noise_alpha") is None:
         draft.put("training.neftune_noise_alpha", noise)
-    checkpointing = draft.take("gradient_checkpointing") or bool(draft.get("training.activation_checkpointing"))
+    checkpointing = draft.take("gradient_checkpointing") or bool(
+        draft.get("training.activation_checkpointing")
+    )
     note = f"gradient_checkpointing: {checkpointing}; recomputed" if isinstance(checkpointing, str) else ""
     draft.put("training.activation_checkpointing", bool(checkpointing), note)
     training.put_times(draft, "checkpoints", "epoch", "axolotl's default")
@@ -174,7 +208,9 @@ def _records(draft: Draft) -> None:
     each = "epoch" if draft.get("data.heldout_fraction") != 0 else None
     training.put_times(draft, "evaluation", each, "axolotl's default")
     training.put_best(draft)
-    draft.same(("eval_batch_size", "evaluation.batch_size"), ("eval_max_new_tokens", "evaluation.max_new_tokens"))
+    draft.same(
+        ("eval_batch_size", "evaluation.batch_size"), ("eval_max_new_tokens", "evaluation.max_new_tokens")
+    )
     if isinstance(tasks := draft.take("lm_eval_tasks"), list) and tasks:
         draft.put("evaluation.tasks", tasks)
     _tracking(draft)
@@ -184,7 +220,11 @@ def _records(draft: Draft) -> None:
 def _tracking(draft: Draft) -> None:
     project = draft.take("wandb_project")
     # A project of Weights & Biases is enough for axolotl to report to it.
-    used = [tracker for tracker in TRACKER_NAMES if draft.take(f"use_{tracker}") or (project and tracker == "wandb")]
+    used = [
+        tracker
+        for tracker in TRACKER_NAMES
+        if draft.take(f"use_{tracker}") or (project and tracker == "wandb")
+    ]
     for tracker in TRACKER_NAMES:
         project = project or draft.take(f"{tracker}_project_name") or draft.take(f"{tracker}_experiment_name")
     training.put_tracking(draft, used, project)

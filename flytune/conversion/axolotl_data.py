@@ -13,8 +13,12 @@ _LOADERS = ("json", "jsonl", "csv", "parquet", "arrow", "text")
 """Names of the data sets library for files, in place of a path."""
 _QUESTIONS = {
     **dict.fromkeys((*AXOLOTL_QUESTIONS, "alpaca_chat", "alpaca_w_system", "alpaca_w_system.load_chat"), ""),
-    **dict.fromkeys(("alpaca", "alpaca_instruct", "alpaca_w_system.load_instruct", "gpteacher", "oasst", "aya"), "alpaca"),
-    **dict.fromkeys(("alpaca_w_system.load_open_orca_chatml", "alpaca_w_system.load_openorca_chatml"), "chatml"),
+    **dict.fromkeys(
+        ("alpaca", "alpaca_instruct", "alpaca_w_system.load_instruct", "gpteacher", "oasst", "aya"), "alpaca"
+    ),
+    **dict.fromkeys(
+        ("alpaca_w_system.load_open_orca_chatml", "alpaca_w_system.load_openorca_chatml"), "chatml"
+    ),
 }
 """Types of a question and an answer, and the shipped template that has their words, if one has."""
 _STYLES = {"": None, "instruct": "alpaca", "chatml": "chatml"}
@@ -35,7 +39,10 @@ def put_data(draft: Draft) -> None:
     templates: list[tuple[str, str]] = []
     sources = [source for one in datasets for source in _sources(draft, dict(one), templates)]
     if draft.get("data.system_prompt") and len(datasets) > 1:
-        draft.refuse("datasets: type: system_prompt: the system prompt of a recipe is that of all its sources; divide the file")
+        draft.refuse(
+            "datasets: type: system_prompt: the system prompt of a recipe is that of all its sources; divide "
+            "the file"
+        )
     training.put_sources(draft, sources)
     _template(draft, templates)
     if draft.get("data.chat_template") == "alpaca":
@@ -48,9 +55,15 @@ def put_data(draft: Draft) -> None:
     packs = bool(draft.take("sample_packing")) or bool(draft.take("pretraining_sample_concatenation"))
     if packs and draft.get("objective.name") is None:
         draft.put("data.packing", True)
-    treatment = {"truncate": "truncate", "raise": "error"}.get(str(draft.take("excess_length_strategy")), "drop")
+    treatment = {"truncate": "truncate", "raise": "error"}.get(
+        str(draft.take("excess_length_strategy")), "drop"
+    )
     is_text = all(source.get("format") == "text" for source in sources)
-    draft.put("data.too_long", "split" if is_text and treatment == "drop" else treatment, "as axolotl" if not is_text else "")
+    draft.put(
+        "data.too_long",
+        "split" if is_text and treatment == "drop" else treatment,
+        "as axolotl" if not is_text else "",
+    )
     if draft.take("train_on_inputs") and draft.get("objective.name") is None:
         draft.put("data.completion_only_loss", False, "train_on_inputs")
     if draft.take("dataset_exact_deduplication"):
@@ -75,16 +88,25 @@ def _sources(draft: Draft, one: dict[str, Any], templates: list[tuple[str, str]]
             continue
         if key in _CHANGING and value not in _CHANGING[key][0]:
             draft.refuse(f"datasets: {key}: {_CHANGING[key][1]}")
-        draft.note(f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here"))
+        draft.note(
+            f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here")
+        )
     if path in _LOADERS or (is_local and files):
-        return [{"path": file} | made for file in files] or draft.refuse(f"datasets: path: {path} without data_files")
+        return [{"path": file} | made for file in files] or draft.refuse(
+            f"datasets: path: {path} without data_files"
+        )
     if is_local:
         return [{"path": path} | made]
     if path.count("/") > 1 or not path:
         draft.refuse(f"datasets: path: {path or 'missing'}: neither a file nor owner/name on the hub")
     if files:
         return [{"path": of_hub(path, file, names[1])} | made for file in files]
-    source = {"dataset_name": path, "dataset_config": names[0], "dataset_split": split, "revision": names[1]} | made
+    source = {
+        "dataset_name": path,
+        "dataset_config": names[0],
+        "dataset_split": split,
+        "revision": names[1],
+    } | made
     if split == "train":
         del source["dataset_split"]
     return [{key: value for key, value in source.items() if value is not None}]
@@ -97,29 +119,43 @@ def of_hub(repository: str, file: str, revision: str | None = None) -> str:
 
 _REASONS = {
     "roles": "the speakers' usual names are known (docs/data.md), and others are an error",
-    "roles_to_train": "answers of the assistant are trained", "train_on_eos": "the end marker of each answer is trained",
-    "train_on_eot": "the end marker of each answer is trained", "message_field_training": "it is read as it is there",
+    "roles_to_train": "answers of the assistant are trained",
+    "train_on_eos": "the end marker of each answer is trained",
+    "train_on_eot": "the end marker of each answer is trained",
+    "message_field_training": "it is read as it is there",
     "preprocess_shards": "rows are read in chunks",
     "split_thinking": "the reasoning of the last answer is rendered by the template",
-    "conversation": "data.chat_template", "trust_remote_code": "data sets with code are not read",
-    "field_thinking": "the keys are reasoning_content and thinking", "template_thinking_key": "the template decides",
+    "conversation": "data.chat_template",
+    "trust_remote_code": "data sets with code are not read",
+    "field_thinking": "the keys are reasoning_content and thinking",
+    "template_thinking_key": "the template decides",
     "text_column": "data.columns: {text: NAME}",
-}  # fmt: skip
+}
 """Keys of a data set without a counterpart, and why."""
 _TURN = ("turn",)
 _CHANGING: dict[str, tuple[tuple[Any, ...], str]] = {
-    "roles_to_train": ((["assistant"], ["gpt"], ["assistant", "gpt"]), "answers of the assistant are trained, and no others"),
+    "roles_to_train": (
+        (["assistant"], ["gpt"], ["assistant", "gpt"]),
+        "answers of the assistant are trained, and no others",
+    ),
     "train_on_eos": (_TURN, "the end marker of each answer is trained, and no other"),
     "train_on_eot": (_TURN, "the end marker of each answer is trained, and no other"),
-    "message_field_training": (("train", "weight"), "a turn's key train or weight says whether it is trained"),
+    "message_field_training": (
+        ("train", "weight"),
+        "a turn's key train or weight says whether it is trained",
+    ),
     "message_field_training_detail": ((), "a turn is trained as a whole, or not"),
     "shards": ((), "write max_samples, or a weight, into the source of a recipe"),
     "shards_idx": ((), "write max_samples, or a weight, into the source of a recipe"),
     "skip": ((), "rows are read from the first on"),
     "drop_system_message": ((), "system messages of the rows are kept"),
-    "field_thinking": (("reasoning_content", "thinking"), "the keys of thoughts are reasoning_content and thinking"),
+    "field_thinking": (
+        ("reasoning_content", "thinking"),
+        "the keys of thoughts are reasoning_content and thinking",
+    ),
 }
-"""Keys of a data set that change what is trained: the values of which the recipe does the same, and the reason for others."""
+"""Keys of a data set that change what is trained: the values of which the recipe does the same, and the
+reason for others."""
 
 
 def _format(draft: Draft, kind: Any, one: dict[str, Any], templates: list[tuple[str, str]]) -> dict[str, Any]:
@@ -145,7 +181,8 @@ def _format(draft: Draft, kind: Any, one: dict[str, Any], templates: list[tuple[
         return {"format": "prompt_completion"} | renamed({"completion": "generation"})
     if family == "input_output":
         draft.refuse(
-            "datasets: type: input_output: segments with labels; write input_ids and labels, which are the format tokens"
+            "datasets: type: input_output: segments with labels; write input_ids and labels, which are the "
+            "format tokens"
         )
     name, _, words = str(kind).removesuffix(".load").partition(":")
     if name not in _QUESTIONS:
@@ -169,22 +206,26 @@ def _shipped(draft: Draft, kind: str, template: str) -> tuple[str, str]:
     """Return the shipped template with the words of a type, and why; refuse the file if none has them."""
     if not template:
         draft.refuse(
-            f"datasets: {kind}: it writes words of its own around questions and answers, which no shipped template has; write "
-            "them as a Jinja file, and name it in the data set (chat_template_jinja: FILE)"
+            f"datasets: {kind}: it writes words of its own around questions and answers, which no shipped "
+            "template has; write them as a Jinja file, and name it in the data set (chat_template_jinja: "
+            "FILE)"
         )
     return template, kind
 
 
-def _prompts(draft: Draft, kind: str, one: dict[str, Any], templates: list[tuple[str, str]]) -> dict[str, Any]:
+def _prompts(
+    draft: Draft, kind: str, one: dict[str, Any], templates: list[tuple[str, str]]
+) -> dict[str, Any]:
     """Return the columns of prompts, which axolotl makes of rows by a function of one's own."""
     if draft.get("objective.rewards"):
         draft.refuse(
-            f"datasets: type: {kind}: a function of your own makes the prompts; write its rows to a file, and name that"
+            f"datasets: type: {kind}: a function of your own makes the prompts; write its rows to a file, "
+            "and name that"
         )
     draft.note(
         f"datasets: type: {kind}",
-        "a function of your own makes the prompts there; rows need a column prompt, or data.columns: {prompt: NAME}, and those "
-        "that the rewards read",
+        "a function of your own makes the prompts there; rows need a column prompt, or data.columns: "
+        "{prompt: NAME}, and those that the rewards read",
     )
     templates.append(_own_template(one) or ("", ""))
     return {}
@@ -196,29 +237,42 @@ def _chat(family: str, one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _turns(one: dict[str, Any], is_sharegpt: bool = False) -> dict[str, str]:
-    """Return the columns of a data set of turns, and the names of their keys; its keys for them are removed."""
+    """Return the columns of a data set of turns, and the names of their keys; its keys for them are
+    removed."""
     names = one.pop("message_property_mappings", None) or {}
     role = one.pop("message_field_role", None) or names.get("role") or ("from" if is_sharegpt else "role")
-    content = one.pop("message_field_content", None) or names.get("content") or ("value" if is_sharegpt else "content")
+    content = (
+        one.pop("message_field_content", None)
+        or names.get("content")
+        or ("value" if is_sharegpt else "content")
+    )
     field = one.pop("field_messages", None) or ("conversations" if is_sharegpt else "messages")
     others = {name: one.pop(f"field_{name}", None) or name for name in ("tools", "system")}
     return turns(str(field), str(role), str(content)) | others
 
 
 def turns(field: str, role: str, content: str) -> dict[str, str]:
-    """Return the columns of a column of turns with these keys: messages, or conversations with any other keys."""
+    """Return the columns of a column of turns with these keys: messages, or conversations with any other
+    keys."""
     plain = (role, content) == ("role", "content")
     return {"messages": field} if plain else {"conversations": field, "from": role, "value": content}
 
 
 def _answers(
-    draft: Draft, family: str, style: str, one: dict[str, Any], templates: list[tuple[str, str]], objective: str
+    draft: Draft,
+    family: str,
+    style: str,
+    one: dict[str, Any],
+    templates: list[tuple[str, str]],
+    objective: str,
 ) -> dict[str, Any]:
     """Return format and columns of pairs or labelled answers."""
     kind = f"type: {family}.{style}"
     style = style.partition(".")[0]
     if style == "nectar":
-        draft.refuse(f"datasets: {kind}: rows of several answers with ranks; write pairs of chosen and rejected")
+        draft.refuse(
+            f"datasets: {kind}: rows of several answers with ranks; write pairs of chosen and rejected"
+        )
     if family == "bradley_terry":
         known, marks = {"instruction": "input"}, "" if style in ("", "chat_template") else style
     elif family == "passthrough":
@@ -244,14 +298,21 @@ _TEXTS = ("instruction", "prompt", "chosen", "rejected", "completion")
 
 
 def _own_format(
-    draft: Draft, kind: dict[str, Any], one: dict[str, Any], templates: list[tuple[str, str]], objective: str | None
+    draft: Draft,
+    kind: dict[str, Any],
+    one: dict[str, Any],
+    templates: list[tuple[str, str]],
+    objective: str | None,
 ) -> dict[str, Any]:
     """Return format and columns of a type that names its fields, and the words around them.
 
-    A recipe has such words in a chat template. A type without any is text: of questions, the question and its answer.
+    A recipe has such words in a chat template. A type without any is text: of questions, the question and its
+    answer.
     """
     used = {key: value for key, value in kind.items() if value not in (None, "")}
-    columns = {key.removeprefix("field_"): str(value) for key, value in used.items() if key.startswith("field_")}
+    columns = {
+        key.removeprefix("field_"): str(value) for key, value in used.items() if key.startswith("field_")
+    }
     compares = objective in ("dpo", "reward", "kto")
     form = {"kto": "unpaired", None: "instruction"}.get(objective, "preference")
     if template := _own_template(one):
@@ -271,7 +332,10 @@ def _own_format(
     columns.pop("system", None)
     if compares:
         return {"format": form} | renamed({"prompt": "prompt"} | columns)
-    renames = {"prompt": columns.get("instruction", "instruction"), "completion": columns.get("output", "output")}
+    renames = {
+        "prompt": columns.get("instruction", "instruction"),
+        "completion": columns.get("output", "output"),
+    }
     return {"format": "prompt_completion"} | renamed(renames)
 
 
@@ -293,8 +357,9 @@ def _template(draft: Draft, templates: list[tuple[str, str]]) -> None:
         rest = of_file[1] if whole or jinja else "the tokenizer's chat template"
         kinds = " and ".join(why if named != of_file[0] else rest for named, why in reasons.items())
         draft.refuse(
-            f"datasets: {kinds}: each has marks of its own, and one chat template renders all chats of a recipe; divide the "
-            "data sets into a file for each, and train one after the other (lora_model_dir)"
+            f"datasets: {kinds}: each has marks of its own, and one chat template renders all chats of a "
+            "recipe; divide the data sets into a file for each, and train one after the other "
+            "(lora_model_dir)"
         )
     name, why = next(iter(reasons.items()), ("", ""))
     if name == of_file[0]:
@@ -302,7 +367,10 @@ def _template(draft: Draft, templates: list[tuple[str, str]]) -> None:
     elif whole:
         draft.note(of_file[1], f"{why} has marks of its own there")
     if fallback := re.fullmatch(r"tokenizer_default_fallback_(\w+)", name):
-        draft.note(why, f"the tokenizer's own chat template; one that has none needs data.chat_template: {fallback[1]}")
+        draft.note(
+            why,
+            f"the tokenizer's own chat template; one that has none needs data.chat_template: {fallback[1]}",
+        )
     elif name != "jinja":
         put_template(draft, name, why)
 
@@ -315,13 +383,23 @@ def put_template(draft: Draft, name: str, why: str) -> None:
         draft.refuse(f"{why}: the template is in the file; write it into a file of its own, and name that")
     if _LOCAL.search(name) or name.endswith((".jinja", ".j2")):
         draft.put("data.chat_template", name)
-    elif name in SHIPPED and not (name == "llama3" and "instruct" in str(draft.get("model.name_or_path")).lower()):
+    elif name in SHIPPED and not (
+        name == "llama3" and "instruct" in str(draft.get("model.name_or_path")).lower()
+    ):
         draft.put("data.chat_template", SHIPPED[name], why)
     else:
-        draft.note(why, "the tokenizer's own chat template; one that has none needs data.chat_template: NAME or FILE")
+        draft.note(
+            why, "the tokenizer's own chat template; one that has none needs data.chat_template: NAME or FILE"
+        )
 
 
-SHIPPED = {"chatml": "chatml", "alpaca": "alpaca", "llama3": "llama3", "llama-3": "llama3", "hermes": "chatml_tools"}
+SHIPPED = {
+    "chatml": "chatml",
+    "alpaca": "alpaca",
+    "llama3": "llama3",
+    "llama-3": "llama3",
+    "hermes": "chatml_tools",
+}
 """Templates that are shipped, by their names in other tools."""
 
 
@@ -347,10 +425,17 @@ def _heldout(draft: Draft, sources: list[dict[str, Any]]) -> None:
         files = one.get("data_files")
         path = (files[0] if isinstance(files, list) else files) or str(one.get("path") or "")
         if path and _LOCAL.search(str(path)):
-            draft.put("data.heldout_path", str(path), "test_datasets" + ("; the first one" if len(tests) > 1 else ""))
+            draft.put(
+                "data.heldout_path",
+                str(path),
+                "test_datasets" + ("; the first one" if len(tests) > 1 else ""),
+            )
         elif len(sources) == 1 and path == sources[0].get("dataset_name") and one.get("split"):
             draft.put("data.eval_split", one["split"], "test_datasets")
         else:
-            draft.note("test_datasets", "held-out data is a file, or a split of the same data set; a share is held out")
+            draft.note(
+                "test_datasets",
+                "held-out data is a file, or a split of the same data set; a share is held out",
+            )
         return
     training.put_share(draft, "val_set_size", size)

@@ -1,4 +1,5 @@
-"""Command lines of TRL, LLaMA-Factory and axolotl, with their launchers and the shell variables of their script."""
+"""Command lines of TRL, LLaMA-Factory and axolotl, with their launchers and the shell variables of their
+script."""
 
 import re
 import shlex
@@ -25,10 +26,33 @@ _ASSIGNMENT = re.compile(rf"\s*(?:export\s+|readonly\s+)?({_NAME})=(\"[^\"]*\"|'
 _VARIABLE = re.compile(rf"\$(?:({_NAME})|\{{({_NAME})(?::?-([^}}]*))?\}})")
 _END = re.compile(r"\d?>>?(?:&\d|[\w./~-]*)|&>.*|<|&&?|\|\|?|;")
 """Words after which a shell's line is no longer the command's."""
-_LAUNCHER = ("num_processes", "num_machines", "nproc_per_node", "nnodes", "multi_gpu", "mixed_precision", "main_process_port",
-             "master_port", "standalone", "module", "machine_rank", "node_rank", "main_process_ip", "master_addr",
-             "rdzv_backend", "rdzv_endpoint", "rdzv_id", "dynamo_backend", "num_gpus", "num_nodes", "launcher", "gpu_ids",
-             "use_deepspeed", "hostfile", "num_cpu_threads_per_process")  # fmt: skip
+_LAUNCHER = (
+    "num_processes",
+    "num_machines",
+    "nproc_per_node",
+    "nnodes",
+    "multi_gpu",
+    "mixed_precision",
+    "main_process_port",
+    "master_port",
+    "standalone",
+    "module",
+    "machine_rank",
+    "node_rank",
+    "main_process_ip",
+    "master_addr",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "dynamo_backend",
+    "num_gpus",
+    "num_nodes",
+    "launcher",
+    "gpu_ids",
+    "use_deepspeed",
+    "hostfile",
+    "num_cpu_threads_per_process",
+)
 """Arguments of accelerate launch, torchrun and deepspeed."""
 _COUNTS = ("num_processes", "num_machines", "nproc_per_node", "nnodes", "num_gpus", "num_nodes")
 
@@ -49,7 +73,8 @@ def read(path: Path, text: str, gpus: int | None, objective: str | None) -> Comm
     """Return the first command of a script that trains; `gpus` and `objective` are what the caller says.
 
     Raises:
-        RecipeError: there is none that trains by an objective which is offered; a value is a variable that has none here.
+        RecipeError: there is none that trains by an objective which is offered; a value is a variable that
+            has none here.
     """
     tool, other = str(peers.tool_of(text)), ""
     for variables, words in _commands(path, text):
@@ -72,7 +97,9 @@ def read(path: Path, text: str, gpus: int | None, objective: str | None) -> Comm
 def of_file(path: Path, content: dict[str, Any], gpus: int | None) -> tuple[dict[str, Any], int | None]:
     """Return the arguments of TRL's YAML without those of its launcher, and the number of processes."""
     variables = content.get("env") if isinstance(content.get("env"), dict) else {}
-    made = _launched(path, "TRL", content, {str(key): str(value) for key, value in (variables or {}).items()}, gpus, None)
+    made = _launched(
+        path, "TRL", content, {str(key): str(value) for key, value in (variables or {}).items()}, gpus, None
+    )
     return made.content, made.gpus
 
 
@@ -115,7 +142,13 @@ def _start(tool: str, words: Sequence[str], place: int) -> int | None:
     name, following = words[place].rpartition("/")[2], words[place + 1 : place + 2]
     if tool == "LLaMA-Factory":
         is_script = re.fullmatch(r"train\w*\.py", name)
-        return place + 1 if is_script else place + 2 if name in ("llamafactory-cli", "lmf") and following == ["train"] else None
+        return (
+            place + 1
+            if is_script
+            else place + 2
+            if name in ("llamafactory-cli", "lmf") and following == ["train"]
+            else None
+        )
     if tool == "axolotl":
         is_module = words[place] == "axolotl.cli.train"
         return place + 1 if is_module else place + 2 if name == "axolotl" and following == ["train"] else None
@@ -139,7 +172,10 @@ def _objective(path: Path, word: str, name: str) -> str | None:
 def _given(path: Path, tool: str, launcher: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
     """Return the arguments of a command, those of its launcher, and those of a file that it names."""
     given, places = _arguments(words)
-    given = {key.removeprefix("no_"): False if _negated(tool, key, value) else value for key, value in given.items()}
+    given = {
+        key.removeprefix("no_"): False if _negated(tool, key, value) else value
+        for key, value in given.items()
+    }
     named = given.pop("config", None) if tool == "TRL" else next(iter(places), None)
     content = load_yaml(sharding.near(path, str(named)) or str(named)) if named else {}
     if tool == "LLaMA-Factory":
@@ -149,7 +185,8 @@ def _given(path: Path, tool: str, launcher: Sequence[str], words: Sequence[str])
 
 
 def _arguments(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return `--key value`, `--key=value`, `--key a b` and `--key` as a mapping, and the words before them."""
+    """Return `--key value`, `--key=value`, `--key a b` and `--key` as a mapping, and the words before
+    them."""
     made: dict[str, Any] = {}
     places: list[str] = []
     key = None
@@ -165,7 +202,11 @@ def _arguments(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             key = None
         elif key is not None:
             value = _value(word)
-            made[key] = value if made[key] is True else [*(made[key] if isinstance(made[key], list) else [made[key]]), value]
+            made[key] = (
+                value
+                if made[key] is True
+                else [*(made[key] if isinstance(made[key], list) else [made[key]]), value]
+            )
         else:
             places.append(word)
     return {key: value for key, value in made.items() if key}, places
@@ -178,7 +219,9 @@ def _value(word: str) -> Any:
         return word
     if isinstance(value, dict):
         return value
-    return {"True": True, "False": False, "None": None}.get(word, value if isinstance(value, int | float | bool) else word)
+    return {"True": True, "False": False, "None": None}.get(
+        word, value if isinstance(value, int | float | bool) else word
+    )
 
 
 def _negated(tool: str, key: str, value: Any) -> bool:
@@ -187,7 +230,12 @@ def _negated(tool: str, key: str, value: Any) -> bool:
 
 
 def _launched(
-    path: Path, tool: str, given: dict[str, Any], variables: dict[str, str], gpus: int | None, objective: str | None
+    path: Path,
+    tool: str,
+    given: dict[str, Any],
+    variables: dict[str, str],
+    gpus: int | None,
+    objective: str | None,
 ) -> Command:
     """Return the command without its launcher's arguments, whose sharding is named as transformers does."""
     given = sharding.of_launcher(given, path)
@@ -197,10 +245,14 @@ def _launched(
         if "$" not in shown or isinstance(value, dict):
             continue
         if key in _COUNTS and gpus is None:
-            _refuse(path, f"--{key} {shown}: the shell knows its value; write the number there, or say --gpus N")
+            _refuse(
+                path, f"--{key} {shown}: the shell knows its value; write the number there, or say --gpus N"
+            )
         if key not in _LAUNCHER and known and known.key:
             _refuse(path, f"--{key} {shown}: a variable that this file does not set; write its value there")
-    content = {key: value for key, value in given.items() if key not in _LAUNCHER and (key != "env" or tool != "TRL")}
+    content = {
+        key: value for key, value in given.items() if key not in _LAUNCHER and (key != "env" or tool != "TRL")
+    }
     return Command(tool, content, gpus or _gpus(given, variables), objective)
 
 
@@ -211,7 +263,12 @@ def _gpus(given: dict[str, Any], variables: dict[str, str]) -> int | None:
     if processes:
         return processes
     visible = variables.get("CUDA_VISIBLE_DEVICES", "").strip("\"' ")
-    each = counts[2] or counts[4] or _count(variables.get("NPROC_PER_NODE")) or (len(visible.split(",")) if visible else None)
+    each = (
+        counts[2]
+        or counts[4]
+        or _count(variables.get("NPROC_PER_NODE"))
+        or (len(visible.split(",")) if visible else None)
+    )
     if each is None and (nodes > 1 or given.get("multi_gpu")):
         each = sharding.GPUS_OF_A_NODE
     return each * nodes if each else None

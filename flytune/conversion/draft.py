@@ -16,7 +16,9 @@ from flytune.schema import alternatives, is_model
 _WIDTH = 128
 _SECTIONS = {
     section: list(
-        dict.fromkeys(name for kind in filter(is_model, alternatives(field.annotation)) for name in kind.model_fields)
+        dict.fromkeys(
+            name for kind in filter(is_model, alternatives(field.annotation)) for name in kind.model_fields
+        )
     )
     for section, field in Recipe.model_fields.items()
 }
@@ -105,13 +107,17 @@ class Draft:
                 continue
             value = self.take(key)
             if value not in (*_OFF, known.harmless):
-                shown = yaml_core.dump(value, in_one_line=True) if isinstance(value, str | int | float) else "..."
+                shown = (
+                    yaml_core.dump(value, in_one_line=True) if isinstance(value, str | int | float) else "..."
+                )
                 self.refuse(f"{key}: {shown}: {known.advice}")
 
     def lift(self, key: str, tool: str) -> None:
         """Put the keys of a section beside the others; they are those of another tool."""
         section = self.take(key) or {}
-        self._left |= {str(name): value for name, value in section.items() if value is not None and value != ""}
+        self._left |= {
+            str(name): value for name, value in section.items() if value is not None and value != ""
+        }
         self._tools |= dict.fromkeys(map(str, section), tool)
 
     def _counterpart(self, key: str) -> peers.Counterpart | None:
@@ -119,10 +125,13 @@ class Draft:
 
     def _reason(self, key: str) -> str:
         known = self._counterpart(key)
-        return known.advice if known else f"not known as a key of {self.tool}; nothing of it is in this recipe"
+        return (
+            known.advice if known else f"not known as a key of {self.tool}; nothing of it is in this recipe"
+        )
 
     def _rename(self, key: str) -> None:
-        """Set the field of a key whose value means the same in a recipe, if it is a field of what is trained here."""
+        """Set the field of a key whose value means the same in a recipe, if it is a field of what is trained
+        here."""
         known = self._counterpart(key)
         if known is None or known.key is None or known.change or self.get(known.key) is not None:
             return
@@ -149,8 +158,8 @@ class Draft:
             self.leave(key)
         lines = [
             "# yaml-language-server: $schema=recipe.schema.json",
-            f"# Made of {self.tool}'s {_in_a_line(self.path.name)} by flytune convert; a comment says what is not the same "
-            "there.",
+            f"# Made of {self.tool}'s {_in_a_line(self.path.name)} by flytune convert; a comment says what "
+            "is not the same there.",
             "# Next: flytune plan FILE, then flytune xray FILE, which shows the samples as they are trained.",
         ]
         for section, names in _SECTIONS.items():
@@ -165,7 +174,10 @@ class Draft:
                 del content["objective"]["rewards"]
             recipe = Recipe.from_content(content, self.path)
         except yaml_core.YAMLError as error:
-            self.refuse(f"the recipe that it makes is {error}; divide the data sets into fewer, or name a folder of them")
+            self.refuse(
+                f"the recipe that it makes is {error}; divide the data sets into fewer, or name a folder of "
+                "them"
+            )
         except RecipeError as error:
             problems = [line.strip() for line in str(error).splitlines() if line.startswith("  ")]
             self.refuse(problems[0] if problems else str(error))
@@ -211,7 +223,18 @@ def _in_a_line(text: str) -> str:
 
 def run_name(path: Path) -> str:
     """Return a recipe's name for a file; that of its folder too, where files are called config."""
-    generic = path.stem.lower() in ("config", "train", "sft", "dpo", "lora", "qlora", "full", "fft", "run", "axolotl")
+    generic = path.stem.lower() in (
+        "config",
+        "train",
+        "sft",
+        "dpo",
+        "lora",
+        "qlora",
+        "full",
+        "fft",
+        "run",
+        "axolotl",
+    )
     text = f"{path.absolute().parent.name}-{path.stem}" if generic else path.stem
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].strip("-") or "converted"
 

@@ -40,7 +40,8 @@ def put(draft: Draft) -> None:
 
 
 def _clip_range(draft: Draft, loss: str) -> None:
-    """Set the distances at which importance weights are cut, with TRL's defaults, which are those of no paper."""
+    """Set the distances at which importance weights are cut, with TRL's defaults, which are those of no
+    paper."""
     low, high = training.number(draft, "epsilon", 0.2), training.number(draft, "epsilon_high")
     if loss == "cispo":
         draft.put("objective.epsilon_high", low if high is None else high)
@@ -50,7 +51,8 @@ def _clip_range(draft: Draft, loss: str) -> None:
 
 
 def _rewards(draft: Draft) -> None:
-    """Set the rewards; an empty list, which no recipe may have, where a function of the file's own is among them."""
+    """Set the rewards; an empty list, which no recipe may have, where a function of the file's own is among
+    them."""
     names, weights = draft.take("reward_funcs") or [], draft.take("reward_weights")
     names = [str(name) for name in ([names] if isinstance(names, str) else names)]
     weights = list(weights) if weights else [1.0] * len(names)
@@ -59,14 +61,22 @@ def _rewards(draft: Draft) -> None:
     known = [name.removeprefix("trl.rewards.") for name in names]
     if names and all(name in _REWARDS for name in known):
         rows = [_weighted(_REWARDS[name], weight) for name, weight in zip(known, weights, strict=True)]
-        draft.put("objective.rewards", rows, f"{', '.join(known)}; exact_answer compares final answers, TRL parses formulas")
+        draft.put(
+            "objective.rewards",
+            rows,
+            f"{', '.join(known)}; exact_answer compares final answers, TRL parses formulas",
+        )
         return
-    listed = ", ".join(f"{name} (weight {weight})" for name, weight in zip(names, weights, strict=True)) or "none is named"
+    listed = (
+        ", ".join(f"{name} (weight {weight})" for name, weight in zip(names, weights, strict=True))
+        or "none is named"
+    )
     draft.put(
         "objective.rewards",
         [],
-        f"fill in; there: {listed}. A function of your own is path/to/rewards.py:function, and judges one completion, where "
-        "TRL's judges a list; shipped are exact_answer, regular_expression, json_schema and unit_tests (docs/objectives.md)",
+        f"fill in; there: {listed}. A function of your own is path/to/rewards.py:function, and judges one "
+        "completion, where TRL's judges a list; shipped are exact_answer, regular_expression, json_schema "
+        "and unit_tests (docs/objectives.md)",
     )
 
 

@@ -37,7 +37,10 @@ def _check_purpose(draft: Draft, stage: Any) -> None:
             if draft.has(key):
                 draft.refuse(f"it trains nothing: {reason}")
         if draft.has("eval_dataset") or draft.has("task") or draft.take("do_predict"):
-            draft.refuse("it trains nothing: it evaluates a model, which a recipe's section evaluation does after training")
+            draft.refuse(
+                "it trains nothing: it evaluates a model, which a recipe's section evaluation does after "
+                "training"
+            )
         draft.refuse("it names no dataset, so that it trains nothing")
     if draft.take("do_train") is False or (draft.take("do_predict") and not stage):
         draft.refuse("it trains nothing (do_train: false)")
@@ -77,7 +80,11 @@ def _objective(draft: Draft, stage: str) -> None:
         reference = draft.take("ref_model")
         if reference != draft.get("model.name_or_path"):
             draft.refuse(f"ref_model: {reference}: the reference is the base model itself")
-    betas = [value for key in ("pref_beta", "dpo_beta", "kto_beta") if (value := training.number(draft, key)) is not None]
+    betas = [
+        value
+        for key in ("pref_beta", "dpo_beta", "kto_beta")
+        if (value := training.number(draft, key)) is not None
+    ]
     if name in ("dpo", "kto"):
         draft.put("objective.beta", betas[0] if betas else None)
     loss = draft.take("pref_loss") or draft.take("dpo_loss") or "sigmoid"
@@ -93,7 +100,10 @@ def _objective(draft: Draft, stage: str) -> None:
         elif loss != "sigmoid":
             draft.put("objective.loss_type", [loss])
     if name == "kto":
-        draft.same(("kto_chosen_weight", "objective.desirable_weight"), ("kto_rejected_weight", "objective.undesirable_weight"))
+        draft.same(
+            ("kto_chosen_weight", "objective.desirable_weight"),
+            ("kto_rejected_weight", "objective.undesirable_weight"),
+        )
         if extra:
             draft.refuse(f"pref_ftx: {extra}: objective kto has no loss of its good answers beside it")
 
@@ -152,7 +162,10 @@ def _records(draft: Draft) -> None:
     training.put_best(draft)
     if steps := draft.take("early_stopping_steps"):
         draft.put("evaluation.early_stopping_patience", steps if draft.get("evaluation.eval_steps") else None)
-    draft.same(("per_device_eval_batch_size", "evaluation.batch_size"), ("max_new_tokens", "evaluation.max_new_tokens"))
+    draft.same(
+        ("per_device_eval_batch_size", "evaluation.batch_size"),
+        ("max_new_tokens", "evaluation.max_new_tokens"),
+    )
     reports = draft.take("report_to") or []
     reports = _parts(reports) if isinstance(reports, str) else [str(one) for one in reports]
     training.put_tracking(draft, reports)

@@ -30,12 +30,18 @@ def put_data(draft: Draft, stage: str) -> None:
     _packing(draft, stage)
     if draft.take("train_on_prompt") and stage == "sft":
         draft.put("data.completion_only_loss", False, "train_on_prompt")
-    draft.same(("default_system", "data.system_prompt"), ("split_special_tokens", "data.split_special_tokens"))
+    draft.same(
+        ("default_system", "data.system_prompt"), ("split_special_tokens", "data.split_special_tokens")
+    )
     _heldout(draft, str(folder), stage)
 
 
 def _names(value: Any) -> list[str]:
-    return [name.strip() for name in (value if isinstance(value, list) else str(value or "").split(",")) if str(name).strip()]
+    return [
+        name.strip()
+        for name in (value if isinstance(value, list) else str(value or "").split(","))
+        if str(name).strip()
+    ]
 
 
 @cache
@@ -69,7 +75,9 @@ def _source(draft: Draft, name: str, folder: str, stage: str) -> dict[str, Any]:
             return {"path": str(path if path.exists() else name)}
         if name.count("/") == 1:
             return {"dataset_name": name}
-        draft.refuse(f"dataset: {name}: no such name in {folder}/dataset_info.json, and none of LLaMA-Factory's own")
+        draft.refuse(
+            f"dataset: {name}: no such name in {folder}/dataset_info.json, and none of LLaMA-Factory's own"
+        )
     if known.get("media"):
         draft.refuse(f"dataset: {name}: images, video and audio are not trained")
     entry = {"file_name": known.get("file"), "hf_hub_url": known.get("hub")} | known
@@ -79,15 +87,26 @@ def _source(draft: Draft, name: str, folder: str, stage: str) -> dict[str, Any]:
 def _place(draft: Draft, name: str, entry: dict[str, Any], folder: Path | None) -> dict[str, Any]:
     """Return the keys of a source that say where its rows are."""
     if hub := entry.get("hf_hub_url"):
-        made = {"dataset_name": hub, "dataset_config": entry.get("subset"), "dataset_split": entry.get("split")}
-        return {key: value for key, value in made.items() if value and (key, value) != ("dataset_split", "train")}
+        made = {
+            "dataset_name": hub,
+            "dataset_config": entry.get("subset"),
+            "dataset_split": entry.get("split"),
+        }
+        return {
+            key: value for key, value in made.items() if value and (key, value) != ("dataset_split", "train")
+        }
     if address := entry.get("cloud_file_name"):
         return {"path": str(address)}
     if not (file := entry.get("file_name")):
-        draft.refuse(f"dataset: {name}: its entry names neither a file nor a repository of the Hugging Face hub")
+        draft.refuse(
+            f"dataset: {name}: its entry names neither a file nor a repository of the Hugging Face hub"
+        )
     if folder is not None:
         return {"path": str(folder / str(file))}
-    draft.note(f"dataset: {name}", f"{file} of LLaMA-Factory's own data, read from the hub; name data/{file} if you have it")
+    draft.note(
+        f"dataset: {name}",
+        f"{file} of LLaMA-Factory's own data, read from the hub; name data/{file} if you have it",
+    )
     return {"path": f"{_DEMO_FILES}/{file}"}
 
 
@@ -110,7 +129,11 @@ def _format(draft: Draft, name: str, entry: dict[str, Any], stage: str) -> dict[
     answer = {} if is_chat else {"output": _named(columns, "output")}
     if stage == "kto":
         answer = {"completion": answer["output"]} if answer else {}
-        return {"format": "unpaired"} | renamed(of_all | answer | {"label": _named(columns, "label", "kto_tag")}) | separator
+        return (
+            {"format": "unpaired"}
+            | renamed(of_all | answer | {"label": _named(columns, "label", "kto_tag")})
+            | separator
+        )
     if entry.get("ranking"):
         draft.refuse(f"dataset: {name}: has pairs, which stage sft does not train; write stage: dpo")
     form = "instruction" if not is_chat else "messages" if "messages" in prompt else "sharegpt"
@@ -133,7 +156,10 @@ def _turns(draft: Draft, name: str, entry: dict[str, Any]) -> dict[str, str]:
     is_openai, tags = entry.get("formatting") == "openai", entry.get("tags") or {}
     for tag, known in _SPEAKERS.items():
         if (speaker := tags.get(tag, known[0])) not in known:
-            draft.refuse(f"dataset: {name}: {tag}: {speaker}: of the names of this speaker, {', '.join(known)} are read")
+            draft.refuse(
+                f"dataset: {name}: {tag}: {speaker}: of the names of this speaker, {', '.join(known)} are "
+                "read"
+            )
     keys = [str(tags.get(tag, default[is_openai])) for tag, default in _KEYS.items()]
     return axolotl_data.turns(str((entry.get("columns") or {}).get("messages", "conversations")), *keys)
 
@@ -154,7 +180,9 @@ def _template(draft: Draft, stage: str) -> None:
     name = str(draft.take("template") or "")
     if name and stage != "pt":
         if name == "default":
-            draft.refuse("template: default: no shipped template has its marks Human: and Assistant:; name another one")
+            draft.refuse(
+                "template: default: no shipped template has its marks Human: and Assistant:; name another one"
+            )
         axolotl_data.put_template(draft, name, f"template: {name}")
 
 
@@ -165,7 +193,9 @@ def _packing(draft: Draft, stage: str) -> None:
         draft.put("data.packing", packs, "as stage pt; attention never crosses samples here" if packs else "")
         draft.put("data.too_long", "split")
     elif stage == "sft" and (neat or packing):
-        draft.put("data.packing", True, "" if neat else "packing: attention crosses samples there, and not here")
+        draft.put(
+            "data.packing", True, "" if neat else "packing: attention crosses samples there, and not here"
+        )
 
 
 def _heldout(draft: Draft, folder: str, stage: str) -> None:
@@ -175,6 +205,13 @@ def _heldout(draft: Draft, folder: str, stage: str) -> None:
         return
     source = _source(draft, names[0], folder, stage)
     if len(names) == 1 and "path" in source:
-        draft.put("data.heldout_path", source["path"], "eval_dataset; it has the format and columns of the training data")
+        draft.put(
+            "data.heldout_path",
+            source["path"],
+            "eval_dataset; it has the format and columns of the training data",
+        )
     else:
-        draft.note("eval_dataset", "held-out data is one file or folder (data.heldout_path); a share of the data is held out")
+        draft.note(
+            "eval_dataset",
+            "held-out data is one file or folder (data.heldout_path); a share of the data is held out",
+        )

@@ -1,4 +1,5 @@
-"""The sharding that another tool's file names by DeepSpeed and FSDP, or its launcher by a configuration of accelerate."""
+"""The sharding that another tool's file names by DeepSpeed and FSDP, or its launcher by a configuration of
+accelerate."""
 
 import json
 import re
@@ -24,7 +25,8 @@ def keeps_masters(draft: Draft) -> bool:
 
 
 def of_launcher(arguments: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the arguments of a command line with the launcher's sharding under the names that transformers has for it.
+    """Return the arguments of a command line with the launcher's sharding under the names that transformers
+    has for it.
 
     A configuration of accelerate is read where it is found; otherwise its name says the sharding.
     """
@@ -49,7 +51,8 @@ def of_launcher(arguments: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def near(path: Path, name: str) -> Path | None:
-    """Return the place of a file that another file names: here, beside that file, or above it; None if it is not found."""
+    """Return the place of a file that another file names: here, beside that file, or above it; None if it is
+    not found."""
     for folder in (Path(), path.parent, *list(path.absolute().parents)[:5]):
         try:
             if (file := folder / name).is_file():
@@ -60,7 +63,8 @@ def near(path: Path, name: str) -> Path | None:
 
 
 def _of_accelerate(path: Path, name: str) -> dict[str, Any]:
-    """Return the arguments that a configuration of accelerate stands for; none if it is not on this machine."""
+    """Return the arguments that a configuration of accelerate stands for; none if it is not on this
+    machine."""
     content = load_yaml(file) if (file := near(path, name)) else None
     if not isinstance(content, dict):
         return {}
@@ -76,7 +80,9 @@ def _of_accelerate(path: Path, name: str) -> dict[str, Any]:
 def _deepspeed(settings: dict[str, Any]) -> dict[str, Any]:
     """Return DeepSpeed's configuration for accelerate's names of its settings."""
     stage, device = settings.get("zero_stage"), settings.get("offload_optimizer_device") or "none"
-    zero = {"stage": 2 if stage is None else stage} | ({"offload_optimizer": {"device": device}} if device != "none" else {})
+    zero = {"stage": 2 if stage is None else stage} | (
+        {"offload_optimizer": {"device": device}} if device != "none" else {}
+    )
     return {"zero_optimization": zero}
 
 
@@ -87,18 +93,30 @@ def put(draft: Draft, gpus: int | None, nodes: int = 1) -> int:
     if deepspeed:
         name, offload = _zero(draft, deepspeed)
         note = "deepspeed: " + (deepspeed if isinstance(deepspeed, str) else "a configuration in the file")
-        if isinstance(deepspeed, str) and not _STAGE.search(deepspeed.lower()) and near(draft.path, deepspeed) is None:
+        if (
+            isinstance(deepspeed, str)
+            and not _STAGE.search(deepspeed.lower())
+            and near(draft.path, deepspeed) is None
+        ):
             note += ", which is not on this machine, so that stage 3 is assumed"
         if name.startswith("zero"):
             note += f"; a file of your own, sharding: {{name: {name}, config: FILE}}"
     elif fsdp or config:
         settings = config if isinstance(config, dict) else {}
         shown = f"{fsdp} {settings.get('fsdp_offload_params') or settings.get('offload_params')}"
-        name, offload, note = "fsdp", "cpu" if re.search("offload|True", shown) else None, "FSDP2, which follows from it"
+        name, offload, note = (
+            "fsdp",
+            "cpu" if re.search("offload|True", shown) else None,
+            "FSDP2, which follows from it",
+        )
         if settings.get("activation_checkpointing") or settings.get("fsdp_activation_checkpointing"):
             draft.put("training.activation_checkpointing", True, "of fsdp_config")
     elif "fsdp" in draft.path.stem.lower():
-        name, offload, note = "fsdp", None, "by the name of the file: accelerate's configuration says it there"
+        name, offload, note = (
+            "fsdp",
+            None,
+            "by the name of the file: accelerate's configuration says it there",
+        )
     else:
         name, offload, note = ("ddp" if gpus and gpus > 1 else "none"), None, ""
         if name == "none":
@@ -113,7 +131,8 @@ _STAGE = re.compile(r"(?:zero|ds_?z|z|stage|ds)[-_]?([0-3])")
 
 
 def _zero(draft: Draft, deepspeed: Any) -> tuple[str, str | None]:
-    """Return the sharding and offload of a DeepSpeed configuration, by its content or the name of its file."""
+    """Return the sharding and offload of a DeepSpeed configuration, by its content or the name of its
+    file."""
     content = deepspeed
     if isinstance(deepspeed, str) and (file := near(draft.path, deepspeed)):
         try:
@@ -129,5 +148,11 @@ def _zero(draft: Draft, deepspeed: Any) -> tuple[str, str | None]:
     else:
         found = _STAGE.search(str(deepspeed).lower())
         stage = int(found[1]) if found else 3
-        offload = "nvme" if "nvme" in str(deepspeed) else "cpu" if re.search("cpu|offload", str(deepspeed)) else None
+        offload = (
+            "nvme"
+            if "nvme" in str(deepspeed)
+            else "cpu"
+            if re.search("cpu|offload", str(deepspeed))
+            else None
+        )
     return (f"zero{stage}", offload if stage != 1 else None) if stage in (1, 2, 3) else ("ddp", None)

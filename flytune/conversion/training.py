@@ -51,7 +51,8 @@ def number(draft: Draft, key: str, default: Any = None) -> Any:
 
 
 def whole(draft: Draft, key: str, default: Any = None) -> Any:
-    """Return the whole number of a key; refuse the file where it is another number, as the tool itself does."""
+    """Return the whole number of a key; refuse the file where it is another number, as the tool itself
+    does."""
     value = number(draft, key, default)
     if isinstance(value, float):
         if not value.is_integer():
@@ -64,10 +65,16 @@ def put_batch(draft: Draft, micro: int, accumulation: int, gpus: int, words: str
     """Set the batch of a step; `words` are the tool's names of the two factors."""
     total = micro * accumulation * gpus
     if draft.get("objective.name") == "kto" and draft.get("objective.loss_type") is None and total < 2:
-        draft.put("training.global_batch_size", 2, f"{words} = {total}, but kto's estimate of the KL divergence needs two rows")
+        draft.put(
+            "training.global_batch_size",
+            2,
+            f"{words} = {total}, but kto's estimate of the KL divergence needs two rows",
+        )
     else:
         count = counted(gpus, "GPU") if gpus > 1 else "one GPU"
-        draft.put("training.global_batch_size", total, f"{words}: {micro} x {accumulation}, on {count} (--gpus)")
+        draft.put(
+            "training.global_batch_size", total, f"{words}: {micro} x {accumulation}, on {count} (--gpus)"
+        )
     draft.put("training.per_device_train_batch_size", micro, "without it: the largest that fits")
 
 
@@ -77,11 +84,14 @@ def put_optimizer(draft: Draft, name: str) -> None:
     if name not in OPTIMIZERS:
         if name.startswith("schedule_free"):
             draft.refuse(
-                f"optimizer {name}: a schedule-free optimizer has other weights for training than for evaluation and export, "
-                "which take the trained ones here; write adamw_torch_fused with a schedule"
+                f"optimizer {name}: a schedule-free optimizer has other weights for training than for "
+                "evaluation and export, which take the trained ones here; write adamw_torch_fused with a "
+                "schedule"
             )
         if name not in _OPTIMIZERS:
-            draft.refuse(f"optimizer {name}: there is none like it; the optimizers are {', '.join(OPTIMIZERS)}")
+            draft.refuse(
+                f"optimizer {name}: there is none like it; the optimizers are {', '.join(OPTIMIZERS)}"
+            )
         ours = _OPTIMIZERS[name]
         note = f"{name}: the nearest here"
     kind = OPTIMIZERS[ours]
@@ -99,9 +109,14 @@ def put_schedule(draft: Draft, name: str, arguments: Any) -> None:
     if ours not in SCHEDULES:
         draft.refuse(f"schedule {name}: there is none like it; the schedules are {', '.join(SCHEDULES)}")
     near = ours != name and name in ("one_cycle", "rex")
-    draft.put("training.lr_scheduler_type", ours, f"{name} is not offered; this is the nearest" if near else "")
+    draft.put(
+        "training.lr_scheduler_type", ours, f"{name} is not offered; this is the nearest" if near else ""
+    )
     if arguments and isinstance(arguments, dict):
-        draft.put("training.lr_scheduler_kwargs", {key: value for key, value in arguments.items() if value is not None})
+        draft.put(
+            "training.lr_scheduler_kwargs",
+            {key: value for key, value in arguments.items() if value is not None},
+        )
 
 
 def put_warmup(draft: Draft, default: float, note: str) -> None:
@@ -126,7 +141,8 @@ def put_length(draft: Draft, epochs_key: str, default: float) -> None:
 
 
 def put_defaults_of_transformers(draft: Draft, learning_rate: float, optimizer: str, gpus: int) -> None:
-    """Set optimizer, schedule, batch, length and saves by the keys and defaults of transformers' TrainingArguments."""
+    """Set optimizer, schedule, batch, length and saves by the keys and defaults of transformers'
+    TrainingArguments."""
     draft.put("training.learning_rate", number(draft, "learning_rate", learning_rate))
     micro = whole(draft, "per_device_train_batch_size", 8)
     accumulation = whole(draft, "gradient_accumulation_steps", 1)
@@ -156,14 +172,25 @@ def put_share(draft: Draft, key: str, size: Any) -> None:
         draft.put("data.heldout_fraction", size)
     elif size:
         share = Data.model_fields["heldout_fraction"].default
-        draft.put("data.heldout_fraction", share, f"{key}: {counted(size, 'sample')}; write their share of all samples")
+        draft.put(
+            "data.heldout_fraction",
+            share,
+            f"{key}: {counted(size, 'sample')}; write their share of all samples",
+        )
     else:
         draft.put("data.heldout_fraction", 0, f"{key}; 0.02 would show whether tuning helped")
 
 
 def put_numbers(draft: Draft) -> None:
     """Set the numbers of AdamW, and those that all tools name like transformers."""
-    names = ("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "neftune_noise_alpha", "logging_steps")
+    names = (
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "neftune_noise_alpha",
+        "logging_steps",
+    )
     for name in names:
         value = number(draft, name)
         if name == "logging_steps" and value is not None and value < 1:
@@ -183,9 +210,13 @@ def put_numbers(draft: Draft) -> None:
 
 
 def put_model(draft: Draft) -> None:
-    """Set what follows from the model's name, and leave trust_remote_code out: transformers has most model types by now."""
+    """Set what follows from the model's name, and leave trust_remote_code out: transformers has most model
+    types by now."""
     if draft.take("trust_remote_code"):
-        draft.note("trust_remote_code", "a model that brings its own code needs model.trust_remote_code: true; most do not")
+        draft.note(
+            "trust_remote_code",
+            "a model that brings its own code needs model.trust_remote_code: true; most do not",
+        )
     if re.search(r"gemma-?2", str(draft.get("model.name_or_path")).lower()):
         draft.put("model.attn_implementation", "eager", "gemma2 has no sdpa in transformers")
 
@@ -209,14 +240,21 @@ def put_attention(draft: Draft, key: str, value: Any) -> None:
     if name in ("eager", "disabled"):
         draft.put("model.attn_implementation", "eager")
     elif name not in ("sdpa", "auto", "none") and draft.get("model.attn_implementation") is None:
-        draft.put("model.attn_implementation", "sdpa", f"{key}: {value}; torch's kernels are like it, and in every image")
+        draft.put(
+            "model.attn_implementation",
+            "sdpa",
+            f"{key}: {value}; torch's kernels are like it, and in every image",
+        )
 
 
 def put_times(draft: Draft, section: str, default: Any, note: str = "") -> None:
-    """Set checkpoints.save_steps or evaluation.eval_steps, by the number of steps, or of times in an epoch, of a tool."""
+    """Set checkpoints.save_steps or evaluation.eval_steps, by the number of steps, or of times in an epoch,
+    of a tool."""
     verb = {"checkpoints": "save", "evaluation": "eval"}[section]
     field = f"{section}.{verb}_steps"
-    strategy = draft.take(f"{verb}_strategy") or (draft.take("evaluation_strategy") if verb == "eval" else None)
+    strategy = draft.take(f"{verb}_strategy") or (
+        draft.take("evaluation_strategy") if verb == "eval" else None
+    )
     steps, each = number(draft, f"{verb}_steps"), number(draft, f"{verb}s_per_epoch")
     if strategy in ("no", False, "False"):
         return
@@ -225,7 +263,11 @@ def put_times(draft: Draft, section: str, default: Any, note: str = "") -> None:
     elif each:
         epochs = draft.get("training.num_train_epochs") or 1
         share = float(f"{1 / (each * epochs):.6g}")
-        draft.put(field, share, f"{verb}s_per_epoch: {each}, a share of all steps: 1 / ({each} x {counted(epochs, 'epoch')})")
+        draft.put(
+            field,
+            share,
+            f"{verb}s_per_epoch: {each}, a share of all steps: 1 / ({each} x {counted(epochs, 'epoch')})",
+        )
     elif steps:
         draft.put(field, int(steps) if steps >= 1 else steps)
     elif default is not None:
@@ -249,7 +291,11 @@ def put_best(draft: Draft) -> None:
 def put_publishing(draft: Draft, name: Any) -> None:
     """Set the repository on the hub that the model is pushed to."""
     if isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
-        draft.put("publish.address", f"hf://{name}", "after the guards of evaluation; a repository of yours, with a token")
+        draft.put(
+            "publish.address",
+            f"hf://{name}",
+            "after the guards of evaluation; a repository of yours, with a token",
+        )
         private = draft.take("hub_private_repo")
         draft.put("publish.private", private if isinstance(private, bool) else None)
     elif name:
@@ -282,7 +328,10 @@ def put_targets(draft: Draft, value: Any, is_all: bool) -> None:
     if is_all or (isinstance(value, str) and value.lower() in ("all", "all-linear", "all_linear")):
         draft.put("method.target_modules", "all-linear")
     elif value:
-        draft.put("method.target_modules", [value] if isinstance(value, str) and re.fullmatch(r"\w+", value) else value)
+        draft.put(
+            "method.target_modules",
+            [value] if isinstance(value, str) and re.fullmatch(r"\w+", value) else value,
+        )
     else:
         note = "PEFT's own choice there for Llama, Mistral, Qwen and Gemma; all-linear usually learns more"
         draft.put("method.target_modules", ["q_proj", "v_proj"], note)
@@ -292,7 +341,9 @@ def put_tables(draft: Draft, value: Any, key: str) -> None:
     """Set the tables that are trained completely beside an adapter."""
     names = [part.strip() for part in value.split(",")] if isinstance(value, str) else list(value or ())
     if other := [name for name in names if name not in ("embed_tokens", "lm_head")]:
-        draft.refuse(f"{key}: {other[0]}: only embed_tokens and lm_head are trained completely beside an adapter")
+        draft.refuse(
+            f"{key}: {other[0]}: only embed_tokens and lm_head are trained completely beside an adapter"
+        )
     known = known_name(str(draft.get("model.name_or_path"))) or {}
     if "lm_head" in names and known.get("tie_word_embeddings"):
         names = ["embed_tokens"]
@@ -310,15 +361,20 @@ def put_experts(draft: Draft, has_targets: bool) -> None:
     weights = {name.rpartition("experts.")[2] for name in names if "experts." in name}
     if weights != {"gate_up_proj", "down_proj"} or len(names) != 2:
         draft.refuse(
-            f"lora_target_parameters: {', '.join(names)}: method.experts adapts gate_up_proj and down_proj of the experts, both"
+            f"lora_target_parameters: {', '.join(names)}: method.experts adapts gate_up_proj and down_proj "
+            "of the experts, both"
         )
     if not has_targets:
-        draft.refuse("lora_target_parameters: without lora_target_modules: method.experts adapts experts beside other layers")
+        draft.refuse(
+            "lora_target_parameters: without lora_target_modules: method.experts adapts experts beside other "
+            "layers"
+        )
     draft.put("method.experts", True, "lora_target_parameters")
 
 
 def put_no_balance_loss(draft: Draft) -> None:
-    """Leave the balance loss of a known mixture of experts out, as a tool does that does not ask for router logits."""
+    """Leave the balance loss of a known mixture of experts out, as a tool does that does not ask for router
+    logits."""
     known = known_name(str(draft.get("model.name_or_path"))) or {}
     if any(known.get(key) for key in ("num_experts", "num_local_experts")):
         draft.put("training.router_aux_loss_coef", 0, "not asked for there; without it: that of config.json")

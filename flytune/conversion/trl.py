@@ -79,7 +79,10 @@ def _objective(draft: Draft, objective: str) -> None:
         draft.put("objective.label_smoothing", training.number(draft, "label_smoothing"))
         draft.same(("precompute_ref_log_probs", "objective.precompute_ref_log_probs"))
     else:
-        draft.same(("desirable_weight", "objective.desirable_weight"), ("undesirable_weight", "objective.undesirable_weight"))
+        draft.same(
+            ("desirable_weight", "objective.desirable_weight"),
+            ("undesirable_weight", "objective.undesirable_weight"),
+        )
     draft.same(("disable_dropout", "objective.disable_dropout"))
 
 
@@ -140,8 +143,14 @@ def _data(draft: Draft, objective: str) -> None:
     if draft.take("packing") and objective == "sft":
         draft.put("data.packing", True)
         if draft.take("packing_strategy") == "wrapped":
-            draft.put("data.too_long", "split", "packing_strategy: wrapped; attention never crosses samples here")
-    draft.same(("pad_token", "data.pad_token"), ("eos_token", "data.eos_token"), ("chat_template_path", "data.chat_template"))
+            draft.put(
+                "data.too_long", "split", "packing_strategy: wrapped; attention never crosses samples here"
+            )
+    draft.same(
+        ("pad_token", "data.pad_token"),
+        ("eos_token", "data.eos_token"),
+        ("chat_template_path", "data.chat_template"),
+    )
 
 
 def _source(draft: Draft, split: Any) -> dict[str, Any]:
@@ -152,8 +161,13 @@ def _source(draft: Draft, split: Any) -> dict[str, Any]:
     if _is_file(str(name)):
         source: dict[str, Any] = {"path": str(name)}
     else:
-        named = {"dataset_config": draft.take("dataset_config"), "dataset_split": split if split != "train" else None}
-        source = {"dataset_name": str(name)} | {key: value for key, value in named.items() if value is not None}
+        named = {
+            "dataset_config": draft.take("dataset_config"),
+            "dataset_split": split if split != "train" else None,
+        }
+        source = {"dataset_name": str(name)} | {
+            key: value for key, value in named.items() if value is not None
+        }
     column = draft.take("dataset_text_field")
     if column:
         source["format"] = "text"
@@ -162,22 +176,32 @@ def _source(draft: Draft, split: Any) -> dict[str, Any]:
 
 def _put_length(draft: Draft) -> None:
     length = training.number(draft, "max_length") or training.number(draft, "max_seq_length") or 1024
-    unlimited = "max_length: None there, which cuts nothing; here this is the limit" if draft.is_empty("max_length") else ""
+    unlimited = (
+        "max_length: None there, which cuts nothing; here this is the limit"
+        if draft.is_empty("max_length")
+        else ""
+    )
     draft.put("data.max_length", int(length), unlimited)
 
 
 def _put_prompt_length(draft: Draft) -> None:
     """Set the length of prompt and answer, which TRL's GRPO does not limit together."""
-    prompt, answer = training.whole(draft, "max_prompt_length", 1024), draft.get("objective.max_completion_length")
-    draft.put("data.max_length", prompt + answer, f"{prompt} for the prompt, and objective.max_completion_length")
+    prompt, answer = (
+        training.whole(draft, "max_prompt_length", 1024),
+        draft.get("objective.max_completion_length"),
+    )
+    draft.put(
+        "data.max_length", prompt + answer, f"{prompt} for the prompt, and objective.max_completion_length"
+    )
     draft.put("data.too_long", "error", "TRL cuts no prompt")
 
 
 def _with_loss(draft: Draft, sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sources of sft with the format of which TRL trains the same tokens, and set data.completion_only_loss.
+    """Return the sources of sft with the format of which TRL trains the same tokens, and set
+    data.completion_only_loss.
 
-    By default TRL trains every token of chats and texts, and of rows of prompt and completion the completions. Where nothing
-    says which rows a source has, they are chats, and other rows are an error.
+    By default TRL trains every token of chats and texts, and of rows of prompt and completion the
+    completions. Where nothing says which rows a source has, they are chats, and other rows are an error.
     """
     only, answers = draft.take("completion_only_loss"), draft.take("assistant_only_loss")
     if answers or only:
@@ -189,28 +213,34 @@ def _with_loss(draft: Draft, sources: list[dict[str, Any]]) -> list[dict[str, An
     if "prompt_completion" in kinds:
         if {"messages", None} & set(kinds):
             draft.refuse(
-                "datasets: of chats TRL trains every token, of rows of prompt and completion the completions alone, and "
-                "data.completion_only_loss is that of all sources; write assistant_only_loss: true, or divide the file"
+                "datasets: of chats TRL trains every token, of rows of prompt and completion the completions "
+                "alone, and data.completion_only_loss is that of all sources; write assistant_only_loss: "
+                "true, or divide the file"
             )
         return sources
     draft.put(
         "data.completion_only_loss",
         False,
-        "of chats, TRL trains every token where assistant_only_loss is not set; for rows of prompt and completion, whose "
-        "completions it trains, remove this line and format: messages",
+        "of chats, TRL trains every token where assistant_only_loss is not set; for rows of prompt and "
+        "completion, whose completions it trains, remove this line and format: messages",
     )
     return [source | {"format": kind or "messages"} for source, kind in zip(sources, kinds, strict=True)]
 
 
 def _rows_of(draft: Draft, source: dict[str, Any]) -> str | None:
-    """Return the format of a source on this machine by the columns of its first row; None if nothing says it."""
+    """Return the format of a source on this machine by the columns of its first row; None if nothing says
+    it."""
     path = str(source.get("path", ""))
     file = sharding.near(draft.path, path) if path.endswith((".jsonl", ".json", ".csv")) else None
     if file is None:
         return None
     with file.open(encoding="utf-8", errors="replace") as lines:
         beginning = lines.read(_BEGINNING)
-    columns = set(re.findall(r"[\w]+", beginning.partition("\n")[0]) if path.endswith(".csv") else _KEY.findall(beginning))
+    columns = set(
+        re.findall(r"[\w]+", beginning.partition("\n")[0])
+        if path.endswith(".csv")
+        else _KEY.findall(beginning)
+    )
     if {"prompt", "completion"} <= columns:
         return "prompt_completion"
     return next((form for name, form in _FORMATS.items() if name in columns), None)
@@ -238,15 +268,27 @@ def _sources(draft: Draft, one: dict[str, Any]) -> list[dict[str, Any]]:
     if isinstance(files, dict):
         files = files.get(split)
     for key in set(one) - {"path", "name", "split", "data_files", "data_dir"}:
-        draft.note(f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here"))
+        draft.note(
+            f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here")
+        )
     if path in ("json", "csv", "parquet", "text", "arrow"):
         names = [files] if isinstance(files, str) else list(files or ())
-        return [{"path": str(name)} for name in names] or draft.refuse(f"datasets: path: {path} without data_files")
+        return [{"path": str(name)} for name in names] or draft.refuse(
+            f"datasets: path: {path} without data_files"
+        )
     if _is_file(path):
         return [{"path": path}]
-    if files := [files] if isinstance(files, str) else files or ([one["data_dir"]] if one.get("data_dir") else []):
+    if (
+        files := [files]
+        if isinstance(files, str)
+        else files or ([one["data_dir"]] if one.get("data_dir") else [])
+    ):
         return [{"path": axolotl_data.of_hub(path, str(file))} for file in files]
-    made = {"dataset_name": path, "dataset_config": one.get("name"), "dataset_split": split if split != "train" else None}
+    made = {
+        "dataset_name": path,
+        "dataset_config": one.get("name"),
+        "dataset_split": split if split != "train" else None,
+    }
     return [{key: value for key, value in made.items() if value is not None}]
 
 

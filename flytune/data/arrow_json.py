@@ -1,4 +1,5 @@
-"""JSON inside of Arrow's rows: `datasets` 5 writes columns of mixed types as `extension<arrow.json>`, whose values are text."""
+"""JSON inside of Arrow's rows: `datasets` 5 writes columns of mixed types as `extension<arrow.json>`, whose
+values are text."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,8 @@ Decode = Callable[[Any], Any]
 
 
 def decoders(schema: Any) -> dict[str, Decode]:
-    """Return a function for each column of a pyarrow schema that has JSON, which returns a value with the JSON parsed."""
+    """Return a function for each column of a pyarrow schema that has JSON, which returns a value with the
+    JSON parsed."""
     found = {field.name: _decoder(field.type) for field in schema}
     return {name: decode for name, decode in found.items() if decode is not None}
 

@@ -1,4 +1,5 @@
-"""Bad rows: the first one stops the run, or up to a given share of them is set aside, each with its reason."""
+"""Bad rows: the first one stops the run, or up to a given share of them is set aside, each with its
+reason."""
 
 import json
 import logging
@@ -90,7 +91,9 @@ class BadRows:
         if not self.fraction:
             raise error
         if self._file is None:
-            logger.warning("%s; the row is skipped and recorded in %s, as %s allows", error, BAD_ROWS, self.setting)
+            logger.warning(
+                "%s; the row is skipped and recorded in %s, as %s allows", error, BAD_ROWS, self.setting
+            )
             self._file = self._path.open("a", encoding="utf-8")
         self.count += 1
         if len(self.first) < _SHOWN:
@@ -101,7 +104,8 @@ class BadRows:
         """Check the share of bad rows; before all rows are read (`done`), against a more generous limit.
 
         Raises:
-            DataError: there are too many bad rows; the message has their number, the first reasons, and the file with all.
+            DataError: there are too many bad rows; the message has their number, the first reasons, and the
+                file with all.
         """
         rows = self.rows
         allowed = int(self.fraction * rows + 1e-9)  # 0.29 * 100 is 28.999...
@@ -110,9 +114,10 @@ class BadRows:
         first = "\n".join(f"  {reason}" for reason in self.first)
         so_far = "" if done else " so far"
         raise DataError(
-            f"{self.count} of {counted(rows, 'row')}{so_far} {'is' if self.count == 1 else 'are'} bad, more than "
-            f"{self.setting} {self.fraction} allows "
-            f"({allowed}); all of them are listed in {self._path}. The first:\n{first}"
+            f"{self.count} of {counted(rows, 'row')}{so_far} {'is' if self.count == 1 else 'are'} bad, more "
+            f"than {self.setting} {self.fraction} allows ({allowed}); all of them are listed in "
+            f"{self._path}. The first:\n"
+            f"{first}"
         )
 
     @contextmanager

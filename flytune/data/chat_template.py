@@ -50,7 +50,8 @@ class Template:
     def blocks(self, messages: list[Message], tools: Tools, where: str) -> tuple[str, list[Span]]:
         """Return the rendered messages, and the characters of each generation block.
 
-        Where possible, markers are rendered into the text and removed again: this takes half the time of transformers' own way.
+        Where possible, markers are rendered into the text and removed again: this takes half the time of
+        transformers' own way.
 
         Raises:
             DataError: the template refuses the messages.
@@ -60,7 +61,8 @@ class Template:
         return self._render(self._source, messages, tools, where, tracked=True)
 
     def _agrees(self, printing: str) -> bool:
-        """Return whether rendered markers give the blocks that transformers finds, in a chat of two exchanges."""
+        """Return whether rendered markers give the blocks that transformers finds, in a chat of two
+        exchanges."""
         try:
             found = _unmarked(self._render(printing, _PROBE, None, "")[0])
             return found == self._render(self._source, _PROBE, None, "", tracked=True)
@@ -87,13 +89,16 @@ class Template:
                 if error.kind != "TypeError":
                     raise
                 # DeepSeek's templates concatenate the arguments of a tool call with a string.
-                return chat_templates.render(source, [with_text_arguments(one) for one in messages], **options)
+                return chat_templates.render(
+                    source, [with_text_arguments(one) for one in messages], **options
+                )
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
 
 
 def _is_text(messages: list[Message], tools: Tools) -> bool:
-    """Return whether the messages have nothing but a role and a content, both text, and there are no tools."""
+    """Return whether the messages have nothing but a role and a content, both text, and there are no
+    tools."""
     return tools is None and all(
         len(one) == 2 and type(one.get("role")) is str and type(one.get("content")) is str for one in messages
     )

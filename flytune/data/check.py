@@ -39,14 +39,29 @@ class Check(Strict):
 
 
 def judged(
-    name: str, count: int, of: int, found: str, limit: str, *, stops: bool = False, is_fine: bool | None = None,
-    fine: str = "", advice: str, example: str = "",
-) -> Check:  # fmt: skip
+    name: str,
+    count: int,
+    of: int,
+    found: str,
+    limit: str,
+    *,
+    stops: bool = False,
+    is_fine: bool | None = None,
+    fine: str = "",
+    advice: str,
+    example: str = "",
+) -> Check:
     """Return the result of a check, which passes if `is_fine`; by default, if `count` is 0."""
     fault = stops or not (count == 0 if is_fine is None else is_fine)
     verdict: Verdict = "stop" if stops else "warning" if fault else "ok"
     text = found if fault or not fine else fine
     return Check(
-        name=name, verdict=verdict, count=count, of=of, found=text, limit=limit,
-        example=example if fault else "", advice=advice if fault else "",
-    )  # fmt: skip
+        name=name,
+        verdict=verdict,
+        count=count,
+        of=of,
+        found=text,
+        limit=limit,
+        example=example if fault else "",
+        advice=advice if fault else "",
+    )

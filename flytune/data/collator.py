@@ -8,26 +8,29 @@ from flytune.models.scoring import IGNORED
 
 @dataclass(frozen=True)
 class Collator:
-    """The Trainer's data_collator: batches of rows with input_ids and labels, for training and for scoring during training.
+    """The Trainer's data_collator: batches of rows with input_ids and labels, for training and for scoring
+    during training.
 
     Rows without seq_lengths are padded on the right to the longest, with an attention_mask, as TRL does.
 
-    Rows with seq_lengths (data.packing) are padded to `max_length`: batches of one shape avoid fragmentation of the allocator's
-    memory. Positions count from 0 in each sample, and are 0 in all of the padding. There is no attention_mask: transformers
-    (5.23, masking_utils) separates samples by their positions only without one, and without a cache.
+    Rows with seq_lengths (data.packing) are padded to `max_length`: batches of one shape avoid fragmentation
+    of the allocator's memory. Positions count from 0 in each sample, and are 0 in all of the padding. There
+    is no attention_mask: transformers (5.23, masking_utils) separates samples by their positions only without
+    one, and without a cache.
     """
 
     pad_token_id: int
     max_length: int
     """Tokens of a packed row."""
     flatten: bool = False
-    """True for FlashAttention, which reads position_ids of a single row only: packed rows are joined into one, with the
-    boundaries of the samples."""
+    """True for FlashAttention, which reads position_ids of a single row only: packed rows are joined into
+    one, with the boundaries of the samples."""
 
     def __call__(self, rows: list[dict[str, list[int]]]) -> dict[str, Any]:
         """Return a batch of int64 tensors [rows, length]; flattened, [1, rows x max_length].
 
-        The keys are input_ids, labels, and attention_mask or position_ids; flattened, also FlashAttention's arguments.
+        The keys are input_ids, labels, and attention_mask or position_ids; flattened, also FlashAttention's
+        arguments.
         """
         import torch
 
@@ -46,7 +49,10 @@ class Collator:
         import torch
 
         fill = {"input_ids": self.pad_token_id, "labels": IGNORED}
-        return {name: torch.tensor([_padded(row[name], width, value) for row in rows]) for name, value in fill.items()}
+        return {
+            name: torch.tensor([_padded(row[name], width, value) for row in rows])
+            for name, value in fill.items()
+        }
 
     def _flattened(self, batch: dict[str, Any], rows: list[dict[str, list[int]]]) -> dict[str, Any]:
         import torch
@@ -66,13 +72,15 @@ class Collator:
 
 
 def tokens_of(batch: dict[str, Any]) -> Any:
-    """Return the number of tokens of a Collator's batch without padding: a 0-dimensional tensor on the batch's device.
+    """Return the number of tokens of a Collator's batch without padding: a 0-dimensional tensor on the
+    batch's device.
 
     (TRL's num_tokens counts one row of a packed batch, with its padding.)
     """
     if "attention_mask" in batch:
         return batch["attention_mask"].sum()
-    # Padding has position 0, and is not followed by position 1: samples of one token train nothing and are never prepared.
+    # Padding has position 0, and is not followed by position 1: samples of one token train nothing and are
+    # never prepared.
     starts = batch["position_ids"] == 0
     begun = starts[:, :-1] & ~starts[:, 1:]
     return (~starts).sum() + begun.sum()

@@ -1,4 +1,5 @@
-"""All names of columns: ours, those of other tools that stand for them, and those that a format does not read."""
+"""All names of columns: ours, those of other tools that stand for them, and those that a format does not
+read."""
 
 from typing import NamedTuple
 
@@ -8,9 +9,11 @@ class Column(NamedTuple):
 
     name: str
     aliases: tuple[str, ...] = ()
-    """Other tools' names for it in rows of compared answers and of prompts; the first one that a row has counts."""
+    """Other tools' names for it in rows of compared answers and of prompts; the first one that a row has
+    counts."""
     unread: tuple[str, ...] = ()
-    """Names that mean it, or a part of it, in other tools, and are not read: rows with one are refused, with advice."""
+    """Names that mean it, or a part of it, in other tools, and are not read: rows with one are refused, with
+    advice."""
 
 
 _COLUMNS = (
@@ -45,7 +48,8 @@ TURNS = ("messages", "conversations")
 PAIR = ("chosen", "rejected")
 """Columns of preferences, beside `prompt` (rows/pairs.py)."""
 MASKS = ("attention_mask", "completion_mask", "assistant_masks")
-"""Columns of the format tokens with 1 or 0 for each token: transformers' for padding, TRL's two for trained tokens."""
+"""Columns of the format tokens with 1 or 0 for each token: transformers' for padding, TRL's two for trained
+tokens."""
 OTHER_MASKS = ("special_tokens_mask",)
 PACKED = ("position_ids", "seq_lengths", "cu_seqlens", "sequence_ids")
 """Columns of packed tokens, which a row that is one sample may have only where they say nothing."""
@@ -70,12 +74,21 @@ READ = REQUIRED | {
     "instruction": ("instruction", "input", "output", "history"),
     # What else such rows have was made from the same text.
     "tokens": (
-        "input_ids", "labels", *MASKS, *OTHER_MASKS, *PACKED, "text", "messages", "prompt", "completion", "token_type_ids",
+        "input_ids",
+        "labels",
+        *MASKS,
+        *OTHER_MASKS,
+        *PACKED,
+        "text",
+        "messages",
+        "prompt",
+        "completion",
+        "token_type_ids",
         "length",
     ),
     "preference": ("prompt", *PAIR),
     "unpaired": ("prompt", "completion", "label"),
-}  # fmt: skip
+}
 """Columns that each format reads, in addition to `system` and `tools` of chats."""
 PROMPTS = (*TURNS, "instruction", "input", "history")
 """Columns of compared answers that stand for the column prompt."""
@@ -102,7 +115,8 @@ UNREAD = {
     "text": PREFERENCES,
     "tokens": (),
 }
-"""Columns that are refused in rows of a format. Raw text may have been made of the columns beside it, and tokens of any."""
+"""Columns that are refused in rows of a format. Raw text may have been made of the columns beside it, and
+tokens of any."""
 
 AXOLOTL_QUESTIONS: dict[str, dict[str, str]] = {
     "gpteacher": {"output": "response"},
@@ -115,7 +129,11 @@ AXOLOTL_QUESTIONS: dict[str, dict[str, str]] = {
     "context_qa": {"instruction": "article", "input": "question", "output": "answer"},
     "context_qa.load_v2": {"instruction": "context", "input": "question", "output": "answer"},
     **{
-        f"alpaca_w_system.{name}": {"instruction": "question", "output": "response", "system": "system_prompt"}
+        f"alpaca_w_system.{name}": {
+            "instruction": "question",
+            "output": "response",
+            "system": "system_prompt",
+        }
         for name in ("load_open_orca", "load_open_orca_chatml", "load_openorca_chatml")
     },
 }

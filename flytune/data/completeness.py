@@ -1,7 +1,8 @@
-"""Completeness of rendered chats: what a row says is in the text that the chat template renders, or the row is refused.
+"""Completeness of rendered chats: what a row says is in the text that the chat template renders, or the row
+is refused.
 
-Templates may trim text, write it as JSON, or leave out the thoughts (`<think>`) of earlier turns. They may not leave out
-messages, or tools and calls, as templates do that know none.
+Templates may trim text, write it as JSON, or leave out the thoughts (`<think>`) of earlier turns. They may
+not leave out messages, or tools and calls, as templates do that know none.
 """
 
 import html
@@ -42,7 +43,8 @@ class Completeness:
         at = 0
         for index, message in enumerate(chat.messages):
             content = answer_of(message).strip()
-            # Contents mostly follow one another: a search of all of the text for each would take the square of the turns.
+            # Contents mostly follow one another: a search of all of the text for each would take the square
+            # of the turns.
             found = text.find(content, at)
             if found >= 0:
                 at = found + len(content)
@@ -57,7 +59,8 @@ class Completeness:
             self._check_calls(chat, text, where)
 
     def _find_left_out(self, chat: Chat) -> int | None:
-        """Return the first message whose content the template leaves out, found by a character at the end of each."""
+        """Return the first message whose content the template leaves out, found by a character at the end of
+        each."""
         if len(chat.messages) > _MOST_MARKS:
             return None
         marks = [chr(_FIRST_MARK + index) for index in range(len(chat.messages))]
@@ -104,7 +107,9 @@ class Completeness:
         try:
             rendered = self._render(messages, tools or None)
         except DataError:  # of templates that know some names; their texts are looked for as they are
-            missing = [what for what in marks.values() if what.rpartition("the name ")[2].strip("'") not in text]
+            missing = [
+                what for what in marks.values() if what.rpartition("the name ")[2].strip("'") not in text
+            ]
         else:
             missing = [what for found, what in marks.items() if not _shows(found, rendered)]
         if missing:
@@ -113,8 +118,8 @@ class Completeness:
 
 def _error(what: str, where: str) -> DataError:
     return DataError(
-        f"{where}: {what} is not in the text that the chat template renders, so it would not be trained on; give a template "
-        "that writes it in data.chat_template, or remove it from the row"
+        f"{where}: {what} is not in the text that the chat template renders, so it would not be trained on; "
+        "give a template that writes it in data.chat_template, or remove it from the row"
     )
 
 

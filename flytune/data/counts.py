@@ -22,7 +22,8 @@ class Tally:
     kind: str = ""
     """`text` or `messages`, of answers to compare; empty until the first row is read, and for other rows."""
     rows: int = 0
-    """Rows read. This and the next counts, up to `duplicates`, count a row once, even where a weight repeats it."""
+    """Rows read. This and the next counts, up to `duplicates`, count a row once, even where a weight repeats
+    it."""
     bad: int = 0
     truncated: int = 0
     split: int = 0
@@ -35,7 +36,8 @@ class Tally:
     contradicted: int = 0
     """Pairs whose own figures (scores, a margin) say that the rejected answer is the better one."""
     tokens_read: int = 0
-    """Tokens of all rows before any cut, of both answers of a pair. Neither this nor the next two count repetitions."""
+    """Tokens of all rows before any cut, of both answers of a pair. Neither this nor the next two count
+    repetitions."""
     truncated_tokens: int = 0
     """Tokens that were cut off."""
     dropped_tokens: int = 0
@@ -47,13 +49,16 @@ class Tally:
     lengths: Counter[int] = field(default_factory=Counter)
     """Number of rows by their tokens before any cut."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Number of rows by the column, or key of messages, that has content and is in no sample (left_out.py)."""
+    """Number of rows by the column, or key of messages, that has content and is in no sample
+    (left_out.py)."""
     thoughts: Counter[str] = field(default_factory=Counter)
     """Numbers of thoughts of answers by what became of them (ThoughtCounts)."""
     notes: Counter[str] = field(default_factory=Counter)
-    """Number of stored rows by what is noted of them (RowKind.notes); repetitions by a weight are not counted."""
+    """Number of stored rows by what is noted of them (RowKind.notes); repetitions by a weight are not
+    counted."""
     split_range: list[int] = field(default_factory=list)
-    """The smallest and the largest number by which a stored row was put into a split (Sampler); empty without one."""
+    """The smallest and the largest number by which a stored row was put into a split (Sampler); empty without
+    one."""
     examples: list[Example] = field(default_factory=list)
     """The first rows that were cut or dropped (examples.py)."""
 
@@ -66,7 +71,9 @@ class Tally:
         self.thoughts.update(other.thoughts)
         self.notes.update(other.notes)
         for name, rows in other.left_out.items():
-            self.left_out[name if name in self.left_out or len(self.left_out) < MOST_NAMES else OTHERS] += rows
+            self.left_out[name if name in self.left_out or len(self.left_out) < MOST_NAMES else OTHERS] += (
+                rows
+            )
         self.split_range = ends_of([*self.split_range, *other.split_range])
         self.examples = first_of_each([*self.examples, *other.examples])
 
@@ -82,15 +89,33 @@ def ends_of(numbers: Sequence[int]) -> list[int]:
     return [min(numbers), max(numbers)] if numbers else []
 
 
-_COUNTS = ("rows", "bad", "truncated", "split", "dropped_too_long", "dropped_untrained", "duplicates", "control_tokens",
-           "contradicted", "tokens_read", "truncated_tokens", "dropped_tokens", "samples", "tokens",
-           "trained_tokens")  # fmt: skip
+_COUNTS = (
+    "rows",
+    "bad",
+    "truncated",
+    "split",
+    "dropped_too_long",
+    "dropped_untrained",
+    "duplicates",
+    "control_tokens",
+    "contradicted",
+    "tokens_read",
+    "truncated_tokens",
+    "dropped_tokens",
+    "samples",
+    "tokens",
+    "trained_tokens",
+)
 
 
-def count_tokens(tally: Tally, whole: Sequence[Encoded], kept: Sequence[tuple[Any, Any]], where: str, data: Data) -> None:
-    """Count the tokens of a row that are stored and those that are not, and keep an example of a row that lost some.
+def count_tokens(
+    tally: Tally, whole: Sequence[Encoded], kept: Sequence[tuple[Any, Any]], where: str, data: Data
+) -> None:
+    """Count the tokens of a row that are stored and those that are not, and keep an example of a row that
+    lost some.
 
-    `whole` are its sequences before any cut, `kept` those that are stored; `where` is the location of the row.
+    `whole` are its sequences before any cut, `kept` those that are stored; `where` is the location of the
+    row.
     """
     read = sum(len(ids) for ids, _ in whole)
     # A piece of a long sample begins with the last token of the one before it.
@@ -126,4 +151,6 @@ def from_json(content: dict[str, Any]) -> Tally:
     counted = {"lengths": Counter(dict(content["lengths"])), "left_out": Counter(content["left_out"])}
     counted["thoughts"] = Counter(content.get("thoughts", {}))
     counted["notes"] = Counter(content.get("notes", {}))
-    return Tally(**{**content, **counted, "examples": [Example.model_validate(one) for one in content["examples"]]})
+    return Tally(
+        **{**content, **counted, "examples": [Example.model_validate(one) for one in content["examples"]]}
+    )

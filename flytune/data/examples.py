@@ -15,7 +15,8 @@ EXAMPLES = "examples.json"
 MOST = 3
 """Number of rows of each kind that are kept."""
 _HEAD, _AROUND = 240, 120
-"""Numbers of tokens that are kept at the beginning, and on each side of the place of the cut, or at the end."""
+"""Numbers of tokens that are kept at the beginning, and on each side of the place of the cut, or at the
+end."""
 Kind = Literal["dropped, too long", "dropped, without an answer", "cut"]
 
 
@@ -54,7 +55,9 @@ class Examples(Record):
 
 def example_of(kind: Kind, where: str, sequences: Sequence[Encoded], max_length: int) -> Example:
     """Return a row's example; `sequences` are complete, and cut at `max_length`."""
-    return Example(kind=kind, where=where, sequences=[_excerpt(ids, labels, max_length) for ids, labels in sequences])
+    return Example(
+        kind=kind, where=where, sequences=[_excerpt(ids, labels, max_length) for ids, labels in sequences]
+    )
 
 
 def _excerpt(ids: list[int], labels: list[int], max_length: int) -> Excerpt:
@@ -69,7 +72,8 @@ def _excerpt(ids: list[int], labels: list[int], max_length: int) -> Excerpt:
             ranges.append((start, end))
     trained = [False, *(label != IGNORED for label in labels[1:])]
     windows = [
-        TokenWindow(start=low, ids=[int(one) for one in ids[low:high]], trained=trained[low:high]) for low, high in ranges
+        TokenWindow(start=low, ids=[int(one) for one in ids[low:high]], trained=trained[low:high])
+        for low, high in ranges
     ]
     return Excerpt(tokens=length, trained_tokens=sum(trained), windows=windows)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def divided(path: str) -> tuple[str, str]:
-    """Return the folder before the first pattern in a path or an address, and the rest, which is empty without one.
+    """Return the folder before the first pattern in a path or an address, and the rest, which is empty
+    without one.
 
     `**` stands for any folders. An existing path is not a pattern, and in an address only `*` makes one.
     """
@@ -23,7 +24,8 @@ def divided(path: str) -> tuple[str, str]:
 
 
 class Wanted:
-    """Choice of the files of a folder: those of a pattern (empty: all) that no pattern of `exclude` matches."""
+    """Choice of the files of a folder: those of a pattern (empty: all) that no pattern of `exclude`
+    matches."""
 
     def __init__(self, pattern: str, exclude: Sequence[str]) -> None:
         self._pattern = _parts(pattern)
@@ -43,7 +45,9 @@ class Wanted:
 
     def _is_chosen(self, parts: list[str]) -> bool:
         """Return whether the pattern matches a file, or a folder that it is in."""
-        return not self._pattern or any(_matches(parts[:end], self._pattern) for end in range(1, len(parts) + 1))
+        return not self._pattern or any(
+            _matches(parts[:end], self._pattern) for end in range(1, len(parts) + 1)
+        )
 
 
 def _parts(pattern: str) -> list[str]:
@@ -53,7 +57,8 @@ def _parts(pattern: str) -> list[str]:
 
 
 def _matches(parts: list[str], pattern: list[str]) -> bool:
-    """Return whether a path is matched as a whole: by a table, since several `**` would take long by trial."""
+    """Return whether a path is matched as a whole: by a table, since several `**` would take long by
+    trial."""
     reached = {0}
     for part in [*parts, None]:
         for at in sorted(reached):

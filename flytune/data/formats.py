@@ -37,7 +37,8 @@ class Chat:
     tools: list[dict[str, Any]] | None = None
     """JSON schemas of the functions that the assistant may call."""
     asked: int = field(default=0, compare=False)
-    """Number of messages of the prompt, where answers to one prompt are compared or drawn; 0 of other chats."""
+    """Number of messages of the prompt, where answers to one prompt are compared or drawn; 0 of other
+    chats."""
 
     @property
     def is_question(self) -> bool:
@@ -79,7 +80,8 @@ SEPARATOR = "\n\n"
 
 
 def check_columns(columns: dict[str, str], key: str = "data") -> None:
-    """Check that `columns` only renames columns that some format has; `key` is the section of the recipe that it is in.
+    """Check that `columns` only renames columns that some format has; `key` is the section of the recipe that
+    it is in.
 
     Raises:
         DataError: a name is unknown; the message lists the known ones.
@@ -87,11 +89,14 @@ def check_columns(columns: dict[str, str], key: str = "data") -> None:
     if unknown := sorted(set(columns) - set(KNOWN)):
         ours = next((known.name for known in COLUMNS.values() if unknown[0] in known.aliases), None)
         meant = f"; {unknown[0]} is called {ours} here: {{{ours}: {columns[unknown[0]]}}}" if ours else ""
-        raise DataError(f"{key}.columns: unknown name {', '.join(unknown)}{meant}; the known names are {', '.join(KNOWN)}")
+        raise DataError(
+            f"{key}.columns: unknown name {', '.join(unknown)}{meant}; the known names are {', '.join(KNOWN)}"
+        )
 
 
 def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) -> str:
-    """Return `form`; for `auto` the first format whose columns the row has. `columns` maps our names to those in the data.
+    """Return `form`; for `auto` the first format whose columns the row has. `columns` maps our names to those
+    in the data.
 
     Raises:
         DataError: no format fits; the message lists the row's columns, and those that each format needs.
@@ -103,29 +108,35 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
         if all(columns.get(column, column) in row for column in needed):
             if has_pair and not _ends_with_answer(row, name, columns):
                 break
-            label = next((label for label in names_of("label") if str(row.get(label)).strip().lower() in _LABELS), None)
+            label = next(
+                (label for label in names_of("label") if str(row.get(label)).strip().lower() in _LABELS), None
+            )
             if label and name not in ("text", "tokens"):
                 raise DataError(
-                    f"{where}: the column {label} says which answers are undesirable, and objective: sft would train them too; "
-                    f"write objective: kto, or data.format: {name} to train all of them"
+                    f"{where}: the column {label} says which answers are undesirable, and objective: sft "
+                    f"would train them too; write objective: kto, or data.format: {name} to train all of them"
                 )
             return _of_text_or_messages(name, row, columns)
     if has_pair:
         answer = "output" if columns.get("instruction", "instruction") in row else "completion"
         chosen = with_other_names(row, columns).get("chosen", "chosen")
         raise DataError(
-            f"{where}: the columns {' and '.join(PAIR)} are preferences, which objective: sft does not train; write objective: "
-            f"dpo, or train the chosen answers alone (data.columns: {{{answer}: {chosen}}})"
+            f"{where}: the columns {' and '.join(PAIR)} are preferences, which objective: sft does not "
+            f"train; write objective: dpo, or train the chosen answers alone (data.columns: {{{answer}: "
+            f"{chosen}}})"
         )
-    if missing := [f"{name}: {theirs}" for name, theirs in columns.items() if "." not in theirs and theirs not in row]:
+    if missing := [
+        f"{name}: {theirs}" for name, theirs in columns.items() if "." not in theirs and theirs not in row
+    ]:
         raise DataError(
-            f"{where}: data.columns names columns that the row does not have: {', '.join(missing)}; its columns are "
-            f"{_column_names(row)}"
+            f"{where}: data.columns names columns that the row does not have: {', '.join(missing)}; its "
+            f"columns are {_column_names(row)}"
         )
     needs = "; ".join(f"{name} needs {' and '.join(needed)}" for name, needed in REQUIRED.items())
     raise DataError(
         f"{where}: no format fits the columns {_column_names(row)}: {needs}. "
-        "If the data has other names for them, map them in data.columns: {instruction: question, output: answer}"
+        "If the data has other names for them, map them in data.columns: {instruction: question, output: "
+        "answer}"
         + "".join(f"; {name} {advice}" for name, advice in unread_columns.ADVICE.items() if row.get(name))
     )
 
@@ -133,7 +144,11 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
 def _of_text_or_messages(form: str, row: dict[str, Any], columns: dict[str, str]) -> str:
     """Return a format, or PROMPTED_CHAT where prompt or completion are messages."""
     values = [optional_column(row, name, columns) for name in REQUIRED["prompt_completion"]]
-    return PROMPTED_CHAT if form == "prompt_completion" and any(isinstance(value, list) for value in values) else form
+    return (
+        PROMPTED_CHAT
+        if form == "prompt_completion" and any(isinstance(value, list) for value in values)
+        else form
+    )
 
 
 def is_pair(row: dict[str, Any], columns: dict[str, str]) -> bool:
@@ -143,7 +158,8 @@ def is_pair(row: dict[str, Any], columns: dict[str, str]) -> bool:
 
 
 def with_other_names(row: dict[str, Any], columns: dict[str, str]) -> dict[str, str]:
-    """Return `columns`, and the names that other tools have for columns of compared answers, where the row has those alone."""
+    """Return `columns`, and the names that other tools have for columns of compared answers, where the row
+    has those alone."""
     added = {}
     for ours in COLUMNS.values():
         if ours.name not in row and ours.name not in columns:
@@ -154,7 +170,8 @@ def with_other_names(row: dict[str, Any], columns: dict[str, str]) -> dict[str, 
 
 
 def prompt_of(row: dict[str, Any], columns: dict[str, str]) -> Any:
-    """Return a row's value of our column `prompt`; None if it has none, or `columns` names it as the question of a chat."""
+    """Return a row's value of our column `prompt`; None if it has none, or `columns` names it as the question
+    of a chat."""
     is_question = columns.get("instruction") == columns.get("prompt", "prompt")
     return None if is_question else optional_column(row, "prompt", columns)
 
@@ -162,7 +179,12 @@ def prompt_of(row: dict[str, Any], columns: dict[str, str]) -> Any:
 def _ends_with_answer(row: dict[str, Any], form: str, columns: dict[str, str]) -> bool:
     """Return whether the last turn of a row of chats is an answer; true of other formats."""
     turns = row[columns.get(REQUIRED[form][0], REQUIRED[form][0])]
-    if form not in ("messages", "sharegpt") or not isinstance(turns, list) or not turns or not isinstance(turns[-1], dict):
+    if (
+        form not in ("messages", "sharegpt")
+        or not isinstance(turns, list)
+        or not turns
+        or not isinstance(turns[-1], dict)
+    ):
         return True
     speakers = (turns[-1].get(columns.get(key, key)) for key in ("role", "from"))
     return any(SHAREGPT_ROLES.get(str(speaker)) == "assistant" for speaker in speakers)
@@ -191,7 +213,10 @@ def convert(
     if form == "tokens":
         return _tokens(row, columns, where)
     if form == PROMPTED_CHAT:
-        messages, tools = _prompted(row, columns, where), tools_of(optional_column(row, "tools", columns), where)
+        messages, tools = (
+            _prompted(row, columns, where),
+            tools_of(optional_column(row, "tools", columns), where),
+        )
     elif form == "instruction":
         answer = _string(row, "output", columns, where)
         messages = [*question_of(row, columns, where, separator), {"role": "assistant", "content": answer}]
@@ -207,23 +232,30 @@ def _prompted(row: dict[str, Any], columns: dict[str, str], where: str) -> list[
     """Return the messages of a prompt, whose answers are context, and of its completion."""
     if all(isinstance(optional_column(row, name, columns), str) for name in REQUIRED["prompt_completion"]):
         raise DataError(
-            f"{where}: the row is text, and the first one is messages: text gets no chat template, so one model would see two "
-            "formats; write all rows as messages, or name two files in data.sources"
+            f"{where}: the row is text, and the first one is messages: text gets no chat template, so one "
+            "model would see two formats; write all rows as messages, or name two files in data.sources"
         )
     made: list[list[Message]] = []
     for name, role in zip(REQUIRED["prompt_completion"], ("user", "assistant"), strict=True):
         value = column(row, name, columns, where)
         is_text = not isinstance(value, list)
-        text: list[Message] = [{"role": role, "content": text_of(value, columns.get(name, name), where)}] if is_text else []
+        text: list[Message] = (
+            [{"role": role, "content": text_of(value, columns.get(name, name), where)}] if is_text else []
+        )
         made.append(text or messages_of(with_renamed_keys(value, columns), where))
     before, after = made
     return [message | {"train": False} if is_answer(message) else message for message in before] + after
 
 
 def with_system(
-    messages: list[Message], row: dict[str, Any], columns: dict[str, str], where: str, system_prompt: str | None
+    messages: list[Message],
+    row: dict[str, Any],
+    columns: dict[str, str],
+    where: str,
+    system_prompt: str | None,
 ) -> list[Message]:
-    """Return the messages with the row's system message, or `system_prompt`, if they have none of their own."""
+    """Return the messages with the row's system message, or `system_prompt`, if they have none of their
+    own."""
     system = optional_column(row, "system", columns)
     system = text_of(system, columns.get("system", "system"), where) if system is not None else None
     if (system := system or system_prompt) and all(message["role"] != "system" for message in messages):
@@ -239,7 +271,11 @@ def _tokens(row: dict[str, Any], columns: dict[str, str], where: str) -> Tokens:
         if value is not None and (is_mask or (name in PACKED and not _counts_up(value))):
             raise DataError(
                 f"{where}: column {name} is not read, and would change what is trained on; "
-                + ("name it in data.columns: {completion_mask: ...}, or remove it; " if is_mask else "a row is one sample; ")
+                + (
+                    "name it in data.columns: {completion_mask: ...}, or remove it; "
+                    if is_mask
+                    else "a row is one sample; "
+                )
                 + f"known are {', '.join(MASKS)}"
             )
     return Tokens(column(row, "input_ids", columns, where), optional_column(row, "labels", columns), masks)
@@ -263,10 +299,15 @@ def with_renamed_keys(turns: Any, columns: dict[str, str]) -> Any:
     names = {columns[key]: key for key in TURN_KEYS if key in columns}
     if not names or not isinstance(turns, list):
         return turns
-    return [{names.get(key, key): item for key, item in turn.items()} if isinstance(turn, dict) else turn for turn in turns]
+    return [
+        {names.get(key, key): item for key, item in turn.items()} if isinstance(turn, dict) else turn
+        for turn in turns
+    ]
 
 
-def question_of(row: dict[str, Any], columns: dict[str, str], where: str, separator: str = SEPARATOR) -> list[Message]:
+def question_of(
+    row: dict[str, Any], columns: dict[str, str], where: str, separator: str = SEPARATOR
+) -> list[Message]:
     """Return the question of the columns instruction and input, after the turns of the column history.
 
     Raises:
@@ -284,7 +325,9 @@ def question_of(row: dict[str, Any], columns: dict[str, str], where: str, separa
 def _history(row: dict[str, Any], columns: dict[str, str], where: str) -> list[Message]:
     """Return the earlier turns of LLaMA-Factory's column history: [[question, answer], ...]."""
     name, turns = columns.get("history", "history"), optional_column(row, "history", columns) or []
-    if not isinstance(turns, list) or not all(isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns):
+    if not isinstance(turns, list) or not all(
+        isinstance(turn, list | tuple) and len(turn) == 2 for turn in turns
+    ):
         raise DataError(f"{where}: {name} must be a list of [question, answer], found {turns!r:.60}")
     roles = ("user", "assistant")
     return [

@@ -14,11 +14,12 @@ from flytune.recipe import Evaluation
 ROOT = CLONE or Path()
 """Root folder of the code, which is shipped to pods; the current folder where there is no clone."""
 CARRIED = "_data_files"
-"""Name of the folder next to an uploaded task with those of its data_files that were outside the folder of tasks."""
+"""Name of the folder next to an uploaded task with those of its data_files that were outside the folder of
+tasks."""
 
 NOT_UPLOADED = (
-    "; a pod has the files that `pyflyte run` uploads with the recipe, and a run from the console or of a schedule uploads "
-    "none: write an address (s3://...)"
+    "; a pod has the files that `pyflyte run` uploads with the recipe, and a run from the console or of a "
+    "schedule uploads none: write an address (s3://...)"
 )
 """End of a sentence on files that are not there."""
 
@@ -73,7 +74,8 @@ def _check_files(folder: Path) -> None:
 
 
 def with_data(config: dict[str, Any], yaml_path: Path | None) -> dict[str, Any]:
-    """Return the task's config with the paths of its data_files on this machine: next to its YAML, or in the project."""
+    """Return the task's config with the paths of its data_files on this machine: next to its YAML, or in the
+    project."""
     settings = config.get("dataset_kwargs")
     if not yaml_path or not isinstance(settings, dict) or "data_files" not in settings:
         return config
@@ -96,7 +98,8 @@ def _files(given: Any, folder: Path) -> Any:
 
 
 def located(given: str, folder: Path) -> tuple[Path, str]:
-    """Return the folder of `given` (a file or pattern in data_files of a task whose YAML is in `folder`), and its name there.
+    """Return the folder of `given` (a file or pattern in data_files of a task whose YAML is in `folder`), and
+    its name there.
 
     Raises:
         FileNotFoundError: there is no such file on this machine, or no regular one.
@@ -126,7 +129,8 @@ def carried(given: str) -> str:
 
 
 def files(folder: Path) -> dict[str, Path]:
-    """List the files to upload with a folder of tasks, by their paths below it: its own files, and its tasks' data files.
+    """List the files to upload with a folder of tasks, by their paths below it: its own files, and its tasks'
+    data files.
 
     Raises:
         FileNotFoundError: a data file of a task does not exist.
@@ -148,7 +152,11 @@ def files(folder: Path) -> dict[str, Path]:
 def all_files(folder: Path) -> dict[str, Path]:
     """List all files by their paths below `folder`, without hidden files and Python's compiled ones."""
     named = {file.relative_to(folder): file for file in sorted(folder.rglob("*")) if file.is_file()}
-    return {str(name): file for name, file in named.items() if not any(part.startswith((".", "__")) for part in name.parts)}
+    return {
+        str(name): file
+        for name, file in named.items()
+        if not any(part.startswith((".", "__")) for part in name.parts)
+    }
 
 
 class _Reader(yaml_core.CoreLoader):

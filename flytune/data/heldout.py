@@ -10,8 +10,8 @@ from flytune.models.scoring import IGNORED
 
 
 def heldout_rows(dataset: Path, limit: int) -> list[Row]:
-    """Return the first `limit` held-out samples of a prepared data set, in stored order, with the columns of their kind of
-    rows. None, if the recipe holds none out.
+    """Return the first `limit` held-out samples of a prepared data set, in stored order, with the columns of
+    their kind of rows. None, if the recipe holds none out.
 
     Raises:
         DataError: the folder is incomplete, or its held-out part has no token to score.
@@ -27,15 +27,23 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
         try:
             table = pyarrow.parquet.read_table(dataset / shard.file, columns=columns)
         except FileNotFoundError:
-            raise PreparedDataError(f"{dataset}: {shard.file} is in manifest.json but not in the folder; {AGAIN}") from None
+            raise PreparedDataError(
+                f"{dataset}: {shard.file} is in manifest.json but not in the folder; {AGAIN}"
+            ) from None
         except (pyarrow.ArrowException, OSError) as error:
             raise PreparedDataError(
                 f"{dataset}: {shard.file} cannot be read ({' '.join(str(error).split())}); {AGAIN}"
             ) from None
         rows += table.slice(0, limit - len(rows)).to_pylist()
     has_labels = row_kind(manifest.row_kind).trains_labels
-    if has_labels and manifest.heldout.samples and not any(label != IGNORED for row in rows for label in row["labels"][1:]):
-        raise DataError(f"{dataset}: no held-out token to score; raise data.heldout_fraction or set data.heldout_path")
+    if (
+        has_labels
+        and manifest.heldout.samples
+        and not any(label != IGNORED for row in rows for label in row["labels"][1:])
+    ):
+        raise DataError(
+            f"{dataset}: no held-out token to score; raise data.heldout_fraction or set data.heldout_path"
+        )
     return rows
 
 
@@ -47,5 +55,7 @@ def heldout_sources(dataset: Path, limit: int) -> list[str]:
     numbers: list[int] = []
     for shard in manifest.heldout.shards:
         if len(numbers) < limit:
-            numbers += pyarrow.parquet.read_table(dataset / shard.file, columns=["source"])["source"].to_pylist()
+            numbers += pyarrow.parquet.read_table(dataset / shard.file, columns=["source"])[
+                "source"
+            ].to_pylist()
     return [manifest.sources[number].name for number in numbers[:limit]]

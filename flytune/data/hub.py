@@ -11,12 +11,15 @@ from flytune.recipe import Source
 
 
 def resolved_revision(name: str, revision: str | None, key: str = "data") -> str:
-    """Return the current commit of `revision` (of the main branch when None) of a data set. `key` is the recipe's section.
+    """Return the current commit of `revision` (of the main branch when None) of a data set. `key` is the
+    recipe's section.
 
-    A commit is returned without a request. Where the hub cannot be reached, a given revision is returned unchecked.
+    A commit is returned without a request. Where the hub cannot be reached, a given revision is returned
+    unchecked.
 
     Raises:
-        DataError: there is no such data set, access is denied, or the hub cannot be reached and no revision is given.
+        DataError: there is no such data set, access is denied, or the hub cannot be reached and no revision
+            is given.
     """
     if revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
@@ -28,17 +31,24 @@ def resolved_revision(name: str, revision: str | None, key: str = "data") -> str
     except Exception as error:  # HTTP errors, offline mode, bad names: advice() tells them apart
         if revision is not None and _is_unreachable(error):
             return revision
-        pin = f"; or set {key}.revision, if the data set is in the cache of this machine" if _is_unreachable(error) else ""
+        pin = (
+            f"; or set {key}.revision, if the data set is in the cache of this machine"
+            if _is_unreachable(error)
+            else ""
+        )
         raise DataError(f"{key}.dataset_name: {name}: {advice(error, 'data set')}{pin}") from error
 
 
-def hub_rows(source: Source, name: str, key: str = "data", split: str | None = None) -> Iterator[tuple[dict[str, Any], str]]:
+def hub_rows(
+    source: Source, name: str, key: str = "data", split: str | None = None
+) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the rows of a data set on the hub, streamed; offline, from the cache of this machine.
 
     `split` is read instead of the source's own if it is given.
 
     Raises:
-        DataError: the data set, its config, split or revision does not exist, access is denied, or the stream fails.
+        DataError: the data set, its config, split or revision does not exist, access is denied, or the stream
+            fails.
     """
     _refuse_folder(name, key)
     import datasets
@@ -65,7 +75,11 @@ def advice(error: Exception, what: str) -> str:
     names = {type(link).__name__ for link in links}
     text = " ".join(str(link) for link in links).lower()
     if "GatedRepoError" in names or "is a gated dataset" in text:
-        token = "the account of HF_TOKEN has no access yet" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set"
+        token = (
+            "the account of HF_TOKEN has no access yet"
+            if os.environ.get("HF_TOKEN")
+            else "HF_TOKEN is not set"
+        )
         return f"gated on the hub, and {token}; request access on its page, then set HF_TOKEN"
     if "RevisionNotFoundError" in names:
         return f"the {what} has no such revision on the hub"
@@ -84,7 +98,9 @@ def advice(error: Exception, what: str) -> str:
 def _is_unreachable(error: Exception) -> bool:
     unreachable = {"OfflineModeIsEnabled", "LocalEntryNotFoundError"}
     return any(
-        type(link).__name__ in unreachable or isinstance(link, ConnectionError) or "ConnectError" in type(link).__name__
+        type(link).__name__ in unreachable
+        or isinstance(link, ConnectionError)
+        or "ConnectError" in type(link).__name__
         for link in chain(error)
     )
 
@@ -92,5 +108,6 @@ def _is_unreachable(error: Exception) -> bool:
 def _refuse_folder(name: str, key: str) -> None:
     if Path(name).expanduser().exists() or name.startswith((".", "/", "~")) or "://" in name:
         raise DataError(
-            f"{key}.dataset_name: {name}: this names a data set on the hub; for a file, folder or address use {key}.path"
+            f"{key}.dataset_name: {name}: this names a data set on the hub; for a file, folder or address "
+            f"use {key}.path"
         )

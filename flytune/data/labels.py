@@ -25,21 +25,25 @@ def encode(
 ) -> Iterator[Encoded]:
     """Tokenize each complete text once, and label its tokens; nothing is cut.
 
-    `add_bos_token` and `add_eos_token` are those of the recipe, for raw text; `controls` tokenizes renamed texts.
+    `add_bos_token` and `add_eos_token` are those of the recipe, for raw text; `controls` tokenizes renamed
+    texts.
 
-    A token is trained if any of its characters is. So is a token across the boundary between prompt and completion (a merge of
-    the last characters of the one with the first of the other): otherwise the completion's first characters would never be
-    trained. The first token of a text is never trained: no token precedes it that could predict it.
-    All texts of a batch must agree on `add_special_tokens`.
+    A token is trained if any of its characters is. So is a token across the boundary between prompt and
+    completion (a merge of the last characters of the one with the first of the other): otherwise the
+    completion's first characters would never be trained. The first token of a text is never trained: no token
+    precedes it that could predict it. All texts of a batch must agree on `add_special_tokens`.
     """
     is_raw = batch[0].add_special_tokens
     adds = is_raw and add_bos_token is not False
-    # The fast tokenizer itself: the lists that transformers makes of its output take another third of the time.
+    # The fast tokenizer itself: the lists that transformers makes of its output take another third of the
+    # time.
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = False
-    plain = iter(backend.encode_batch([one.text for one in batch if not one.is_renamed], add_special_tokens=adds))
+    plain = iter(
+        backend.encode_batch([one.text for one in batch if not one.is_renamed], add_special_tokens=adds)
+    )
     renamed_texts = [one.text for one in batch if one.is_renamed]
     renamed, ids_of = controls.encodings(renamed_texts, adds) if controls is not None else ([], {})
     others = iter(renamed)
@@ -56,29 +60,35 @@ def encode(
 def validated(tokens: Tokens, vocabulary: int, where: str, completion_only: bool = True) -> Encoded:
     """Return a sample that was tokenized elsewhere, without its padding; nothing is appended.
 
-    Without labels and masks all its tokens are trained, and without `completion_only` whatever the masks of completions say.
+    Without labels and masks all its tokens are trained, and without `completion_only` whatever the masks of
+    completions say.
 
     Raises:
-        DataError: a token is not in a vocabulary of this size, or the labels and masks do not belong to the tokens.
+        DataError: a token is not in a vocabulary of this size, or the labels and masks do not belong to the
+            tokens.
     """
     ids = _integers(tokens.input_ids, "input_ids", where)
     labels = ids if tokens.labels is None else _integers(tokens.labels, "labels", where)
     if tokens.masks:
         ids, labels = _masked(ids, labels, tokens, where, completion_only)
-    if (index := next((index for index, token in enumerate(ids) if not 0 <= token < vocabulary), None)) is not None:
+    if (
+        index := next((index for index, token in enumerate(ids) if not 0 <= token < vocabulary), None)
+    ) is not None:
         raise DataError(
-            f"{where}: input_ids[{index}] is {ids[index]}, but the tokenizer has tokens 0 to {vocabulary - 1}; "
-            "was the data tokenized for another model?"
+            f"{where}: input_ids[{index}] is {ids[index]}, but the tokenizer has tokens 0 to "
+            f"{vocabulary - 1}; was the data tokenized for another model?"
         )
     if len(labels) != len(ids):
         raise DataError(
-            f"{where}: {len(ids)} input_ids but {counted(len(labels), 'label')}; there must be a label for each token"
+            f"{where}: {len(ids)} input_ids but {counted(len(labels), 'label')}; there must be a label for "
+            "each token"
         )
     for index, (token, label) in enumerate(zip(ids, labels, strict=True)):
         if label not in (IGNORED, token):
             raise DataError(
-                f"{where}: labels[{index}] is {label}, but input_ids[{index}] is {token}; a label is {IGNORED} "
-                "(not trained) or the token at the same position: the loss shifts the labels, the data must not"
+                f"{where}: labels[{index}] is {label}, but input_ids[{index}] is {token}; a label is "
+                f"{IGNORED} (not trained) or the token at the same position: the loss shifts the labels, the "
+                "data must not"
             )
     return list(ids), [IGNORED] * len(labels[:1]) + labels[1:]
 
@@ -88,33 +98,46 @@ def _masked(ids: list[int], labels: list[int], tokens: Tokens, where: str, compl
     masks = {name: _integers(mask, name, where) for name, mask in tokens.masks.items()}
     for name, mask in [("labels", labels), *masks.items()]:
         if len(mask) != len(ids):
-            raise DataError(f"{where}: {len(ids)} input_ids but {len(mask)} in {name}; there must be one for each token")
+            raise DataError(
+                f"{where}: {len(ids)} input_ids but {len(mask)} in {name}; there must be one for each token"
+            )
         if name in masks and not set(mask) <= {0, 1}:
-            raise DataError(f"{where}: {name} must be of 0 and 1, found {next(one for one in mask if one not in (0, 1))}")
+            raise DataError(
+                f"{where}: {name} must be of 0 and 1, found {next(one for one in mask if one not in (0, 1))}"
+            )
     attended = masks.pop("attention_mask", [1] * len(ids))
-    first, last = attended.index(1) if 1 in attended else 0, len(ids) - attended[::-1].index(1) if 1 in attended else 0
+    first, last = (
+        attended.index(1) if 1 in attended else 0,
+        len(ids) - attended[::-1].index(1) if 1 in attended else 0,
+    )
     if not all(attended[first:last]) or not last:
         raise DataError(
-            f"{where}: attention_mask is 0 {'everywhere' if not last else 'between tokens that it attends to'}; only padding "
-            "before or after a sample can be removed"
+            f"{where}: attention_mask is 0 "
+            f"{'everywhere' if not last else 'between tokens that it attends to'}; only padding before or "
+            "after a sample can be removed"
         )
     for name, mask in masks.items() if completion_only else ():
         if tokens.labels is not None and (
             at := next((at for at in range(first, last) if not mask[at] and labels[at] != IGNORED), None)
         ):
-            raise DataError(f"{where}: labels[{at}] is trained, but {name}[{at}] is 0; remove one of the two columns")
+            raise DataError(
+                f"{where}: labels[{at}] is trained, but {name}[{at}] is 0; remove one of the two columns"
+            )
         labels = [label if trained else IGNORED for label, trained in zip(labels, mask, strict=True)]
     return ids[first:last], labels[first:last]
 
 
 def _integers(value: Any, name: str, where: str) -> list[int]:
     if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
-        raise DataError(f"{where}: {name} must be a list of integers, found {type(value).__name__} {value!r:.60}")
+        raise DataError(
+            f"{where}: {name} must be a list of integers, found {type(value).__name__} {value!r:.60}"
+        )
     return value
 
 
 def _labelled(rendered: Rendered, encoding: Any, ids: list[int], tokenizer: Any, ends: bool) -> Encoded:
-    """Return tokens and labels, the first token's included; `ends` is whether a text without an end marker gets EOS."""
+    """Return tokens and labels, the first token's included; `ends` is whether a text without an end marker
+    gets EOS."""
     labels = [IGNORED] * len(ids)
     for first, last in token_ranges(encoding, rendered.spans):
         labels[first:last] = ids[first:last]
@@ -134,10 +157,11 @@ def _labelled(rendered: Rendered, encoding: Any, ids: list[int], tokenizer: Any,
 
 
 def token_ranges(encoding: Any, spans: list[Span]) -> Iterator[tuple[int, int]]:
-    """Yield for each span of characters the tokens [first, last) of a `tokenizers.Encoding` that have one of them.
+    """Yield for each span of characters the tokens [first, last) of a `tokenizers.Encoding` that have one of
+    them.
 
-    Byte-level BPE may leave spaces out of a token's characters (trim_offsets): they belong to the token that follows, which
-    may have no others. One character may have several tokens (its bytes).
+    Byte-level BPE may leave spaces out of a token's characters (trim_offsets): they belong to the token that
+    follows, which may have no others. One character may have several tokens (its bytes).
     """
     chars_of = encoding.token_to_chars
     begin, count = 0, len(encoding)

@@ -35,7 +35,8 @@ _MEANINGS = (
     ),
     _meaning(
         r"(?:.*_)?labels?(?:_.*)?",
-        "only objective: kto reads a label, beside prompt and completion; of a pair chosen is the better answer in any case",
+        "only objective: kto reads a label, beside prompt and completion; of a pair chosen is the better "
+        "answer in any case",
     ),
     _meaning(r"(?:.*_)?weights?(?:_.*)?", "all rows weigh the same; data.sources have weights"),
     _meaning(
@@ -43,10 +44,17 @@ _MEANINGS = (
         "it does not change what is trained; a message may have train: false",
     ),
     _meaning(r"rejected|chosen", "preferences, which objective: dpo, reward and kto train"),
-    _meaning(r"(?:ref|reference)_.*log_?p(?:rob)?s?", "the reference's log-probabilities are computed by the run"),
-    _meaning(r"(?:messages|conversations|prompt|completion|instruction|output|text|input_ids)",
-             "a format of its own, which data.format names"),
-    _meaning(r"system|tools", "only chats have it: raw text has no chat template, and an own system message comes first"),
+    _meaning(
+        r"(?:ref|reference)_.*log_?p(?:rob)?s?", "the reference's log-probabilities are computed by the run"
+    ),
+    _meaning(
+        r"(?:messages|conversations|prompt|completion|instruction|output|text|input_ids)",
+        "a format of its own, which data.format names",
+    ),
+    _meaning(
+        r"system|tools",
+        "only chats have it: raw text has no chat template, and an own system message comes first",
+    ),
     _meaning(
         r"input|context|history|functions|documents|chat_template_kwargs|query|question|answers?|response",
         "no part of this format; data.columns names a column that has another name there",
@@ -54,10 +62,11 @@ _MEANINGS = (
     _meaning(r"name of messages", "the template does not write it"),
     _meaning(
         r"(?:reasoning|thinking|thoughts?|rationale|chain_of_thought|cot)(?:_.*)?",
-        "the model is not trained with it; thoughts are read in reasoning_content of an answer, or as <think>why</think> in it",
+        "the model is not trained with it; thoughts are read in reasoning_content of an answer, or as "
+        "<think>why</think> in it",
     ),
     _meaning(r"(?:image|video|audio|pixel)s?_.*", "images, video and audio cannot be trained on"),
-)  # fmt: skip
+)
 
 
 def removed(name: str) -> str:
@@ -66,13 +75,17 @@ def removed(name: str) -> str:
 
 
 def meaning(name: str) -> str:
-    """Return the meaning that a left-out column or key would have for training; "" for one that only describes the row."""
+    """Return the meaning that a left-out column or key would have for training; "" for one that only
+    describes the row."""
     forms = (name, name.removesuffix(_OF_MESSAGES))
     return next((one.meaning for one in _MEANINGS if any(one.pattern.fullmatch(form) for form in forms)), "")
 
 
-def names(row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequence[Sample], text: str) -> Iterator[str]:
-    """Yield the names of the columns of a row, and of the keys of its messages, that have content and are in no sample.
+def names(
+    row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequence[Sample], text: str
+) -> Iterator[str]:
+    """Yield the names of the columns of a row, and of the keys of its messages, that have content and are in
+    no sample.
 
     `samples` were made of the row as format `form`; `text` is the text of them.
     """
@@ -97,7 +110,8 @@ def names(row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequ
 
 
 def of_messages(chats: list[Chat], text: str) -> Iterator[str]:
-    """Yield the names of the keys of messages that have content and are not in `text`, which was rendered of them."""
+    """Yield the names of the keys of messages that have content and are not in `text`, which was rendered of
+    them."""
     found = dict[str, None]()
     for message in (message for chat in chats for message in chat.messages):
         if not message["content"].strip() and not is_answer(message):
@@ -126,8 +140,12 @@ def _is_in(value: Any, text: str) -> bool:
 
 def contradicts(row: dict[str, Any]) -> bool:
     """Return whether a pair's own figures say that the rejected answer is the better one."""
-    for chosen, rejected in (("score_chosen", "score_rejected"), ("chosen_score", "rejected_score"),
-                             ("chosen_rating", "rejected_rating"), ("chosen_reward", "rejected_reward")):  # fmt: skip
+    for chosen, rejected in (
+        ("score_chosen", "score_rejected"),
+        ("chosen_score", "rejected_score"),
+        ("chosen_rating", "rejected_rating"),
+        ("chosen_reward", "rejected_reward"),
+    ):
         if _is_number(row.get(chosen)) and _is_number(row.get(rejected)) and row[chosen] < row[rejected]:
             return True
     return _is_number(row.get("margin")) and bool(row["margin"] < 0)
@@ -140,5 +158,7 @@ def _is_number(value: Any) -> bool:
 def count(found: Iterator[str], counts: Counter[str]) -> None:
     """Add one row's names to `counts`, which never has more than MOST_NAMES different ones and OTHERS."""
     shown = dict.fromkeys(name[:60] for name in found)
-    for name in dict.fromkeys(name if name in counts or len(counts) < MOST_NAMES else OTHERS for name in shown):
+    for name in dict.fromkeys(
+        name if name in counts or len(counts) < MOST_NAMES else OTHERS for name in shown
+    ):
         counts[name] += 1

@@ -1,4 +1,5 @@
-"""Chats of data sets (messages, ShareGPT's conversations, tool calls) in the form that chat templates take."""
+"""Chats of data sets (messages, ShareGPT's conversations, tool calls) in the form that chat templates
+take."""
 
 import json
 import re
@@ -8,9 +9,10 @@ from flytune import json_core
 from flytune.errors import DataError
 
 Message = dict[str, Any]
-"""role and content, both strings. tool_calls and any other keys of the row are passed to the chat template (left_out.py counts
-those that it does not write), except `train`, which is False on messages that are not to be trained on, and missing on all
-others. The thoughts of an answer are in its content, or in one of THOUGHT_KEYS (thoughts.py)."""
+"""role and content, both strings. tool_calls and any other keys of the row are passed to the chat template
+(left_out.py counts those that it does not write), except `train`, which is False on messages that are not to
+be trained on, and missing on all others. The thoughts of an answer are in its content, or in one of
+THOUGHT_KEYS (thoughts.py)."""
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 SHAREGPT_ROLES = {
@@ -32,21 +34,36 @@ SHAREGPT_ROLES = {
 _CALLING = ("function_call", "tool_call")
 """Speakers, in ms-swift also roles, whose text is the JSON of a call."""
 _RESPONDING = ("function_response", "tool_response")
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment", "observation")
-"""Roles that chat templates know. Any other one would be written into the text, or left out, and never trained."""
+ROLES = (
+    "system",
+    "developer",
+    "user",
+    "assistant",
+    "tool",
+    "function",
+    "ipython",
+    "environment",
+    "observation",
+)
+"""Roles that chat templates know. Any other one would be written into the text, or left out, and never
+trained."""
 _RESULTS = ("tool", "function", "ipython", "environment", "observation")
 """Roles whose messages are results of calls, which may be any value of JSON."""
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 IN_TEMPLATES = ("role", "content", "tool_calls", "tool_call_id", "train")
 """Keys of messages whose content is in the rendered text, or is not for the model."""
 THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
-"""Keys of messages that hold the thoughts of an answer: Qwen's and TRL's, gpt-oss's, and that of later servers."""
+"""Keys of messages that hold the thoughts of an answer: Qwen's and TRL's, gpt-oss's, and that of later
+servers."""
 _THOUGHT_PARTS = ("thinking", "reasoning")
 """Types of content parts that are thoughts."""
 _OPEN, _CLOSE = "<think>", "</think>"
 FLAGS = ("train", "weight", "training", "loss", "loss_scale", "loss_weight")
-"""Keys of messages that say whether one is trained: those of axolotl, OpenAI, axolotl, ms-swift (two) and LLaMA-Factory."""
-_OTHER_FLAGS = re.compile(r"(?:loss|mask|train)_.*|.*_mask|loss|mask|masked|training|trainable", re.IGNORECASE)
+"""Keys of messages that say whether one is trained: those of axolotl, OpenAI, axolotl, ms-swift (two) and
+LLaMA-Factory."""
+_OTHER_FLAGS = re.compile(
+    r"(?:loss|mask|train)_.*|.*_mask|loss|mask|masked|training|trainable", re.IGNORECASE
+)
 """Keys of messages that other tools read, and that change what is trained."""
 _TEXT_OF_PARTS = ("text", "value", "content")
 """Names of a text part's text: OpenAI's, ShareGPT's, and that of messages."""
@@ -62,7 +79,10 @@ def messages_of(value: Any, where: str) -> list[Message]:
     """
     value = _unpacked(value, "messages", where)
     if not isinstance(value, list) or not value:
-        raise DataError(f"{where}: messages must be a list of {{role, content}}, found {type(value).__name__} {value!r:.60}")
+        raise DataError(
+            f"{where}: messages must be a list of {{role, content}}, found {type(value).__name__} "
+            f"{value!r:.60}"
+        )
     return _with_tool_roles(
         value,
         [
@@ -73,19 +93,27 @@ def messages_of(value: Any, where: str) -> list[Message]:
 
 
 def conversation_of(value: Any, where: str) -> list[Message]:
-    """Return the messages of ShareGPT's `conversations` column; two turns of one speaker in a row stay two messages.
+    """Return the messages of ShareGPT's `conversations` column; two turns of one speaker in a row stay two
+    messages.
 
     Raises:
-        DataError: it is not a list of turns with from and value (or role and content), or a speaker is unknown.
+        DataError: it is not a list of turns with from and value (or role and content), or a speaker is
+            unknown.
     """
     value = _unpacked(value, "conversations", where)
     if not isinstance(value, list) or not value:
-        raise DataError(f"{where}: conversations must be a list of {{from, value}}, found {type(value).__name__} {value!r:.60}")
-    return _with_tool_roles(value, [_turn(turn, f"conversations[{index}]", where) for index, turn in enumerate(value)])
+        raise DataError(
+            f"{where}: conversations must be a list of {{from, value}}, found {type(value).__name__} "
+            f"{value!r:.60}"
+        )
+    return _with_tool_roles(
+        value, [_turn(turn, f"conversations[{index}]", where) for index, turn in enumerate(value)]
+    )
 
 
 def _with_tool_roles(value: list[Any], messages: list[Message]) -> list[Message]:
-    """Return messages with the role tool in place of OpenAI's older role function, where a function_call came before it."""
+    """Return messages with the role tool in place of OpenAI's older role function, where a function_call came
+    before it."""
     if not any(turn.get("function_call") for turn in value):
         return messages
     return [message | {"role": "tool"} if message["role"] == "function" else message for message in messages]
@@ -107,7 +135,9 @@ def tools_of(value: Any, where: str) -> list[dict[str, Any]] | None:
     if value is None or value in ("", []):
         return None
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise DataError(f"{where}: tools must be a list of JSON schemas (or its JSON text), found {value!r:.60}")
+        raise DataError(
+            f"{where}: tools must be a list of JSON schemas (or its JSON text), found {value!r:.60}"
+        )
     _check_characters(value, "tools", where)
     return value
 
@@ -119,7 +149,11 @@ def text_of(value: Any, name: str, where: str) -> str:
         DataError: it is not a string, or it has half of a surrogate pair.
     """
     if not isinstance(value, str):
-        hint = "; for lists of messages name the column in data.columns.messages" if isinstance(value, list) else ""
+        hint = (
+            "; for lists of messages name the column in data.columns.messages"
+            if isinstance(value, list)
+            else ""
+        )
         raise DataError(f"{where}: {name} must be a string, found {type(value).__name__} {value!r:.60}{hint}")
     _check_characters(value, name, where)
     return value
@@ -128,14 +162,18 @@ def text_of(value: Any, name: str, where: str) -> str:
 def is_answer(message: Message) -> bool:
     """Return whether it is a message of the assistant with text, thoughts or tool calls."""
     return message["role"] == "assistant" and bool(
-        message.get("tool_calls") or message["content"].strip() or any(message.get(key) for key in THOUGHT_KEYS)
+        message.get("tool_calls")
+        or message["content"].strip()
+        or any(message.get(key) for key in THOUGHT_KEYS)
     )
 
 
 def thoughts_in(content: str) -> tuple[int, int, int] | None:
-    """Return the start and the end of the thoughts that a content begins with, and the start of the answer after their tags.
+    """Return the start and the end of the thoughts that a content begins with, and the start of the answer
+    after their tags.
 
-    The opening tag may be missing, as in answers of models whose generation prompt has it. None without thoughts.
+    The opening tag may be missing, as in answers of models whose generation prompt has it. None without
+    thoughts.
     """
     end = content.find(_CLOSE)
     before, _, thoughts = content[:end].rpartition(_OPEN)
@@ -146,14 +184,19 @@ def thoughts_in(content: str) -> tuple[int, int, int] | None:
 
 
 def with_suffix(message: Message, suffix: str) -> Message:
-    """Return the message with `suffix` after each of its texts, and after the names of the functions that it calls."""
-    texts = {key: text for key, text in message.items() if key != "role" and isinstance(text, str) and text.strip()}
+    """Return the message with `suffix` after each of its texts, and after the names of the functions that it
+    calls."""
+    texts = {
+        key: text for key, text in message.items() if key != "role" and isinstance(text, str) and text.strip()
+    }
     calls = [dict(call) for call in message.get("tool_calls", ())]
     for call in calls:
         function = call.get("function", call)
         named = {**function, "name": function["name"] + suffix}
         call.update({"function": named} if "function" in call else named)
-    return {**message, **{key: text + suffix for key, text in texts.items()}} | ({"tool_calls": calls} if calls else {})
+    return {**message, **{key: text + suffix for key, text in texts.items()}} | (
+        {"tool_calls": calls} if calls else {}
+    )
 
 
 def with_text_arguments(message: Message) -> Message:
@@ -172,7 +215,10 @@ def _is_plain(message: Any) -> bool:
         return False
     role, content = message.get("role"), message.get("content")
     return (
-        type(role) is str and role in ROLES and type(content) is str and (content.isascii() or not _SURROGATES.search(content))
+        type(role) is str
+        and role in ROLES
+        and type(content) is str
+        and (content.isascii() or not _SURROGATES.search(content))
     )
 
 
@@ -184,9 +230,15 @@ def _message(message: Any, name: str, where: str) -> Message:
     has_more = bool(calls) or (isinstance(message, dict) and any(message.get(key) for key in THOUGHT_KEYS))
     required = {"role"} if has_more else {"role", "content"}
     if not isinstance(message, dict) or not required <= message.keys():
-        found = f"an object with {', '.join(message) or 'none'}" if isinstance(message, dict) else f"{message!r:.60}"
+        found = (
+            f"an object with {', '.join(message) or 'none'}"
+            if isinstance(message, dict)
+            else f"{message!r:.60}"
+        )
         is_turn = isinstance(message, dict) and {"from", "value"} <= message.keys()
-        remedy = "; write data.format: sharegpt and data.columns: {conversations: messages}" if is_turn else ""
+        remedy = (
+            "; write data.format: sharegpt and data.columns: {conversations: messages}" if is_turn else ""
+        )
         raise DataError(f"{where}: {name} must have role and content, found {found}{remedy}")
     role = text_of(message["role"], f"{name}.role", where)
     if role not in ROLES:
@@ -197,7 +249,9 @@ def _message(message: Any, name: str, where: str) -> Message:
         )
     _refuse_keys(message, name, where)
     content = message.get("content")
-    content = "" if has_more and content is None else _content(_result(content, role), f"{name}.content", where)
+    content = (
+        "" if has_more and content is None else _content(_result(content, role), f"{name}.content", where)
+    )
     if role == "assistant":
         message = _with_thoughts_once(message, content, name, where)
     # As apply_chat_template does: templates treat a key with null as present.
@@ -211,8 +265,8 @@ def _message(message: Any, name: str, where: str) -> Message:
 
 
 def _in_newer_form(message: dict[str, Any], name: str, where: str) -> dict[str, Any]:
-    """Return a message with tool_calls in place of function_call, or of a call's JSON as content; and with the thoughts that
-    are parts of its content in a key."""
+    """Return a message with tool_calls in place of function_call, or of a call's JSON as content; and with
+    the thoughts that are parts of its content in a key."""
     role, content = message.get("role"), message.get("content")
     if call := message.get("function_call"):
         if message.get("tool_calls"):
@@ -220,16 +274,26 @@ def _in_newer_form(message: dict[str, Any], name: str, where: str) -> dict[str, 
         message = {key: item for key, item in message.items() if key != "function_call"}
         message["tool_calls"] = [{"type": "function", "function": call}]
     if role in _CALLING:
-        return {**message, "role": "assistant", "content": "", "tool_calls": _called(content, f"{name}.content", where)}
+        return {
+            **message,
+            "role": "assistant",
+            "content": "",
+            "tool_calls": _called(content, f"{name}.content", where),
+        }
     if role in _RESPONDING:
         return {**message, "role": "tool"}
     if not isinstance(content, list) or role != "assistant" or not any(map(_is_thought, content)):
         return message
     thoughts = [one for one in content if _is_thought(one)]
-    texts = [next((one[key] for key in (*_THOUGHT_PARTS, *_TEXT_OF_PARTS) if one.get(key)), "") for one in thoughts]
+    texts = [
+        next((one[key] for key in (*_THOUGHT_PARTS, *_TEXT_OF_PARTS) if one.get(key)), "") for one in thoughts
+    ]
     text = "".join(_content(one, f"{name}.content", where) for one in texts)
     if message.get(THOUGHT_KEYS[0]) not in (None, "", text):
-        raise DataError(f"{where}: {name} has thoughts both in {THOUGHT_KEYS[0]} and in its content, which differ; keep one")
+        raise DataError(
+            f"{where}: {name} has thoughts both in {THOUGHT_KEYS[0]} and in its content, which differ; keep "
+            "one"
+        )
     return {**message, "content": [one for one in content if not _is_thought(one)], THOUGHT_KEYS[0]: text}
 
 
@@ -243,7 +307,11 @@ def _with_thoughts_once(message: dict[str, Any], content: str, name: str, where:
     Raises:
         DataError: they are not text, or several places differ.
     """
-    found = {key: text_of(message[key], f"{name}.{key}", where) for key in THOUGHT_KEYS if message.get(key) is not None}
+    found = {
+        key: text_of(message[key], f"{name}.{key}", where)
+        for key in THOUGHT_KEYS
+        if message.get(key) is not None
+    }
     found = {key: text for key, text in found.items() if text.strip()}
     inside = thoughts_in(content) if not found or content.lstrip().startswith(_OPEN) else None
     texts = {text.strip() for text in found.values()} | (
@@ -262,13 +330,17 @@ def _refuse_keys(message: dict[str, Any], name: str, where: str) -> None:
         if value in (None, "", [], {}):
             continue
         if key in MEDIA:
-            raise DataError(f"{where}: {name}.{key} has content; images, video and audio cannot be trained on")
+            raise DataError(
+                f"{where}: {name}.{key} has content; images, video and audio cannot be trained on"
+            )
         if key == "refusal":
-            raise DataError(f"{where}: {name}.refusal is not read; write the refusal as content, or remove it")
+            raise DataError(
+                f"{where}: {name}.refusal is not read; write the refusal as content, or remove it"
+            )
         if key not in FLAGS and _OTHER_FLAGS.fullmatch(key):
             raise DataError(
-                f"{where}: {name}.{key} is not read, and would change what is trained on; write train: false into the messages "
-                "that are context, or remove it"
+                f"{where}: {name}.{key} is not read, and would change what is trained on; write train: false "
+                "into the messages that are context, or remove it"
             )
 
 
@@ -278,13 +350,13 @@ def _flag(turn: dict[str, Any], role: str, name: str, where: str) -> Message:
     for key, value in flags.items():
         if not isinstance(value, bool | int | float) or value not in (0, 1):
             raise DataError(
-                f"{where}: {name}.{key} is {value!r:.40}; a turn is either trained (train: true or weight: 1) or context "
-                "(train: false or weight: 0)"
+                f"{where}: {name}.{key} is {value!r:.40}; a turn is either trained (train: true or weight: "
+                "1) or context (train: false or weight: 0)"
             )
         if value and role != "assistant":
             raise DataError(
-                f"{where}: {name}.{key} is {value!r}, but its role is {role!r:.40}: only messages of the assistant are "
-                "trained; remove it, or set it to false or 0"
+                f"{where}: {name}.{key} is {value!r}, but its role is {role!r:.40}: only messages of the "
+                "assistant are trained; remove it, or set it to false or 0"
             )
     if len({bool(value) for value in flags.values()}) > 1:
         both = " and ".join(f"{key}: {value}" for key, value in flags.items())
@@ -293,8 +365,11 @@ def _flag(turn: dict[str, Any], role: str, name: str, where: str) -> Message:
 
 
 def _result(value: Any, role: str) -> Any:
-    """Return the JSON text of a call's result that is neither text nor a list of content parts; other content as it is."""
-    is_parts = isinstance(value, list) and (not value or any(isinstance(part, dict) and "type" in part for part in value))
+    """Return the JSON text of a call's result that is neither text nor a list of content parts; other content
+    as it is."""
+    is_parts = isinstance(value, list) and (
+        not value or any(isinstance(part, dict) and "type" in part for part in value)
+    )
     if role not in _RESULTS or value is None or isinstance(value, str) or is_parts:
         return value
     return json.dumps(value, ensure_ascii=False, default=str)
@@ -306,17 +381,25 @@ def _content(value: Any, name: str, where: str) -> str:
     texts = []
     for index, part in enumerate(value):
         key = next((key for key in _TEXT_OF_PARTS if isinstance(part, dict) and key in part), "text")
-        if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get(key), str):
+        if (
+            not isinstance(part, dict)
+            or part.get("type", "text") != "text"
+            or not isinstance(part.get(key), str)
+        ):
             raise DataError(
-                f"{where}: {name}[{index}] must be a text part, {{type: text, text: ...}}, found {part!r:.60}; "
-                "images and audio cannot be trained on"
+                f"{where}: {name}[{index}] must be a text part, {{type: text, text: ...}}, found "
+                f"{part!r:.60}; images and audio cannot be trained on"
             )
         texts.append(part[key])
         known = (key, *_OF_PARTS)
-        if left_out := [key for key, item in part.items() if key not in known and item not in (None, "", [], {}, texts[-1])]:
+        if left_out := [
+            key
+            for key, item in part.items()
+            if key not in known and item not in (None, "", [], {}, texts[-1])
+        ]:
             raise DataError(
-                f"{where}: {name}[{index}] has {', '.join(left_out):.60} beside its text, which would be left out; images, "
-                "video and audio cannot be trained on: remove the part, or the row"
+                f"{where}: {name}[{index}] has {', '.join(left_out):.60} beside its text, which would be "
+                "left out; images, video and audio cannot be trained on: remove the part, or the row"
             )
     return text_of("".join(texts), name, where)
 
@@ -329,7 +412,10 @@ def _turn(turn: Any, name: str, where: str) -> Message:
         raise DataError(f"{where}: {name} must have from and value, found {found}")
     speaker = text_of(turn["from"], f"{name}.from", where)
     if speaker not in SHAREGPT_ROLES:
-        raise DataError(f"{where}: {name}.from is {speaker!r:.40}, which is not a known speaker: {', '.join(SHAREGPT_ROLES)}")
+        raise DataError(
+            f"{where}: {name}.from is {speaker!r:.40}, which is not a known speaker: "
+            f"{', '.join(SHAREGPT_ROLES)}"
+        )
     value = _content(_result(turn["value"], SHAREGPT_ROLES[speaker]), f"{name}.value", where)
     if turn.get("content") not in (None, "", value):
         raise DataError(f"{where}: {name} has both value and content, which differ; remove one of them")
@@ -342,28 +428,35 @@ def _turn(turn: Any, name: str, where: str) -> Message:
 def _called(value: Any, name: str, where: str) -> list[dict[str, Any]]:
     """Return the calls of which a text is the JSON: one, or a list of them."""
     calls = _parsed(_content(value, name, where), name, where)
-    calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
+    calls = [
+        {"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])
+    ]
     return _calls(calls, name, where)
 
 
 def _calls(calls: Any, name: str, where: str) -> list[dict[str, Any]]:
-    """Return tool calls with their arguments as objects: chat templates would quote arguments that are text twice."""
+    """Return tool calls with their arguments as objects: chat templates would quote arguments that are text
+    twice."""
     calls = _unpacked(calls, name, where)
     if not isinstance(calls, list):
-        raise DataError(f"{where}: {name} must be a list of calls, found {type(calls).__name__} {calls!r:.60}")
+        raise DataError(
+            f"{where}: {name} must be a list of calls, found {type(calls).__name__} {calls!r:.60}"
+        )
     converted = []
     for index, call in enumerate(calls):
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise DataError(
-                f"{where}: {name}[{index}] must name a function, {{function: {{name, arguments}}}}, found {call!r:.60}"
+                f"{where}: {name}[{index}] must name a function, {{function: {{name, arguments}}}}, found "
+                f"{call!r:.60}"
             )
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             arguments = _parsed(arguments, f"{name}[{index}] arguments", where) if arguments.strip() else {}
         if not isinstance(arguments, dict):
             raise DataError(
-                f"{where}: {name}[{index}] arguments must be an object (or its JSON text), found {function['arguments']!r:.60}"
+                f"{where}: {name}[{index}] arguments must be an object (or its JSON text), found "
+                f"{function['arguments']!r:.60}"
             )
         function = {**function, "arguments": arguments}
         converted.append({**call, "function": function} if "function" in call else function)

@@ -127,7 +127,10 @@ def _in_turn(streams: list[SourceStream], bad: BadRows, bar: "tqdm[Any]") -> Ite
 def bytes_of(data: Data) -> int | None:
     """Return the bytes to be read, counted once for each pass; None if unknown (the hub, `save_to_disk`)."""
     total = 0
-    paths = [(one.path, f"{key}.path", one.exclude, len(shares(one.weight))) for key, one in data.all_sources.items()]
+    paths = [
+        (one.path, f"{key}.path", one.exclude, len(shares(one.weight)))
+        for key, one in data.all_sources.items()
+    ]
     if data.heldout_key:
         paths.append((data.heldout_path, data.heldout_key, [], 1))
     for path, key, exclude, times in paths:
@@ -146,14 +149,17 @@ def _rows(samples: Samples) -> Iterator[list[StoredSample]]:
             digest = samples.digests[number] if samples.digests else None
             split: Split = "heldout" if is_heldout else "train"
             ids, labels = samples.ids[token:end], samples.labels[token:end]
-            kept.append(StoredSample(split, ids, labels, samples.trained[number], digest, samples.values[number]))
+            kept.append(
+                StoredSample(split, ids, labels, samples.trained[number], digest, samples.values[number])
+            )
             token = end
         sample += pieces
         yield kept
 
 
 def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """Yield lists of rows, always the same for the same rows; rows before an error are yielded before it is raised."""
+    """Yield lists of rows, always the same for the same rows; rows before an error are yielded before it is
+    raised."""
     chunk: list[Row] = []
     characters = 0
     stopped: DataError | None = None

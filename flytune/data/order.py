@@ -1,10 +1,11 @@
-"""The order of samples in training, which depends on seed, epoch and index alone, not on the number of processes.
+"""The order of samples in training, which depends on seed, epoch and index alone, not on the number of
+processes.
 
-A run is one stream of rows: epoch after epoch, each with all rows once, in an order of its own. Optimizer step s trains the
-global_batch_size rows from position s x global_batch_size on, on any ranks. Steps cross the boundaries of epochs, so that each
-step is complete: a last step of few samples would move the weights as far as a full one (Adam's update has the size of the
-learning rate, whatever the gradient's), and some ranks would have no sample. Only the run's last step is completed with rows
-of the next epoch.
+A run is one stream of rows: epoch after epoch, each with all rows once, in an order of its own. Optimizer
+step s trains the global_batch_size rows from position s x global_batch_size on, on any ranks. Steps cross the
+boundaries of epochs, so that each step is complete: a last step of few samples would move the weights as far
+as a full one (Adam's update has the size of the learning rate, whatever the gradient's), and some ranks would
+have no sample. Only the run's last step is completed with rows of the next epoch.
 """
 
 import logging
@@ -25,12 +26,14 @@ PLACE = "place"
 
 
 def steps_of(training: Training, rows: int, repeats: int = 1) -> int:
-    """Return the optimizer steps of a run over `rows` samples (or blocks): max_steps, or those of num_train_epochs.
+    """Return the optimizer steps of a run over `rows` samples (or blocks): max_steps, or those of
+    num_train_epochs.
 
     Args:
         repeats: samples that a step has of each row.
     """
-    # A fraction of the decimal text: as a float, 0.1 is slightly larger, and would add a step where it divides evenly.
+    # A fraction of the decimal text: as a float, 0.1 is slightly larger, and would add a step where it
+    # divides evenly.
     samples = Fraction(str(training.num_train_epochs)) * rows * repeats
     return training.max_steps or math.ceil(samples / training.global_batch_size)
 
@@ -38,7 +41,8 @@ def steps_of(training: Training, rows: int, repeats: int = 1) -> int:
 def permutation(seed: int, epoch: int, rows: int) -> Any:
     """Return all numbers below `rows` in the order of one epoch: uint32 [rows].
 
-    They are sorted by Philox's raw output, which numpy guarantees not to change (NEP 19), unlike that of its shuffle.
+    They are sorted by Philox's raw output, which numpy guarantees not to change (NEP 19), unlike that of its
+    shuffle.
     """
     import numpy
 
@@ -49,11 +53,14 @@ def permutation(seed: int, epoch: int, rows: int) -> Any:
 class Stream:
     """All rows that a run trains, in order, as one data set: the Trainer's train_dataset.
 
-    Micro batches are then consecutive rows, assigned to the ranks in turn (accelerate's BatchSamplerShard): the micro batches
-    of a step are the step's rows, whatever their size and number. It keeps the numbers of one epoch's rows, 4 bytes each.
+    Micro batches are then consecutive rows, assigned to the ranks in turn (accelerate's BatchSamplerShard):
+    the micro batches of a step are the step's rows, whatever their size and number. It keeps the numbers of
+    one epoch's rows, 4 bytes each.
     """
 
-    def __init__(self, dataset: Any, training: Training, kind: RowKind = ROW_KINDS[ANSWERS], repeats: int = 1) -> None:
+    def __init__(
+        self, dataset: Any, training: Training, kind: RowKind = ROW_KINDS[ANSWERS], repeats: int = 1
+    ) -> None:
         """Make the stream of all rows of `dataset`, which are of one kind, or packed blocks.
 
         Args:
@@ -71,13 +78,15 @@ class Stream:
             longest = numpy.argsort(-lengths, kind="stable")[: self._batch]
             self._first = longest.astype(numpy.uint32)
         self.joined: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
-        """Makes what is trained of a row and the row before it in its step; that of a step's first row is the last."""
+        """Makes what is trained of a row and the row before it in its step; that of a step's first row is the
+        last."""
         self.left_out: Sequence[int] = ()
         """Numbers (from 0, ascending) of the batches that no step trains."""
         self._epoch, self._order = -1, None
         if self._batch > len(dataset):
             log.warning(
-                "training.global_batch_size: %d, but there are %d samples: a step repeats some, the run trains %.1f epochs",
+                "training.global_batch_size: %d, but there are %d samples: a step repeats some, the run "
+                "trains %.1f epochs",
                 self._batch,
                 len(dataset),
                 self.steps * self._batch / len(dataset),
@@ -90,13 +99,20 @@ class Stream:
         return self.__getitems__([position])[0]
 
     def __getitems__(self, positions: Sequence[int]) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self._dataset.__getitems__([self.row_at(position) for position in positions])
+        rows: list[dict[str, Any]] = self._dataset.__getitems__(
+            [self.row_at(position) for position in positions]
+        )
         if self._repeats > 1:
-            return [row | {PLACE: position % self._positions} for row, position in zip(rows, positions, strict=True)]
+            return [
+                row | {PLACE: position % self._positions}
+                for row, position in zip(rows, positions, strict=True)
+            ]
         if self.joined is None:
             return rows
         steps = [position - position % self._batch for position in positions]
-        places = [step + (place - step - 1) % self._batch for step, place in zip(steps, positions, strict=True)]
+        places = [
+            step + (place - step - 1) % self._batch for step, place in zip(steps, positions, strict=True)
+        ]
         before = self._dataset.__getitems__([self.row_at(place) for place in places])
         return [self.joined(*both) for both in zip(rows, before, strict=True)]
 
@@ -116,7 +132,8 @@ class Stream:
         return int(self._order[index])  # type: ignore[index]
 
     def batch_of(self, step: int) -> int:
-        """Return the number of the batch that the step after `step` others trains: `step`, plus the batches skipped before."""
+        """Return the number of the batch that the step after `step` others trains: `step`, plus the batches
+        skipped before."""
         for skipped in self.left_out:
             if skipped > step:
                 break

@@ -1,7 +1,8 @@
 """Packing: complete samples into blocks of max_length tokens, so that almost no token of a batch is padding.
 
-Best-fit decreasing, as in Ding et al. 2024, "Fewer Truncations Improve Language Modeling" (arXiv 2404.10830), in windows:
-the longest sample first, each into the fullest block that still has room for it. No sample is cut or dropped.
+Best-fit decreasing, as in Ding et al. 2024, "Fewer Truncations Improve Language Modeling" (arXiv 2404.10830),
+in windows: the longest sample first, each into the fullest block that still has room for it. No sample is cut
+or dropped.
 """
 
 from bisect import bisect_left, insort
@@ -13,10 +14,12 @@ from flytune.data.labels import Encoded
 WINDOW_TOKENS = 4_000_000
 """Tokens packed at a time; 8 bytes each in memory."""
 WINDOW_BLOCKS = 256
-"""Smallest number of blocks that are packed at a time, whatever their length: a half-empty last block costs at most 0.4 %."""
+"""Smallest number of blocks that are packed at a time, whatever their length: a half-empty last block costs
+at most 0.4 %."""
 
 Block = tuple[Any, Any, list[int]]
-"""input_ids and labels (int32 arrays) of complete samples one after the other, and the samples' lengths in that order."""
+"""input_ids and labels (int32 arrays) of complete samples one after the other, and the samples' lengths in
+that order."""
 
 
 class PackingWindow:
@@ -53,10 +56,11 @@ def _blocks(samples: list[tuple[Any, Any]], max_length: int) -> Iterator[Block]:
 
 
 def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
-    """Assign samples of these lengths (in tokens, each at most max_length) to blocks: lists of their numbers in `lengths`.
+    """Assign samples of these lengths (in tokens, each at most max_length) to blocks: lists of their numbers
+    in `lengths`.
 
-    The samples of a block, and the blocks by their first sample, are in the order of `lengths`: best-fit decreasing makes the
-    blocks of long samples first, and the stored blocks must not be sorted by length.
+    The samples of a block, and the blocks by their first sample, are in the order of `lengths`: best-fit
+    decreasing makes the blocks of long samples first, and the stored blocks must not be sorted by length.
 
     O(n log n) comparisons; the sorted list of rooms has max_length entries at most.
     """
@@ -66,7 +70,9 @@ def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
         length = lengths[index]
         assert 0 < length <= max_length, length
         place = bisect_left(rooms, length)
-        room, block = (rooms[place], blocks_of[rooms[place]].pop()) if place < len(rooms) else (max_length, [])
+        room, block = (
+            (rooms[place], blocks_of[rooms[place]].pop()) if place < len(rooms) else (max_length, [])
+        )
         if place < len(rooms) and not blocks_of[room]:
             del blocks_of[room], rooms[place]
         block.append(index)

@@ -1,4 +1,5 @@
-"""Data preparation: rows to tokenized shards with a manifest, once and on CPUs, so that no GPU waits for it."""
+"""Data preparation: rows to tokenized shards with a manifest, once and on CPUs, so that no GPU waits for
+it."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -29,20 +30,23 @@ from flytune.records import Manifest, SplitCounts
 
 logger = logging.getLogger(__name__)
 _COMPARED = 256
-"""Samples whose texts the base's tokenizer is compared with, where its class has other rules than its tokenizer.json."""
+"""Samples whose texts the base's tokenizer is compared with, where its class has other rules than its
+tokenizer.json."""
 
 
 def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Manifest:
     """Read, render, tokenize and split the data of `request` into the folder `out`.
 
-    Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/, bad_rows.jsonl
-    if rows were set aside, examples.json if rows were cut or dropped, contract.json, and manifest.json last. With data.packing
-    a row of train is a block of samples, with their lengths in a column seq_lengths; held-out samples are never packed, because
-    they are scored one by one. A kind of rows (rows/) may have further columns.
+    Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/,
+    bad_rows.jsonl if rows were set aside, examples.json if rows were cut or dropped, contract.json, and
+    manifest.json last. With data.packing a row of train is a block of samples, with their lengths in a column
+    seq_lengths; held-out samples are never packed, because they are scored one by one. A kind of rows (rows/)
+    may have further columns.
 
-    Equal requests give equal bytes, whatever the number of `processes` (by default all cores), and however often the run was
-    killed: `out` is new, empty, or the folder of a killed run of the same request, which resumes after its last complete
-    shards. Memory does not grow with the data (but see readers.read; data.deduplicate takes 80 bytes a sample).
+    Equal requests give equal bytes, whatever the number of `processes` (by default all cores), and however
+    often the run was killed: `out` is new, empty, or the folder of a killed run of the same request, which
+    resumes after its last complete shards. Memory does not grow with the data (but see readers.read;
+    data.deduplicate takes 80 bytes a sample).
 
     Raises:
         DataError: the data or the tokenizer cannot be used.
@@ -64,17 +68,27 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         bad = opened.enter_context(BadRows(out, data.max_bad_fraction).opened())
         workers = opened.enter_context(Workers(request, tokenizer, processes, size, before.heldout_below))
         length = data.max_length if data.packing else None
-        tallies = {key: from_json(before.tallies[key]) if before.tallies else tally for key, tally in _tallies(data).items()}
+        tallies = {
+            key: from_json(before.tallies[key]) if before.tallies else tally
+            for key, tally in _tallies(data).items()
+        }
         written = contract.WrittenSamples(
-            tokenizer, request, rows, lambda: {form for tally in tallies.values() for form in tally.form.split(", ")}
+            tokenizer,
+            request,
+            rows,
+            lambda: {form for tally in tallies.values() for form in tally.form.split(", ")},
         )
         writers: dict[Split, SplitWriter] = {
             "train": _writer(opened, out, "train", length, before.train, request, written),
             "heldout": _writer(opened, out, "heldout", None, before.heldout, request, written),
         }
-        streams = [SourceStream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()]
+        streams = [
+            SourceStream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()
+        ]
         numbers = {stream: number for number, stream in enumerate(streams)}
-        bad.resume(sum(tally.rows for tally in tallies.values()), before.bad, before.first_bad, before.bad_rows)
+        bad.resume(
+            sum(tally.rows for tally in tallies.values()), before.bad, before.first_bad, before.bad_rows
+        )
         seen = _digests(out, before, row_kind(request.row_kind).sequences) if data.deduplicate else set()
         for row in mixed(streams, bad, bar):
             for stream, kept in row:
@@ -84,14 +98,19 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         _end_shards(request, out, writers, streams, bad, before.heldout_below)
         bad.check()
     counts = {split: writer.counts() for split, writer in writers.items()}
-    if before.heldout_below is None and (number := split_at(data, counts, list(tallies.values()))) is not None:
+    if (
+        before.heldout_below is None
+        and (number := split_at(data, counts, list(tallies.values()))) is not None
+    ):
         progress.start(out, request, list(tallies), number)
         return prepare(request, out, processes)
     refuse_empty(data, counts, list(tallies.values()))
     tokenizers.note_difference(tokenizer, _first_texts(tokenizer, parts(out, counts["train"])))
     tokenizer_files.write(tokenizer, request.model, out / "tokenizer")
     manifest = manifest_of(data, counts, list(tallies.values()), out, request.row_kind, tokenizer.otherwise)
-    examples.write([example for tally in tallies.values() for example in tally.examples], data.max_length, out)
+    examples.write(
+        [example for tally in tallies.values() for example in tally.examples], data.max_length, out
+    )
     contract.enforce(out, manifest, data, written.statistics(out, manifest))
     reference_answers.check(request, [counts["train"], counts["heldout"]], out, tokenizer)
     with written_atomically(out / MANIFEST) as temporary:
@@ -100,16 +119,22 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     if tokenizer.otherwise:
         logger.info("%s: the base's tokenizer.json is used", tokenizer.otherwise)
     train, heldout = manifest.train, manifest.heldout
-    logger.info("prepared %d rows: %d train, %d held-out samples", manifest.rows, train.samples, heldout.samples)
+    logger.info(
+        "prepared %d rows: %d train, %d held-out samples", manifest.rows, train.samples, heldout.samples
+    )
     if train.blocks is not None:
-        logger.info("packed into %d blocks, %.2f %% of them samples", train.blocks, 100 * manifest.useful_share)
+        logger.info(
+            "packed into %d blocks, %.2f %% of them samples", train.blocks, 100 * manifest.useful_share
+        )
     return manifest
 
 
 def _first_texts(tokenizer: Any, stored: Iterable[StoredSamples]) -> Iterator[str]:
     """Yield the texts of the first samples, which the base's tokenizer is compared with."""
     samples = (
-        part.ids[start : start + length] for part in stored for start, length in zip(part.starts, part.lengths, strict=True)
+        part.ids[start : start + length]
+        for part in stored
+        for start, length in zip(part.starts, part.lengths, strict=True)
     )
     for ids in islice(samples, _COMPARED):
         yield tokenizer.decode([number for number in ids.tolist() if 0 <= number < len(tokenizer)])
@@ -124,11 +149,14 @@ def _writer(
     request: DataRequest,
     samples: contract.WrittenSamples,
 ) -> SplitWriter:
-    """Return the writer of a split, whose samples are counted for the contract: those of complete shards now."""
+    """Return the writer of a split, whose samples are counted for the contract: those of complete shards
+    now."""
     for part in parts(out, before):
         samples.add(split, part)
     on_write = lambda file, table, row: samples.add(split, part_of(file, table, row))  # noqa: E731
-    return opened.enter_context(SplitWriter(out, split, length, before, row_kind(request.row_kind).columns, on_write))
+    return opened.enter_context(
+        SplitWriter(out, split, length, before, row_kind(request.row_kind).columns, on_write)
+    )
 
 
 def _bar(size: int | None) -> "tqdm[Any]":
@@ -143,7 +171,9 @@ def _tallies(data: Data) -> dict[str, Tally]:
     return tallies | ({data.heldout_key: Tally(data.heldout_name)} if data.heldout_key else {})
 
 
-def _write(kept: list[StoredSample], tally: Tally, number: int, writers: dict[Split, SplitWriter], seen: set[bytes]) -> None:
+def _write(
+    kept: list[StoredSample], tally: Tally, number: int, writers: dict[Split, SplitWriter], seen: set[bytes]
+) -> None:
     for sample in kept:
         if sample.digest is not None:
             if sample.digest in seen:

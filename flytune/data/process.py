@@ -1,4 +1,5 @@
-"""Rows of one source to tokenized samples: drawn by weight, rendered, tokenized in batches, and cut to max_length.
+"""Rows of one source to tokenized samples: drawn by weight, rendered, tokenized in batches, and cut to
+max_length.
 
 The result depends on the rows and the request alone, so any process can do it for any chunk of rows.
 """
@@ -84,10 +85,14 @@ class Samples:
 class Sampler:
     """Maker of the samples of one request."""
 
-    def __init__(self, request: DataRequest, tokenizer: Encoder | None, heldout_below: int | None = None) -> None:
-        """Make one that holds out rows with numbers below `heldout_below`, by default a share of data.heldout_fraction.
+    def __init__(
+        self, request: DataRequest, tokenizer: Encoder | None, heldout_below: int | None = None
+    ) -> None:
+        """Make one that holds out rows with numbers below `heldout_below`, by default a share of
+        data.heldout_fraction.
 
-        Without a tokenizer it only reads rows: `samples` raises the same errors of columns and their content, and is empty.
+        Without a tokenizer it only reads rows: `samples` raises the same errors of columns and their content,
+        and is empty.
         """
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
         self._heldout_below = self._data.heldout_fraction * 2**64 if heldout_below is None else heldout_below
@@ -104,7 +109,8 @@ class Sampler:
         """Return the samples of a chunk, with counts of its other rows.
 
         Raises:
-            DataError: a row is bad and none may be; a row is too long and data.too_long is error; or there is no chat template.
+            DataError: a row is bad and none may be; a row is too long and data.too_long is error; or there is
+                no chat template.
         """
         import numpy
 
@@ -135,7 +141,8 @@ class Sampler:
     def _kept(
         self, sequences: list[Encoded], label: bool | None, item: _Item, chunk: Chunk, made: Samples
     ) -> list[tuple[Any, Any, bool | None]]:
-        """Return the stored rows of the sequences of one, as int32 arrays: none, one, or its pieces, which stay together."""
+        """Return the stored rows of the sequences of one, as int32 arrays: none, one, or its pieces, which
+        stay together."""
         import numpy
 
         data, tally, longest = self._data, made.tally, max(len(ids) for ids, _ in sequences)
@@ -173,7 +180,9 @@ class Sampler:
         if stored:
             made.pieces.append(len(stored))
             made.heldout.append(is_heldout)
-            made.values += [self._kind.values([len(ids) for ids, _ in row], label, item.content.fields) for row in trained]
+            made.values += [
+                self._kind.values([len(ids) for ids, _ in row], label, item.content.fields) for row in trained
+            ]
         return stored
 
     def _items(self, chunk: Chunk, made: Samples) -> Iterator[_Item]:
@@ -203,11 +212,16 @@ class Sampler:
         """Return the row in a form that its kind knows, without data.remove_columns, which are counted."""
         if removed := [name for name in source.remove_columns if name in row]:
             if tally:
-                left_out.count((left_out.removed(name) for name in removed if left_out.has_content(row[name])), tally.left_out)
+                left_out.count(
+                    (left_out.removed(name) for name in removed if left_out.has_content(row[name])),
+                    tally.left_out,
+                )
             row = {name: value for name, value in row.items() if name not in removed}
         return self._kind.known(row_forms.known(row, source.columns, where), source.columns)
 
-    def _item(self, row: dict[str, Any], form: str, source: Source, where: str, made: Tally, again: bool) -> _Item:
+    def _item(
+        self, row: dict[str, Any], form: str, source: Source, where: str, made: Tally, again: bool
+    ) -> _Item:
         """Return the content of a row; its counts are made where it is not read `again`."""
         tally = None if again else made
         content = self._kind.content(row, form, source, where, self._data.system_prompt)
@@ -215,13 +229,18 @@ class Sampler:
         variant = self._kind.variant(samples)
         if variant != (made.kind or variant):
             raise DataError(
-                f"{where}: the row is of {variant}, and the rows before it are of {made.kind}: text gets no chat template, so "
-                "one model would see two formats; write all rows as messages, or name two files in data.sources"
+                f"{where}: the row is of {variant}, and the rows before it are of {made.kind}: text gets no "
+                "chat template, so one model would see two formats; write all rows as messages, or name two "
+                "files in data.sources"
             )
         if not made.form or variant != made.kind:
             self._check_settings(f"{form} of {variant}" if variant else form, samples[0])
         before = tally.control_tokens if tally else 0
-        texts = [self._text(sample, form, where, tally) for sample in samples] if self._tokenizer is not None else []
+        texts = (
+            [self._text(sample, form, where, tally) for sample in samples]
+            if self._tokenizer is not None
+            else []
+        )
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
@@ -264,35 +283,52 @@ class Sampler:
         return self._template
 
     def _check_settings(self, form: str, sample: Sample) -> None:
-        """Refuse settings that have no effect on rows of this format; with several sources, another one may use them."""
-        data, chats, is_chat, is_raw = self._data, ", ".join(CHATS), isinstance(sample, Chat), isinstance(sample, Plain)
+        """Refuse settings that have no effect on rows of this format; with several sources, another one may
+        use them."""
+        data, chats, is_chat, is_raw = (
+            self._data,
+            ", ".join(CHATS),
+            isinstance(sample, Chat),
+            isinstance(sample, Plain),
+        )
         if data.sources:
             return
         if data.system_prompt is not None and not is_chat:
-            raise _RequestError(f"data.system_prompt: only chats ({chats}) can have one, and the data's format is {form}")
+            raise _RequestError(
+                f"data.system_prompt: only chats ({chats}) can have one, and the data's format is {form}"
+            )
         if data.train_on == "answers" and not is_chat:
             raise _RequestError(
-                f"data.train_on: thoughts are found in chats ({chats}), and the data's format is {form}; remove it"
+                f"data.train_on: thoughts are found in chats ({chats}), and the data's format is {form}; "
+                "remove it"
             )
-        for name, changed in (("add_bos_token", data.add_bos_token is not None), ("add_eos_token", not data.add_eos_token)):
+        for name, changed in (
+            ("add_bos_token", data.add_bos_token is not None),
+            ("add_eos_token", not data.add_eos_token),
+        ):
             if changed and not is_raw:
                 raise _RequestError(
-                    f"data.{name}: only for raw text ({', '.join(RAW)}), and the data's format is {form}; remove it"
+                    f"data.{name}: only for raw text ({', '.join(RAW)}), and the data's format is {form}; "
+                    "remove it"
                     + ("; the chat template writes these tokens (data.chat_template)" if is_chat else "")
                 )
 
     def _encoded(self, texts: list[Rendered | Encoded]) -> Iterator[Encoded]:
-        """Tokenize the texts. All texts of a chunk are of one source, and so of one format; pairs may be text or messages."""
+        """Tokenize the texts. All texts of a chunk are of one source, and so of one format; pairs may be text
+        or messages."""
         rendered = [text for text in texts if isinstance(text, Rendered)]
         if not rendered:
             yield from (text for text in texts if not isinstance(text, Rendered))
         for _, alike in groupby(rendered, key=lambda text: text.add_special_tokens):
             data = self._data
-            yield from encode(list(alike), self._tokenizer, data.add_bos_token, data.add_eos_token, self._controls)
+            yield from encode(
+                list(alike), self._tokenizer, data.add_bos_token, data.add_eos_token, self._controls
+            )
 
     def _identity(self, content: Content, ids: Any) -> bytes:
-        """Return what decides about a row's split: its prompt, where answers are compared; or its tokens; or its messages,
-        where the template writes a date between them, so that the tokens are others each day."""
+        """Return what decides about a row's split: its prompt, where answers are compared; or its tokens; or
+        its messages, where the template writes a date between them, so that the tokens are others each
+        day."""
         if content.prompt:
             return content.prompt.encode()
         sample = content.samples[0]
@@ -301,8 +337,8 @@ class Sampler:
         return bytes(ids.tobytes())
 
     def _split_number(self, content: bytes) -> int:
-        """Return the 64 bits that decide about a row's split: a hash of its content (_identity), so that equal samples are in
-        the same one."""
+        """Return the 64 bits that decide about a row's split: a hash of its content (_identity), so that
+        equal samples are in the same one."""
         hashed = hashlib.sha256(str(self._data.seed).encode() + b":" + content).digest()
         return int.from_bytes(hashed[:8], "big")
 
@@ -311,7 +347,8 @@ def _refuse_large(row: dict[str, Any], where: str) -> None:
     """Refuse a row before it is rendered: tokenizing 10 MB takes 2 GB of memory."""
     if (size := _size(row)) > LARGEST_ROW:
         raise DataError(
-            f"{where}: a row of {size:,} characters, and at most {LARGEST_ROW:,} are tokenized; divide it into several"
+            f"{where}: a row of {size:,} characters, and at most {LARGEST_ROW:,} are tokenized; divide it "
+            "into several"
         )
 
 
@@ -328,18 +365,29 @@ def _size(value: Any) -> int:
 
 
 def digest(ids: Any, labelled: Any, label: bool | None = None) -> bytes:
-    """Return 16 bytes of a hash of a sample: of its tokens (int32), of which of them are trained (bool), and of the label of
-    an answer that has one: equal answers with different labels are not equal samples."""
-    return hashlib.sha256(ids.tobytes() + labelled.tobytes() + (b"" if label is None else bytes([label]))).digest()[:16]
+    """Return 16 bytes of a hash of a sample: of its tokens (int32), of which of them are trained (bool), and
+    of the label of an answer that has one: equal answers with different labels are not equal samples."""
+    return hashlib.sha256(
+        ids.tobytes() + labelled.tobytes() + (b"" if label is None else bytes([label]))
+    ).digest()[:16]
 
 
 def _count_left_out(
-    row: dict[str, Any], form: str, source: Source, samples: Sequence[Sample], texts: Sequence[Rendered | Encoded], tally: Tally
+    row: dict[str, Any],
+    form: str,
+    source: Source,
+    samples: Sequence[Sample],
+    texts: Sequence[Rendered | Encoded],
+    tally: Tally,
 ) -> None:
     """Count what no sample has; without a `form` keys of messages alone."""
     text = "\n".join(one.text for one in texts if isinstance(one, Rendered))
     chats = [sample for sample in samples if isinstance(sample, Chat)]
-    found = left_out.names(row, form, source.columns, samples, text) if form else left_out.of_messages(chats, text)
+    found = (
+        left_out.names(row, form, source.columns, samples, text)
+        if form
+        else left_out.of_messages(chats, text)
+    )
     left_out.count(found, tally.left_out)
 
 
@@ -348,8 +396,8 @@ class _RequestError(DataError):
 
 
 def subsample(rows: Iterable[Row], share: float, seed: int) -> Iterator[Row]:
-    """Yield a share of the rows, drawn by a hash of their content: the same in any order, and a smaller share is part of
-    any larger one."""
+    """Yield a share of the rows, drawn by a hash of their content: the same in any order, and a smaller share
+    is part of any larger one."""
     if share >= 1:
         yield from rows
         return

@@ -1,4 +1,5 @@
-"""The progress of a preparation, stored with the shards, so that a killed run resumes after the last complete ones."""
+"""The progress of a preparation, stored with the shards, so that a killed run resumes after the last complete
+ones."""
 
 import hashlib
 import logging
@@ -42,7 +43,8 @@ class Progress(Record):
     train: SplitCounts
     heldout: SplitCounts
     heldout_below: int | None = Field(default=None, exclude_if=lambda number: number is None)
-    """Number below which rows are held out (Sampler), once data.heldout_fraction has left a split without any."""
+    """Number below which rows are held out (Sampler), once data.heldout_fraction has left a split without
+    any."""
     bad_rows: int
     """Bytes of bad_rows.jsonl."""
     bad: int
@@ -61,12 +63,20 @@ def save(progress: Progress, folder: Path) -> None:
 
 
 def start(folder: Path, request: DataRequest, keys: list[str], heldout_below: int | None = None) -> Progress:
-    """Write and return the progress of a preparation that begins; `keys` are the recipe's keys of all sources."""
+    """Write and return the progress of a preparation that begins; `keys` are the recipe's keys of all
+    sources."""
     none = SplitCounts(samples=0, tokens=0, trained_tokens=0, shards=[])
     begun = Progress(
-        request=digest_of(request), places=dict.fromkeys(keys, Position()), tallies={}, train=none, heldout=none,
-        heldout_below=heldout_below, bad_rows=0, bad=0, first_bad=[],
-    )  # fmt: skip
+        request=digest_of(request),
+        places=dict.fromkeys(keys, Position()),
+        tallies={},
+        train=none,
+        heldout=none,
+        heldout_below=heldout_below,
+        bad_rows=0,
+        bad=0,
+        first_bad=[],
+    )
     folder.mkdir(parents=True, exist_ok=True)
     save(begun, folder)
     return begun
@@ -75,14 +85,17 @@ def start(folder: Path, request: DataRequest, keys: list[str], heldout_below: in
 def find(folder: Path, request: DataRequest, keys: list[str]) -> Progress:
     """Return the progress of an earlier run of the same request in `folder`; a new one if there was none.
 
-    Shards that are not part of it are deleted, unless the preparation is complete. `keys` are the recipe's keys of all sources.
+    Shards that are not part of it are deleted, unless the preparation is complete. `keys` are the recipe's
+    keys of all sources.
 
     Raises:
         DataError: the folder has the progress of another request.
     """
     existing = _read(folder)
     if existing is not None and existing.request != digest_of(request):
-        raise DataError(f"{folder}: has the progress of another preparation; prepared data needs a folder of its own")
+        raise DataError(
+            f"{folder}: has the progress of another preparation; prepared data needs a folder of its own"
+        )
     if existing is not None and (folder / MANIFEST).exists():
         return existing
     if existing is not None and (changed := _changed(folder, existing)):
@@ -91,7 +104,11 @@ def find(folder: Path, request: DataRequest, keys: list[str]) -> Progress:
     if existing is None:
         existing = start(folder, request, keys)
     else:
-        logger.info("%s: resuming after %d complete shards", folder, len(existing.train.shards) + len(existing.heldout.shards))
+        logger.info(
+            "%s: resuming after %d complete shards",
+            folder,
+            len(existing.train.shards) + len(existing.heldout.shards),
+        )
     complete = {shard.file for shard in (*existing.train.shards, *existing.heldout.shards)}
     for file in folder.glob("*/*.parquet"):
         if file.relative_to(folder).as_posix() not in complete:

@@ -1,4 +1,5 @@
-"""Files to rows, one at a time: JSON Lines, JSON, CSV, text, Parquet, Arrow, and folders of `datasets.save_to_disk`."""
+"""Files to rows, one at a time: JSON Lines, JSON, CSV, text, Parquet, Arrow, and folders of
+`datasets.save_to_disk`."""
 
 import bz2
 import csv
@@ -42,13 +43,16 @@ _TOO_LONG = f"more than {LARGEST_LINE:,} bytes; divide the row into several"
 def read(source: Source, key: str = "data", advance: Advance | None = None) -> Iterator[Row]:
     """Yield the rows of one source of a recipe, in order; at most `max_samples` of them if it is set.
 
-    JSON Lines, CSV and Parquet are streamed; a JSON file is read completely. `key` is the source's key in the recipe.
+    JSON Lines, CSV and Parquet are streamed; a JSON file is read completely. `key` is the source's key in the
+    recipe.
 
     Raises:
         DataError: the source does not exist, or a file of it is damaged; the message has the location.
     """
     if source.dataset_name is not None:
-        rows: Iterator[Row] = ((_without_absent_keys(row), where) for row, where in hub_rows(source, source.dataset_name, key))
+        rows: Iterator[Row] = (
+            (_without_absent_keys(row), where) for row, where in hub_rows(source, source.dataset_name, key)
+        )
     else:
         rows = read_path(str(source.path), f"{key}.path", source, advance, source.exclude)
     return islice(rows, source.max_samples)
@@ -68,7 +72,11 @@ def read_heldout(data: Data, advance: Advance | None = None) -> Iterator[Row]:
 
 
 def read_path(
-    path: str, key: str, source: Source | None = None, advance: Advance | None = None, exclude: Sequence[str] = ()
+    path: str,
+    key: str,
+    source: Source | None = None,
+    advance: Advance | None = None,
+    exclude: Sequence[str] = (),
 ) -> Iterator[Row]:
     """Yield the rows of all files at `path` apart from those to `exclude`; `key` is the recipe's name for it.
 
@@ -91,7 +99,9 @@ def strict(rows: Iterator[Row]) -> Iterator[Row]:
     """
     for row, where in rows:
         if isinstance(row, DataError):
-            raise DataError(f"{row}{_others(_bad_rows_after(rows, where), 'item' if ', item ' in where else 'line')}")
+            raise DataError(
+                f"{row}{_others(_bad_rows_after(rows, where), 'item' if ', item ' in where else 'line')}"
+            )
         yield row, where
 
 
@@ -137,7 +147,9 @@ def _decompressed(stored: Any, name: str, is_local: bool) -> Any:
     if suffix == "zst":
         import pyarrow
 
-        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(stored, mode="r"), "zstd"), 1 << 16)
+        return io.BufferedReader(
+            pyarrow.CompressedInputStream(pyarrow.PythonFile(stored, mode="r"), "zstd"), 1 << 16
+        )
     # Files of fsspec's addresses have a readline without a limit.
     return io.BufferedReader(stored, 1 << 20) if suffix in TEXT_KINDS and not is_local else stored
 
@@ -156,7 +168,8 @@ def _json_lines(file: Any, label: str) -> Iterator[Row]:
 
 
 def _lines(file: Any) -> Iterator[bytes | None]:
-    """Yield each line; None in the place of one that is longer than LARGEST_LINE, which is never in memory completely.
+    """Yield each line; None in the place of one that is longer than LARGEST_LINE, which is never in memory
+    completely.
 
     Raises:
         OSError: a line is so long that the file has no lines.
@@ -188,7 +201,9 @@ def _object(line: bytes) -> tuple[dict[str, Any] | None, str]:
 def _json(file: Any, label: str) -> Iterator[Row]:
     content = file.read(LARGEST_JSON + 1)
     if len(content) > LARGEST_JSON:
-        raise DataError(f"{label}: more than {LARGEST_JSON:,} bytes, and a JSON file is read completely; write JSON Lines")
+        raise DataError(
+            f"{label}: more than {LARGEST_JSON:,} bytes, and a JSON file is read completely; write JSON Lines"
+        )
     try:
         value = json_core.load(content, LARGEST_JSON)
     except JSONError as error:
@@ -199,18 +214,22 @@ def _json(file: Any, label: str) -> Iterator[Row]:
             reason = error.message if error.message.startswith("not UTF-8") else f"not JSON: {error.message}"
             raise DataError(f"{label}: {reason}") from None
         line = content.split(b"\n")[error.line - 1]
-        raise DataError(f"{label}:{error.line}: not JSON: {error.message} at column {error.column}: {_excerpt(line)}") from None
+        raise DataError(
+            f"{label}:{error.line}: not JSON: {error.message} at column {error.column}: {_excerpt(line)}"
+        ) from None
     if isinstance(value, dict):
         lists = [item for item in value.values() if isinstance(item, list)]
         if len(lists) != 1:
             raise DataError(
                 f"{label}: a JSON file must be a list of objects, or an object with one such list; "
-                f"found an object with {counted(len(lists), 'list')}, its keys are {', '.join(value) or 'none'}"
+                f"found an object with {counted(len(lists), 'list')}, its keys are "
+                f"{', '.join(value) or 'none'}"
             )
         value = lists[0]
     if not isinstance(value, list):
         raise DataError(
-            f"{label}: a JSON file must be a list of objects, or an object with one such list; found {_type_name(value)}"
+            f"{label}: a JSON file must be a list of objects, or an object with one such list; found "
+            f"{_type_name(value)}"
         )
     for number, item in enumerate(value, 1):
         where = f"{label}, item {number}"
@@ -235,7 +254,10 @@ def _text(sample_by: str, file: Any, label: str) -> Iterator[Row]:
         text += [] if line is None else [line]
         size += len(line or "")
         if size > LARGEST_LINE:
-            raise DataError(f"{label}:{first}: a {sample_by} of more than {LARGEST_LINE:,} characters; divide it into several")
+            raise DataError(
+                f"{label}:{first}: a {sample_by} of more than {LARGEST_LINE:,} characters; divide it into "
+                "several"
+            )
         if is_end:
             if sample := "".join(text).strip("\r\n"):
                 yield {"text": sample}, f"{label}:{first}"
@@ -272,9 +294,14 @@ def _csv(file: Any, label: str) -> Iterator[Row]:
         for row in reader:
             where = f"{label}:{reader.reader.line_num}"
             if None in row or None in row.values():
-                cells = sum(value is not None for key, value in row.items() if key is not None) + len(row.get(None, ()))
+                cells = sum(value is not None for key, value in row.items() if key is not None) + len(
+                    row.get(None, ())
+                )
                 yield (
-                    DataError(f"{where}: {counted(cells, 'cell')}, but the header has {len(reader.fieldnames or ())}{by}"),
+                    DataError(
+                        f"{where}: {counted(cells, 'cell')}, but the header has "
+                        f"{len(reader.fieldnames or ())}{by}"
+                    ),
                     where,
                 )
             else:
@@ -323,8 +350,12 @@ def _parquet(file: Any, label: str) -> Iterator[Row]:
                 yield _placed(row, f"{label}, row {number}", json_columns)
     except (OSError, DataError):
         raise
-    except Exception as error:  # damage shows in many ways: Arrow's errors, bytes that are not UTF-8, numbers out of range
-        raise DataError(f"{label}: a damaged Parquet file: {' '.join(str(error).split())} (after row {number})") from error
+    except (
+        Exception
+    ) as error:  # damage shows in many ways: Arrow's errors, bytes that are not UTF-8, numbers out of range
+        raise DataError(
+            f"{label}: a damaged Parquet file: {' '.join(str(error).split())} (after row {number})"
+        ) from error
 
 
 def _arrow(file: Any, label: str) -> Iterator[Row]:
@@ -347,10 +378,19 @@ def _arrow(file: Any, label: str) -> Iterator[Row]:
     except (OSError, DataError):
         raise
     except Exception as error:  # as above
-        raise DataError(f"{label}: a damaged Arrow file: {' '.join(str(error).split())} (after row {number})") from error
+        raise DataError(
+            f"{label}: a damaged Arrow file: {' '.join(str(error).split())} (after row {number})"
+        ) from error
 
 
-_READERS = {"json lines": _json_lines, "json": _json, "csv": _csv, "tsv": _csv, "parquet": _parquet, "arrow": _arrow}
+_READERS = {
+    "json lines": _json_lines,
+    "json": _json,
+    "csv": _csv,
+    "tsv": _csv,
+    "parquet": _parquet,
+    "arrow": _arrow,
+}
 """Readers by the kind of a file (sources.KINDS); of text, see _file."""
 
 
@@ -363,7 +403,8 @@ def _refuse_duplicates(names: list[str], where: str) -> None:
 
 
 def _without_absent_keys(row: dict[str, Any]) -> dict[str, Any]:
-    """Remove null values inside a row's columns: Arrow gives each nested object the keys of all others, with null values."""
+    """Remove null values inside a row's columns: Arrow gives each nested object the keys of all others, with
+    null values."""
     return {name: _without_nulls(value) for name, value in row.items()}
 
 

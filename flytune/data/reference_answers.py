@@ -19,7 +19,8 @@ _AT_ONCE = 200
 
 
 def check(request: DataRequest, counts: Sequence[SplitCounts], folder: Path, tokenizer: Any) -> None:
-    """Check that rewards judge each reference answer higher than an empty one, and each text of a prompt as it is tokenized.
+    """Check that rewards judge each reference answer higher than an empty one, and each text of a prompt as
+    it is tokenized.
 
     Raises:
         RewardError: a reward fails, or an empty answer has as much; says for which row.
@@ -36,9 +37,12 @@ def check(request: DataRequest, counts: Sequence[SplitCounts], folder: Path, tok
 
 
 def _check(section: Grpo, process: RewardProcess, questions: list[tuple[Judged, str | None]]) -> None:
-    """Compare the rewards of reference answers with those of empty ones, which rows without a reference answer get too."""
+    """Compare the rewards of reference answers with those of empty ones, which rows without a reference
+    answer get too."""
     empty = process.values([item for item, _ in questions])
-    with_reference = [item._replace(completion=reference) for item, reference in questions if reference is not None]
+    with_reference = [
+        item._replace(completion=reference) for item, reference in questions if reference is not None
+    ]
     full = iter(process.values(with_reference))
     for (item, reference), values in zip(questions, empty, strict=True):
         if reference is None:
@@ -46,9 +50,9 @@ def _check(section: Grpo, process: RewardProcess, questions: list[tuple[Judged, 
         reward, reward_of_empty = section.total(next(full)), section.total(values)
         if reward <= reward_of_empty:
             raise RewardError(
-                f"{item.where}: the rewards give the reference answer {reference!r:.80} {reward:g}, and an empty one "
-                f"{reward_of_empty:g}, so that they would teach nothing, or the wrong; look at objective.rewards and at the "
-                "columns that they read"
+                f"{item.where}: the rewards give the reference answer {reference!r:.80} {reward:g}, and an "
+                f"empty one {reward_of_empty:g}, so that they would teach nothing, or the wrong; look at "
+                "objective.rewards and at the columns that they read"
             )
 
 
@@ -62,8 +66,9 @@ def _question(row: dict[str, Any], where: str, tokenizer: Any) -> tuple[Judged, 
         # Space at the end may be a part of the answer's first token.
         if "".join(read.split()) != "".join(prompt.split()):
             raise DataError(
-                f"{place}: the end of the prompt and the begin of its answer are one token, so that the model would be asked "
-                f"{read[-40:]!r}; end the prompt with a line break, or write it as messages"
+                f"{place}: the end of the prompt and the begin of its answer are one token, so that the "
+                f"model would be asked {read[-40:]!r}; end the prompt with a line break, or write it as "
+                "messages"
             )
     return Judged(prompt, "", columns, place), reference
 

@@ -1,25 +1,30 @@
 """Samples to text, with the characters that are trained.
 
-No prompt is tokenized alone to count its tokens: the complete text is rendered, with the positions of the answers in it, and
-tokens are labelled by their characters (labels.py).
+No prompt is tokenized alone to count its tokens: the complete text is rendered, with the positions of the
+answers in it, and tokens are labelled by their characters (labels.py).
 
 The answers of a chat are found in one of two ways:
 
-- The template has generation marks (`{% generation %}`): the answers are the blocks that transformers reports.
-- Any other template is rendered twice, plainly and with two private-use characters (sentinels) around each answer. If the
-  text without the sentinels is the plain text, they were exactly around the answers. If the template trims answers, the
-  sentinels are put inside the white space that is trimmed. A turn with tool calls is one answer: the part of the text
-  that replaces a plain answer, between the template's text before and after one.
+- The template has generation marks (`{% generation %}`): the answers are the blocks that transformers
+  reports.
+- Any other template is rendered twice, plainly and with two private-use characters (sentinels) around each
+  answer. If the text without the sentinels is the plain text, they were exactly around the answers. If the
+  template trims answers, the sentinels are put inside the white space that is trimmed. A turn with tool calls
+  is one answer: the part of the text that replaces a plain answer, between the template's text before and
+  after one.
 
-An empty answer trains nothing. After every other answer the end marker is trained too: the special token that the template
-writes directly after it, or after spaces (Llama 2), which are trained with it; the text after that, like a new line, never is.
-If the last answer has no end marker, the template's text after that answer is replaced by a trained EOS.
+An empty answer trains nothing. After every other answer the end marker is trained too: the special token that
+the template writes directly after it, or after spaces (Llama 2), which are trained with it; the text after
+that, like a new line, never is. If the last answer has no end marker, the template's text after that answer
+is replaced by a trained EOS.
 
-Thoughts of an answer are written in a form that the template knows (thoughts.py). They are trained as the answer is, from the
-end of the generation prompt on (thought_spans.py); with data.train_on: answers they are context.
+Thoughts of an answer are written in a form that the template knows (thoughts.py). They are trained as the
+answer is, from the end of the generation prompt on (thought_spans.py); with data.train_on: answers they are
+context.
 
-A message with `train: False` is context. Its generation blocks are found by a private-use character in its content; with
-templates without marks it gets no sentinels. If it is the last answer, nothing is cut off and no EOS is added.
+A message with `train: False` is context. Its generation blocks are found by a private-use character in its
+content; with templates without marks it gets no sentinels. If it is the last answer, nothing is cut off and
+no EOS is added.
 """
 
 import re
@@ -55,12 +60,14 @@ class Rendered:
     thoughts: ThoughtCounts = NO_THOUGHTS
 
 
-def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_only: bool, where: str) -> Rendered:
+def render(
+    sample: Chat | Plain, template: "ChatTemplate | None", completion_only: bool, where: str
+) -> Rendered:
     """Return the text of a sample. Without `completion_only` all of it is trained.
 
     Raises:
-        DataError: the chat template refuses the messages, or changes answers so that they cannot be found; or a message is
-            excluded from training while all tokens are to be trained.
+        DataError: the chat template refuses the messages, or changes answers so that they cannot be found; or
+            a message is excluded from training while all tokens are to be trained.
     """
     if isinstance(sample, Plain):
         text = sample.text
@@ -78,8 +85,8 @@ def render(sample: Chat | Plain, template: "ChatTemplate | None", completion_onl
         return template.answers(sample, where)
     if any("train" in message for message in sample.messages):
         raise DataError(
-            f"{where}: a turn has train: false (or weight: 0), but data.completion_only_loss: false trains every token; "
-            "remove these keys from the data, or leave completion_only_loss at true"
+            f"{where}: a turn has train: false (or weight: 0), but data.completion_only_loss: false trains "
+            "every token; remove these keys from the data, or leave completion_only_loss at true"
         )
     sample = template.written(sample)
     text = template.text(sample, where)
@@ -113,7 +120,9 @@ class ChatTemplate:
         added = tokenizer.added_tokens_decoder.values()
         special = {str(token) for token in added if token.special} | {eos}
         # BOS does not end an answer, unless it is also EOS (GPT-2's <|endoftext|>).
-        self.marks = special - ({bos} - {eos}) | self._after_answers({str(token) for token in added} - special)
+        self.marks = special - ({bos} - {eos}) | self._after_answers(
+            {str(token) for token in added} - special
+        )
         """End markers: the tokens that end an answer if they follow it."""
         marks = "|".join(re.escape(token) for token in sorted(self.marks, key=len, reverse=True))
         self._mark = re.compile(rf" *(?:{marks})")
@@ -125,12 +134,16 @@ class ChatTemplate:
         return chat if messages is chat.messages else replace(chat, messages=messages)
 
     def text(self, chat: Chat, where: str) -> str:
-        """Return the rendered messages; of a prompt without an answer, with the generation prompt after them."""
+        """Return the rendered messages; of a prompt without an answer, with the generation prompt after
+        them."""
         render = self._template.prompt if chat.is_question else self._template.text
         return render(_bare(self._forms.written(chat.messages)), chat.tools, where)
 
-    def with_thoughts(self, spans: list[Span], text: str, chat: Chat, where: str) -> tuple[list[Span], ThoughtCounts]:
-        """Return the trained spans, with thoughts or without them, and the numbers of thoughts (ThoughtSpans.fitted)."""
+    def with_thoughts(
+        self, spans: list[Span], text: str, chat: Chat, where: str
+    ) -> tuple[list[Span], ThoughtCounts]:
+        """Return the trained spans, with thoughts or without them, and the numbers of thoughts
+        (ThoughtSpans.fitted)."""
         # Generation marks say what is trained, unless answers to one prompt are compared.
         if chat.asked or not self._template.has_marks:
             spans = self._thoughts.widened(spans, text)
@@ -140,7 +153,8 @@ class ChatTemplate:
 
     @property
     def before_answers(self) -> str:
-        """Text that is written between the generation prompt and an answer without thoughts; empty of most templates."""
+        """Text that is written between the generation prompt and an answer without thoughts; empty of most
+        templates."""
         return self._thoughts.before_answers
 
     def is_ended(self, text: str) -> bool:
@@ -170,7 +184,8 @@ class ChatTemplate:
         return Rendered(text[: spans[-1][1]], spans, False, True, thoughts=thoughts)
 
     def _after_answers(self, tokens: set[str]) -> set[str]:
-        """Return the one of these tokens that the template writes directly after each answer, if there is one.
+        """Return the one of these tokens that the template writes directly after each answer, if there is
+        one.
 
         A token that begins the next turn is not after the last answer, and so is not found.
         """
@@ -194,13 +209,22 @@ class ChatTemplate:
         trained = [True] * len(blocks)
         if any(is_answer(message) and "train" in message for message in chat.messages):
             trained = self._trained(text, blocks, filled, chat, where)
-        return [block for block, is_filled, is_trained in zip(blocks, filled, trained, strict=True) if is_filled and is_trained]
+        return [
+            block
+            for block, is_filled, is_trained in zip(blocks, filled, trained, strict=True)
+            if is_filled and is_trained
+        ]
 
-    def _trained(self, text: str, blocks: list[Span], filled: list[bool], chat: Chat, where: str) -> list[bool]:
-        """Return for each generation block whether it is of a trained message: two characters mark trained and context."""
+    def _trained(
+        self, text: str, blocks: list[Span], filled: list[bool], chat: Chat, where: str
+    ) -> list[bool]:
+        """Return for each generation block whether it is of a trained message: two characters mark trained
+        and context."""
         context, trained = _unused(text, where)
         suffixed = [
-            with_suffix(message, context if "train" in message else trained) if is_answer(message) else message
+            with_suffix(message, context if "train" in message else trained)
+            if is_answer(message)
+            else message
             for message in chat.messages
         ]
         marked, found = self._template.blocks(_bare(suffixed), chat.tools, where)
@@ -209,15 +233,19 @@ class ChatTemplate:
             len(marks) != 1 for marks, is_filled in zip(marks_of, filled, strict=True) if is_filled
         ):
             raise DataError(
-                f"{where}: a turn has train: false (or weight: 0), but the generation blocks of that turn cannot be "
-                "identified; give a template with one block for each answer in data.chat_template"
+                f"{where}: a turn has train: false (or weight: 0), but the generation blocks of that turn "
+                "cannot be identified; give a template with one block for each answer in data.chat_template"
             )
         return [trained in marks for marks in marks_of]
 
     def _by_sentinels(self, text: str, chat: Chat, where: str) -> list[Span]:
         messages = chat.messages
         left, right = list(_unused(text + "".join(message["content"] for message in messages), where))
-        trained = [index for index, message in enumerate(messages) if message["role"] == "assistant" and "train" not in message]
+        trained = [
+            index
+            for index, message in enumerate(messages)
+            if message["role"] == "assistant" and "train" not in message
+        ]
         calling = [index for index in trained if messages[index].get("tool_calls")]
         answers = [index for index in trained if index not in calling and answer_of(messages[index]).strip()]
         turns = [self._calling_turn(text, chat, index, left, where) for index in calling]
@@ -240,14 +268,19 @@ class ChatTemplate:
             spans = _without(self._template.text(_bare(marked), chat.tools, where), left, right, text)
             if spans is not None:
                 return sorted(turns + spans)
-        raise DataError(f"{where}: the chat template changes the assistant's messages, so their characters{_UNKNOWN}")
+        raise DataError(
+            f"{where}: the chat template changes the assistant's messages, so their characters{_UNKNOWN}"
+        )
 
     def _calling_turn(self, text: str, chat: Chat, index: int, sentinel: str, where: str) -> Span:
-        """Return the characters of a turn with tool calls: `text` without the text around a plain answer in its place."""
+        """Return the characters of a turn with tool calls: `text` without the text around a plain answer in
+        its place."""
         messages, reason = _bare(chat.messages), ""
         plainly = {key: item for key, item in messages[index].items() if key != "tool_calls"}
         parts = parts_of(plainly)
-        answer = [with_answer(plainly, parts, sentinel) if parts else {"role": "assistant", "content": sentinel}]
+        answer = [
+            with_answer(plainly, parts, sentinel) if parts else {"role": "assistant", "content": sentinel}
+        ]
         for rest in (messages[index + 1 :], []):  # some templates want a tool's answer only after a call
             try:
                 full = text if rest else self._template.text(messages[: index + 1], chat.tools, where)
@@ -265,10 +298,14 @@ class ChatTemplate:
 
 
 def _differ_by_day(source: str, tokens: dict[str, Any]) -> bool:
-    """Return whether a chat has another text on another day; also where the template requires other messages."""
+    """Return whether a chat has another text on another day; also where the template requires other
+    messages."""
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     try:
-        texts = {Template(source, tokens | {"template_date": f"{year}-01-01"}).text(chat, None, "") for year in (2001, 2002)}
+        texts = {
+            Template(source, tokens | {"template_date": f"{year}-01-01"}).text(chat, None, "")
+            for year in (2001, 2002)
+        }
     except DataError:
         return True
     return len(texts) > 1
@@ -296,13 +333,15 @@ def _unused(text: str, where: str) -> Iterator[str]:
     free = [chr(code) for code in islice((code for code in _PRIVATE_USE if chr(code) not in text), 2)]
     if len(free) < 2:
         raise DataError(
-            f"{where}: the text uses all private-use characters, two of which are needed to find its answers; remove some"
+            f"{where}: the text uses all private-use characters, two of which are needed to find its "
+            "answers; remove some"
         )
     yield from free
 
 
 def _without(marked: str, left: str, right: str, plain: str) -> list[Span] | None:
-    """Return the spans between the marks if they are in pairs and `marked` without them is `plain`; otherwise None."""
+    """Return the spans between the marks if they are in pairs and `marked` without them is `plain`; otherwise
+    None."""
     if marked.replace(left, "").replace(right, "") != plain:
         return None
     marks = list(re.finditer(f"[{left}{right}]", marked))

@@ -19,7 +19,8 @@ _OPENAI = ("preferred_output", "non_preferred_output")
 
 
 def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[str, Any]:
-    """Return a row with lists in place of their JSON, turns in place of lists of their keys, and tools in place of functions.
+    """Return a row with lists in place of their JSON, turns in place of lists of their keys, and tools in
+    place of functions.
 
     Raises:
         DataError: the text of a chat is Python's, not JSON.
@@ -47,14 +48,26 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
     made = _with_messages(row | changed if changed else row, columns)
     functions = made.get("functions")
     is_chat = any(isinstance(made.get(columns.get(name, name)), list) for name in _CHATS)
-    if functions and is_chat and not made.get(columns.get("tools", "tools")) and "functions" not in columns.values():
-        tools = [{"type": "function", "function": one} for one in functions] if isinstance(functions, list) else functions
-        made = {name: value for name, value in made.items() if name != "functions"} | {columns.get("tools", "tools"): tools}
+    if (
+        functions
+        and is_chat
+        and not made.get(columns.get("tools", "tools"))
+        and "functions" not in columns.values()
+    ):
+        tools = (
+            [{"type": "function", "function": one} for one in functions]
+            if isinstance(functions, list)
+            else functions
+        )
+        made = {name: value for name, value in made.items() if name != "functions"} | {
+            columns.get("tools", "tools"): tools
+        }
     return made
 
 
 def _with_parts(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """Return a row with the parts of objects that data.columns names by their path: `reward_model.ground_truth`."""
+    """Return a row with the parts of objects that data.columns names by their path:
+    `reward_model.ground_truth`."""
     found = {}
     for theirs in columns.values():
         first, *keys = theirs.split(".")
@@ -69,9 +82,14 @@ def _with_parts(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, An
 
 
 def _with_messages(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """Return a row of ms-swift's forms (query, response and history; conversation of human and assistant) with messages."""
+    """Return a row of ms-swift's forms (query, response and history; conversation of human and assistant)
+    with messages."""
     named = {*columns.values()}
-    if set(_QUERY) <= row.keys() and not named & set(_QUERY) and not row.keys() & {"messages", "instruction", "output"}:
+    if (
+        set(_QUERY) <= row.keys()
+        and not named & set(_QUERY)
+        and not row.keys() & {"messages", "instruction", "output"}
+    ):
         rest, pairs = dict(row), row.get("history") or []
         if not isinstance(pairs, list):
             return row
@@ -79,24 +97,36 @@ def _with_messages(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str,
         pairs = [*pairs, [rest.pop(name) for name in _QUERY]]
     elif isinstance(row.get("conversation"), list) and "messages" not in row and "conversation" not in named:
         rest = {name: value for name, value in row.items() if name != "conversation"}
-        pairs = [[turn.get("human"), turn.get("assistant")] for turn in row["conversation"] if isinstance(turn, dict)]
+        pairs = [
+            [turn.get("human"), turn.get("assistant")]
+            for turn in row["conversation"]
+            if isinstance(turn, dict)
+        ]
     else:
         return row
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
         return row
     roles = ("user", "assistant")
-    turns = [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
+    turns = [
+        {"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)
+    ]
     return {**rest, "messages": turns}
 
 
 def compared(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """Return a pair of OpenAI's (input, preferred_output, non_preferred_output) or of ms-swift's (messages, and
-    rejected_response or rejected_messages) with prompt, chosen and rejected; other rows as they are."""
+    """Return a pair of OpenAI's (input, preferred_output, non_preferred_output) or of ms-swift's (messages,
+    and rejected_response or rejected_messages) with prompt, chosen and rejected; other rows as they are."""
     rest = dict(row)
     if isinstance(row.get("input"), dict) and all(name in row for name in _OPENAI):
         asked = rest.pop("input")
         chosen, rejected = (rest.pop(name) for name in _OPENAI)
-        return {**rest, **asked, "prompt": rest.pop("messages", asked.get("messages")), "chosen": chosen, "rejected": rejected}
+        return {
+            **rest,
+            **asked,
+            "prompt": rest.pop("messages", asked.get("messages")),
+            "chosen": chosen,
+            "rejected": rejected,
+        }
     name = next((name for name in ("rejected_response", "rejected_messages") if row.get(name)), None)
     messages = row.get(columns.get("messages", "messages"))
     if name is None or "chosen" in row or not isinstance(messages, list) or not _is_answer(messages[-1:]):
@@ -107,12 +137,19 @@ def compared(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
         before = list(messages)
         while _is_answer(before[-1:]):
             before.pop()
-        rejected = [*before, *(rejected if isinstance(rejected, list) else [{"role": "assistant", "content": rejected}])]
+        rejected = [
+            *before,
+            *(rejected if isinstance(rejected, list) else [{"role": "assistant", "content": rejected}]),
+        ]
     return {**rest, "chosen": messages, "rejected": rejected}
 
 
 def _is_answer(last: list[Any]) -> bool:
-    return bool(last) and isinstance(last[0], dict) and SHAREGPT_ROLES.get(str(last[0].get("role"))) == "assistant"
+    return (
+        bool(last)
+        and isinstance(last[0], dict)
+        and SHAREGPT_ROLES.get(str(last[0].get("role"))) == "assistant"
+    )
 
 
 def _chat(value: str, quote: str, name: str, where: str) -> Any:
@@ -124,20 +161,28 @@ def _chat(value: str, quote: str, name: str, where: str) -> Any:
         return turns
     if quote == "'":
         raise DataError(
-            f"{where}: {name} is the text of a Python list ({value!r:.60}), which would be trained as it is; write it as JSON "
-            "(json.dumps) or store the rows as JSON Lines or Parquet"
+            f"{where}: {name} is the text of a Python list ({value!r:.60}), which would be trained as it is; "
+            "write it as JSON (json.dumps) or store the rows as JSON Lines or Parquet"
         )
     return value
 
 
 def _is_list_of_json(value: Any) -> TypeGuard[list[str]]:
-    """Return whether a value is a list of the JSON texts of objects, as Arrow needs where their keys differ."""
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) and one.lstrip()[:1] == "{" for one in value)
+    """Return whether a value is a list of the JSON texts of objects, as Arrow needs where their keys
+    differ."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(one, str) and one.lstrip()[:1] == "{" for one in value)
+    )
 
 
 def _turns(value: dict[str, Any]) -> Any:
-    """Return the turns of an object with a list for each of their keys, as `datasets` has stored lists of objects."""
-    is_columns = any(set(keys) <= value.keys() for keys in _SPEAKERS) and all(isinstance(item, list) for item in value.values())
+    """Return the turns of an object with a list for each of their keys, as `datasets` has stored lists of
+    objects."""
+    is_columns = any(set(keys) <= value.keys() for keys in _SPEAKERS) and all(
+        isinstance(item, list) for item in value.values()
+    )
     if not is_columns or len({len(item) for item in value.values()}) != 1:
         return value
     return [dict(zip(value, turn, strict=True)) for turn in zip(*value.values(), strict=True)]

@@ -12,7 +12,8 @@ _LARGEST_STATE = 10_000_000
 
 
 def rows(path: str, split: str, key: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the rows of a saved data set, or of a split of several, with their places; `key` is the recipe's name for it.
+    """Yield the rows of a saved data set, or of a split of several, with their places; `key` is the recipe's
+    name for it.
 
     Raises:
         DataError: it is damaged, has no such split, or names files elsewhere.
@@ -38,14 +39,18 @@ def rows(path: str, split: str, key: str) -> Iterator[tuple[dict[str, Any], str]
         for number, row in enumerate(saved, 1):
             yield row, f"{path}, row {number}"
     except Exception as error:  # as above
-        raise DataError(f"{path}: a damaged data set: {' '.join(str(error).split())} (after row {number})") from error
+        raise DataError(
+            f"{path}: a damaged data set: {' '.join(str(error).split())} (after row {number})"
+        ) from error
 
 
 def _check_names(path: str, key: str) -> None:
     """Refuse a folder whose records name files elsewhere: datasets would read them."""
     storage = Storage(path, key, error=DataError, failed="cannot be read", retry=False)
     try:
-        splits = [f"{names.check(str(one))}/" for one in _record(storage, "dataset_dict.json").get("splits", [])]
+        splits = [
+            f"{names.check(str(one))}/" for one in _record(storage, "dataset_dict.json").get("splits", [])
+        ]
         for folder in splits or [""]:
             state = _record(storage, f"{folder}state.json")
             for field in ("_data_files", "_indices_data_files"):
@@ -65,7 +70,8 @@ def _record(storage: Storage, name: str) -> dict[str, Any]:
 
 
 def leave_encoded(feature: Any) -> None:
-    """Keep images and sounds of rows as they are stored: decoding one opens the path or the address that a row names.
+    """Keep images and sounds of rows as they are stored: decoding one opens the path or the address that a
+    row names.
 
     JSON is text there, and is parsed.
     """

@@ -1,4 +1,5 @@
-"""The stored form of a prepared data set: parquet shards of samples, or of blocks of them, and the manifest."""
+"""The stored form of a prepared data set: parquet shards of samples, or of blocks of them, and the
+manifest."""
 
 import hashlib
 import tempfile
@@ -20,7 +21,10 @@ from flytune.records import Manifest, Shard, SplitCounts
 from flytune.schema import RecordError
 
 MANIFEST = "manifest.json"
-AGAIN = "prepare the data again (a cached result: after `pyflyte local-cache clear`, on a cluster with --overwrite-cache)"
+AGAIN = (
+    "prepare the data again (a cached result: after `pyflyte local-cache clear`, on a cluster with "
+    "--overwrite-cache)"
+)
 """Advice about prepared data that is damaged."""
 SAMPLES_A_SHARD = 100_000
 TOKENS_A_SHARD = 20_000_000
@@ -28,13 +32,14 @@ _TOKENS_A_WRITE = 500_000
 
 
 class SplitWriter:
-    """Writer of one split below `folder`, one shard after the other, with about half a million tokens in memory.
+    """Writer of one split below `folder`, one shard after the other, with about half a million tokens in
+    memory.
 
-    With `block_length` a row is a block of samples, with a column seq_lengths (see packing; its window is in memory as well);
-    `columns` are further ones of its kind of rows (rows/base.py).
-    Held-out samples have a column source, the index of their source in the manifest. `written` counts the complete shards of
-    an earlier writer of the same split. `on_write` is called with the file, each table that is written to it, and the number
-    of rows before it.
+    With `block_length` a row is a block of samples, with a column seq_lengths (see packing; its window is in
+    memory as well); `columns` are further ones of its kind of rows (rows/base.py). Held-out samples have a
+    column source, the index of their source in the manifest. `written` counts the complete shards of an
+    earlier writer of the same split. `on_write` is called with the file, each table that is written to it,
+    and the number of rows before it.
     """
 
     def __init__(
@@ -71,7 +76,9 @@ class SplitWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._writer is not None:
             self._writer.close()
 
@@ -81,8 +88,8 @@ class SplitWriter:
         return self._samples >= SAMPLES_A_SHARD or self._tokens >= TOKENS_A_SHARD
 
     def add(self, sample: Encoded | tuple[Any, ...], source: int = 0) -> None:
-        """Add a sample: input_ids and labels, lists or int32 arrays, and the values of `columns`; `source` is the index of its
-        source in the manifest."""
+        """Add a sample: input_ids and labels, lists or int32 arrays, and the values of `columns`; `source` is
+        the index of its source in the manifest."""
         self._samples += 1
         self._tokens += len(sample[0])
         if self._split == "heldout":
@@ -93,7 +100,9 @@ class SplitWriter:
     def counts(self) -> SplitCounts:
         """End the current shard, whatever its size, and return the counts of all shards."""
         self._close()
-        samples, tokens = (sum(getattr(shard, name) for shard in self._shards) for name in ("samples", "tokens"))
+        samples, tokens = (
+            sum(getattr(shard, name) for shard in self._shards) for name in ("samples", "tokens")
+        )
         blocks = self._blocks if self._window else None
         return SplitCounts(
             samples=samples,
@@ -162,14 +171,16 @@ class SplitWriter:
 
 
 def numbers_of(array: Any) -> Any:
-    """Return an Arrow array of int32 without nulls as a NumPy array of the same memory; its to_numpy would import pandas."""
+    """Return an Arrow array of int32 without nulls as a NumPy array of the same memory; its to_numpy would
+    import pandas."""
     import numpy
 
     return numpy.from_dlpack(array) if len(array) else numpy.zeros(0, numpy.int32)
 
 
 def _as_arrow(numbers: Any) -> Any:
-    """Return a NumPy array of int32 as an Arrow array of the same memory; pyarrow.array would import pandas."""
+    """Return a NumPy array of int32 as an Arrow array of the same memory; pyarrow.array would import
+    pandas."""
     import pyarrow
 
     return pyarrow.Array.from_buffers(pyarrow.int32(), len(numbers), [None, pyarrow.py_buffer(numbers)])
@@ -189,9 +200,9 @@ def _text_array(texts: Sequence[str]) -> Any:
 def load(folder: Path, split: str) -> Any:
     """Return one split (`train` or `heldout`) of a prepared data set as a memory-mapped `datasets.Dataset`.
 
-    Its columns are input_ids and labels, lists of int32, equally long; if `train` is packed, also seq_lengths, the lengths
-    of the samples in a row. The memory map is in the machine's temporary folder, under a hash of the content: the ranks of a
-    node share it.
+    Its columns are input_ids and labels, lists of int32, equally long; if `train` is packed, also
+    seq_lengths, the lengths of the samples in a row. The memory map is in the machine's temporary folder,
+    under a hash of the content: the ranks of a node share it.
 
     Raises:
         DataError: the preparation never finished, or files are missing or were changed.
@@ -209,10 +220,14 @@ def load(folder: Path, split: str) -> Any:
     try:
         dataset = Dataset.from_parquet([str(file) for file in files], cache_dir=str(cache))
     except (DatasetGenerationError, pyarrow.ArrowException, OSError) as error:
-        raise PreparedDataError(f"{folder}: a {split} shard cannot be read: {error.__cause__ or error}; {AGAIN}") from error
+        raise PreparedDataError(
+            f"{folder}: a {split} shard cannot be read: {error.__cause__ or error}; {AGAIN}"
+        ) from error
     if len(dataset) != counts.rows:
         kind = "samples" if counts.blocks is None else "blocks"
-        raise PreparedDataError(f"{folder}: {len(dataset)} {split} {kind}, but the manifest has {counts.rows}; {AGAIN}")
+        raise PreparedDataError(
+            f"{folder}: {len(dataset)} {split} {kind}, but the manifest has {counts.rows}; {AGAIN}"
+        )
     return dataset
 
 
@@ -224,21 +239,30 @@ def content_hash(shards: Iterable[Shard]) -> str:
 def _verify(folder: Path, manifest: Manifest, counts: SplitCounts) -> None:
     """Compare the shards of a split with their hashes, and these with the manifest's own.
 
-    Each process of a node reads them, at the same time: they are in the page cache then, which training reads from.
+    Each process of a node reads them, at the same time: they are in the page cache then, which training reads
+    from.
     """
     if content_hash((*manifest.train.shards, *manifest.heldout.shards)) != manifest.content_sha256:
-        raise PreparedDataError(f"{folder / MANIFEST}: changed: its hashes are not those of content_sha256; {AGAIN}")
+        raise PreparedDataError(
+            f"{folder / MANIFEST}: changed: its hashes are not those of content_sha256; {AGAIN}"
+        )
     try:
         paths = [inside(folder, shard.file) for shard in counts.shards]
     except NameRefused as error:
         raise PreparedDataError(f"{folder}: {error}; {AGAIN}") from None
-    if missing := [shard.file for shard, file in zip(counts.shards, paths, strict=True) if not file.is_file()]:
+    if missing := [
+        shard.file for shard, file in zip(counts.shards, paths, strict=True) if not file.is_file()
+    ]:
         raise PreparedDataError(f"{folder}: incomplete: {', '.join(missing)} missing; {AGAIN}")
     with ThreadPool(4) as pool:
-        hashes = tqdm(pool.imap(sha256_of, paths), total=len(paths), desc="verifying the data", unit=" shards", delay=2)
+        hashes = tqdm(
+            pool.imap(sha256_of, paths), total=len(paths), desc="verifying the data", unit=" shards", delay=2
+        )
         for shard, digest in zip(counts.shards, hashes, strict=True):
             if digest != shard.sha256:
-                raise PreparedDataError(f"{folder / shard.file}: its content is not what was prepared; {AGAIN}")
+                raise PreparedDataError(
+                    f"{folder / shard.file}: its content is not what was prepared; {AGAIN}"
+                )
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -250,7 +274,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.read(folder / MANIFEST)
     except FileNotFoundError:
-        raise PreparedDataError(f"{folder}: no {MANIFEST}, so the preparation never finished; {AGAIN}") from None
+        raise PreparedDataError(
+            f"{folder}: no {MANIFEST}, so the preparation never finished; {AGAIN}"
+        ) from None
     except RecordError as error:
         raise PreparedDataError(f"{folder / MANIFEST}: not a valid manifest ({error}); {AGAIN}") from None
 

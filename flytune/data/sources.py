@@ -17,14 +17,21 @@ from flytune.files import SETTINGS, sha256_of
 from flytune.recipe import Data
 from flytune.storage import Storage
 
-TEXT_KINDS = {"jsonl": "json lines", "ndjson": "json lines", "json": "json", "csv": "csv", "tsv": "tsv", "txt": "text"}
+TEXT_KINDS = {
+    "jsonl": "json lines",
+    "ndjson": "json lines",
+    "json": "json",
+    "csv": "csv",
+    "tsv": "tsv",
+    "txt": "text",
+}
 KINDS = {**TEXT_KINDS, "parquet": "parquet", "arrow": "arrow"}
 """Kinds of files by suffix, in any case."""
 COMPRESSIONS = (".gz", ".zst", ".bz2", ".xz")
 """Further suffixes of text kinds."""
 _KINDS_SHOWN = (
-    "JSON Lines (.jsonl, .ndjson), JSON (.json), CSV (.csv, .tsv), Parquet (.parquet), Arrow (.arrow) or, without other kinds, "
-    "text (.txt)"
+    "JSON Lines (.jsonl, .ndjson), JSON (.json), CSV (.csv, .tsv), Parquet (.parquet), Arrow (.arrow) or, "
+    "without other kinds, text (.txt)"
 )
 _TEMPLATES = SETTINGS / "chat_templates"
 LARGEST_TEMPLATE = 1_000_000
@@ -33,7 +40,8 @@ _IGNORED = re.compile(
     r"(?:readme|licen[cs]e|notice|citation|changelog)(?:\..*)?|dataset_infos?\.json|.*\.(?:md|crc|md5|sha256|dvc|lock|log)",
     re.IGNORECASE,
 )
-"""Names of files in a folder of data that are not data, in addition to those that begin with a dot or an underscore."""
+"""Names of files in a folder of data that are not data, in addition to those that begin with a dot or an
+underscore."""
 _HELDOUT_FOLDERS = {"test", "validation", "valid", "val", "eval", "evaluation", "dev", "heldout"}
 
 
@@ -62,11 +70,13 @@ def kind(name: str) -> str | None:
 def locate(path: str, key: str, exclude: Sequence[str] = ()) -> Files:
     """Return the data files at `path`; `key` is the recipe's name for it, for messages.
 
-    Of a folder, these are all its data files, sorted by name, those of the folders in it included, but none that a name or
-    pattern of `exclude` matches. Of a pattern, those files and folders that it matches. Links are followed.
+    Of a folder, these are all its data files, sorted by name, those of the folders in it included, but none
+    that a name or pattern of `exclude` matches. Of a pattern, those files and folders that it matches. Links
+    are followed.
 
     Raises:
-        DataError: nothing is there, it cannot be reached, or it is not data; or a folder has something that is not read.
+        DataError: nothing is there, it cannot be reached, or it is not data; or a folder has something that
+            is not read.
     """
     root, pattern = file_patterns.divided(path)
     storage, wanted = _storage(root, key), file_patterns.Wanted(pattern, exclude)
@@ -79,11 +89,16 @@ def locate(path: str, key: str, exclude: Sequence[str] = ()) -> Files:
         raise DataError(f"{key}: {path}: {error}") from None
     if pattern and not found:
         listed = [] if is_file else list(_walk(storage, "", {}, file_patterns.Wanted("", ())))
-        raise DataError(f"{key}: {path}: no file matches this pattern; of {root}, {_listing(_first_parts(listed))}")
+        raise DataError(
+            f"{key}: {path}: no file matches this pattern; of {root}, {_listing(_first_parts(listed))}"
+        )
     if is_file and kind(storage.path()) is None:
         raise DataError(f"{key}: {path}: unknown kind of file; known are {_KINDS_SHOWN}")
     if is_file and exclude:
-        raise DataError(f"{key}: {path}: one file, of which exclude leaves nothing out; name its folder, or remove exclude")
+        raise DataError(
+            f"{key}: {path}: one file, of which exclude leaves nothing out; name its folder, or remove "
+            "exclude"
+        )
     if is_file:
         return Files(storage.filesystem, [storage.path()], [path], saved=False)
     return _folder(path, root, key, storage, found)._replace(unused=tuple(wanted.unused))
@@ -94,7 +109,8 @@ def _first_parts(names: list[str]) -> list[str]:
 
 
 def _walk(storage: Storage, folder: str, seen: dict[str, str], wanted: file_patterns.Wanted) -> Iterator[str]:
-    """Yield the names of all wanted files below a folder, relative to the address; `seen` are folders by their real paths.
+    """Yield the names of all wanted files below a folder, relative to the address; `seen` are folders by
+    their real paths.
 
     Raises:
         RuntimeError: a link leads nowhere, or to a folder that is read anyway.
@@ -102,7 +118,9 @@ def _walk(storage: Storage, folder: str, seen: dict[str, str], wanted: file_patt
     path = storage.path(folder)
     real = os.path.realpath(path) if storage.is_local else path
     if real in seen:
-        raise RuntimeError(f"{folder} is a link to the folder {seen[real] or 'itself'}, which is read too; remove the link")
+        raise RuntimeError(
+            f"{folder} is a link to the folder {seen[real] or 'itself'}, which is read too; remove the link"
+        )
     seen[real] = folder
     for entry in sorted(storage.entries(folder), key=lambda entry: str(entry["name"])):
         name = entry["name"].rstrip("/").rpartition("/")[2]
@@ -111,7 +129,9 @@ def _walk(storage: Storage, folder: str, seen: dict[str, str], wanted: file_patt
         if entry["name"].rstrip("/") == path.rstrip("/"):
             continue
         if name == "_delta_log":
-            raise RuntimeError(f"{inner}: a Delta table, whose files have deleted rows too; write it as Parquet elsewhere")
+            raise RuntimeError(
+                f"{inner}: a Delta table, whose files have deleted rows too; write it as Parquet elsewhere"
+            )
         if name.startswith((".", "_")):
             continue
         is_link = bool(entry.get("islink"))
@@ -123,11 +143,14 @@ def _walk(storage: Storage, folder: str, seen: dict[str, str], wanted: file_patt
         elif entry["type"] == "file" or storage.filesystem.isfile(entry["name"]):
             yield inner
         else:
-            raise RuntimeError(f"{inner} is {'a link that leads nowhere' if is_link else 'no file'}; remove it")
+            raise RuntimeError(
+                f"{inner} is {'a link that leads nowhere' if is_link else 'no file'}; remove it"
+            )
 
 
 def size(path: str, key: str, exclude: Sequence[str] = ()) -> int | None:
-    """Return the stored bytes of all data files at `path`; None if they are not read as files (`save_to_disk`).
+    """Return the stored bytes of all data files at `path`; None if they are not read as files
+    (`save_to_disk`).
 
     Raises:
         DataError: as `locate`.
@@ -142,7 +165,9 @@ def _folder(path: str, root: str, key: str, storage: Storage, found: list[str]) 
     if not saved:
         _refuse_others(path, key, files)
     if not files:
-        raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(_first_parts(found))}")
+        raise DataError(
+            f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(_first_parts(found))}"
+        )
     labels = [f"{root.rstrip('/')}/{name}" for name in files]
     return Files(storage.filesystem, [storage.path(name) for name in files], labels, saved)
 
@@ -155,8 +180,9 @@ def _refuse_others(path: str, key: str, files: list[str]) -> None:
     others += texts if len(texts) < len(files) else []
     if others and len(others) < len(files):
         raise DataError(
-            f"{key}: {path}: {_listing(others)}, which cannot be read, beside data; known are {_KINDS_SHOWN}. Leave them out "
-            "(data.exclude: [NAME]), name the others (data.path: FOLDER/*.jsonl), or several sources in data.sources"
+            f"{key}: {path}: {_listing(others)}, which cannot be read, beside data; known are "
+            f"{_KINDS_SHOWN}. Leave them out (data.exclude: [NAME]), name the others (data.path: "
+            "FOLDER/*.jsonl), or several sources in data.sources"
         )
     if others:
         raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(others)}")
@@ -164,17 +190,18 @@ def _refuse_others(path: str, key: str, files: list[str]) -> None:
         folders = name.split("/")[:-1]
         if heldout := next((folder for folder in folders if folder.lower() in _HELDOUT_FOLDERS), None):
             raise DataError(
-                f"{key}: {path}: {name}: the folder {heldout} is named like held-out data, and all files of a folder are read; "
-                f"name the folder of training data, or leave this one out (data.exclude: [{heldout}]), and name it in "
-                "data.heldout_path"
+                f"{key}: {path}: {name}: the folder {heldout} is named like held-out data, and all files of "
+                "a folder are read; name the folder of training data, or leave this one out (data.exclude: "
+                f"[{heldout}]), and name it in data.heldout_path"
             )
 
 
 def fingerprint(data: Data) -> str:
-    """Return a hash of the content of a recipe's data section: 64 hex digits that change when the content does.
+    """Return a hash of the content of a recipe's data section: 64 hex digits that change when the content
+    does.
 
-    Local files are hashed completely. Of files at an address, it hashes the checksum that the file system keeps, with name
-    and size; of a data set on the hub, the commit.
+    Local files are hashed completely. Of files at an address, it hashes the checksum that the file system
+    keeps, with name and size; of a data set on the hub, the commit.
 
     Raises:
         DataError: a source does not exist or cannot be reached.
@@ -195,13 +222,17 @@ def fingerprint(data: Data) -> str:
 
 def _digests(source: Files) -> Iterator[tuple[str, str]]:
     local = "file" in source.filesystem.protocol
-    for file, label in tqdm(list(zip(source.files, source.labels, strict=True)), desc="fingerprint", unit=" files", delay=2):
+    for file, label in tqdm(
+        list(zip(source.files, source.labels, strict=True)), desc="fingerprint", unit=" files", delay=2
+    ):
         name = label.rpartition("/")[2]
         if local:
             yield name, _file_sha256(Path(file), label)
         else:
             info = source.filesystem.info(file)
-            kept = next((info[mark] for mark in ("ETag", "etag", "md5Hash", "crc32c") if info.get(mark)), None)
+            kept = next(
+                (info[mark] for mark in ("ETag", "etag", "md5Hash", "crc32c") if info.get(mark)), None
+            )
             yield name, f"{info.get('size')} {kept or source.filesystem.checksum(file)}"
 
 
@@ -218,14 +249,19 @@ def shipped_templates() -> dict[str, Path]:
 
 
 def read_chat_template(path: str) -> str:
-    """Return the content of the recipe's Jinja file, of the one at an address, or of a shipped one by its name.
+    """Return the content of the recipe's Jinja file, of the one at an address, or of a shipped one by its
+    name.
 
     Raises:
         DataError: it is not there, or not text.
     """
     shipped = shipped_templates()
     try:
-        return _storage(str(shipped.get(path, path)), "data.chat_template").read(largest=LARGEST_TEMPLATE).decode("utf-8")
+        return (
+            _storage(str(shipped.get(path, path)), "data.chat_template")
+            .read(largest=LARGEST_TEMPLATE)
+            .decode("utf-8")
+        )
     except FileNotFoundError:
         names = "" if "/" in path else f"; shipped are {', '.join(shipped)}"
         raise DataError(f"data.chat_template: {path}: no such file{names}{beside(path)}") from None

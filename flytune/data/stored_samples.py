@@ -1,4 +1,5 @@
-"""Stored samples as flat arrays, one row group of a shard at a time: reading all of them takes the memory of one group."""
+"""Stored samples as flat arrays, one row group of a shard at a time: reading all of them takes the memory of
+one group."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ class StoredSamples:
 
     @cached_property
     def trained(self) -> Any:
-        """Bool [tokens]: True for tokens that the loss is computed on: all with a label, except the first of a sample."""
+        """Bool [tokens]: True for tokens that the loss is computed on: all with a label, except the first of
+        a sample."""
         trained = self.labelled.copy()
         trained[self.starts] = False
         return trained
@@ -91,5 +93,9 @@ def part_of(file: str, table: Any, first_row: int) -> StoredSamples:
         rows = rows[numbers[order]]
     labels = numbers_of(columns["labels"].flatten())
     ids, has_tokens = numbers_of(columns["input_ids"].flatten()), lengths > 0
-    desirable = columns["label"].to_numpy(zero_copy_only=False)[has_tokens] == 1 if "label" in columns else None
-    return StoredSamples(file, ids, labels != IGNORED, lengths[has_tokens], rows[has_tokens], inconsistent, desirable)
+    desirable = (
+        columns["label"].to_numpy(zero_copy_only=False)[has_tokens] == 1 if "label" in columns else None
+    )
+    return StoredSamples(
+        file, ids, labels != IGNORED, lengths[has_tokens], rows[has_tokens], inconsistent, desirable
+    )

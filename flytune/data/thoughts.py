@@ -1,7 +1,8 @@
-"""Thoughts of answers: one thing, whether a message has them in a key of its own or in its content, as `<think>why</think>`.
+"""Thoughts of answers: one thing, whether a message has them in a key of its own or in its content, as
+`<think>why</think>`.
 
-A template may know either form, both, or none. Messages are rendered in a form that it writes: in a key of its own where it
-knows one, so that both forms give one text.
+A template may know either form, both, or none. Messages are rendered in a form that it writes: in a key of
+its own where it knows one, so that both forms give one text.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,8 @@ class ThoughtCounts(NamedTuple):
     trained: int = 0
     context: int = 0
     left_out: int = 0
-    """Those of earlier answers that the template does not write; with data.train_on: answers, of last ones too."""
+    """Those of earlier answers that the template does not write; with data.train_on: answers, of last ones
+    too."""
 
 
 NO_THOUGHTS = ThoughtCounts()
@@ -60,7 +62,8 @@ def answer_of(message: Message) -> str:
 
 
 def with_mark(message: Message, parts: Parts, mark: str) -> Message:
-    """Return the message with `mark` before its thoughts, behind the white space that a template may remove."""
+    """Return the message with `mark` before its thoughts, behind the white space that a template may
+    remove."""
     value = message[parts.form]
     return {**message, parts.form: value[: parts.start] + behind_white_space(value[parts.start :], mark)}
 
@@ -94,13 +97,16 @@ class ThoughtForms:
         self._found: str | None = None
 
     def written(self, messages: list[Message]) -> list[Message]:
-        """Return the messages with thoughts in a form that the template writes; as they are if it writes none."""
+        """Return the messages with thoughts in a form that the template writes; as they are if it writes
+        none."""
         changed: dict[int, Message] = {}
         for index, message in enumerate(messages):
             parts = parts_of(message)
             if parts and parts.thoughts.strip() and (form := self._form()) != parts.form and form:
                 changed[index] = in_form(message, parts, form)
-        return [changed.get(index, message) for index, message in enumerate(messages)] if changed else messages
+        return (
+            [changed.get(index, message) for index, message in enumerate(messages)] if changed else messages
+        )
 
     def _form(self) -> str:
         """Return the first form that the template writes; empty if it writes none."""
@@ -112,7 +118,10 @@ class ThoughtForms:
         answer: dict[str, Any] = {"role": "assistant", "content": f"b{_MARK}"}
         try:
             text = self._render(
-                [{"role": "user", "content": "a"}, in_form(answer, Parts(_MARK, answer["content"], form, 0), form)]
+                [
+                    {"role": "user", "content": "a"},
+                    in_form(answer, Parts(_MARK, answer["content"], form, 0), form),
+                ]
             )
         except DataError:
             return False

@@ -33,28 +33,33 @@ def load_tokenizer(model: Model, data: Data) -> Any:
     tokenizer = chat_templates.limited(_from_pretrained(model), f"model.name_or_path: {name}")
     if not tokenizer.is_fast:
         raise DataError(
-            f"model.name_or_path: {name} is a slow one ({type(tokenizer).__name__}), which does not report the positions of "
-            "tokens in the text; it needs a tokenizer.json: convert it once to a fast one, or choose another model"
+            f"model.name_or_path: {name} is a slow one ({type(tokenizer).__name__}), which does not report "
+            "the positions of tokens in the text; it needs a tokenizer.json: convert it once to a fast one, "
+            "or choose another model"
         )
     _try(tokenizer, name)
     vocabulary.add_tokens(tokenizer, model)
     for field, token in (("pad_token", data.pad_token), ("eos_token", data.eos_token)):
         if token is not None and token not in tokenizer.get_vocab():
+            is_pad = field == "pad_token"
+            choices = _candidates(tokenizer) if is_pad else ", or that model.extra_special_tokens adds"
             raise DataError(
-                f"data.{field}: {token!r} is not one of the tokens of {name}; it must be a single token that exists"
-                f"{_candidates(tokenizer) if field == 'pad_token' else ', or that model.extra_special_tokens adds'}"
+                f"data.{field}: {token!r} is not one of the tokens of {name}; it must be a single token that "
+                f"exists{choices}"
             )
         if token is not None:
             setattr(tokenizer, field, token)
     # The id, because an empty token has none.
     if tokenizer.eos_token_id is None:
         raise DataError(
-            f"model.name_or_path: {name} has no EOS token, so no answer could end; set data.eos_token to one of its tokens"
+            f"model.name_or_path: {name} has no EOS token, so no answer could end; set data.eos_token to one "
+            "of its tokens"
         )
     if data.add_bos_token and tokenizer.bos_token is None:
         raise DataError(f"data.add_bos_token: {name} has no BOS token; remove this line")
     if tokenizer.pad_token_id is None:
-        # Padding is masked by its place, and labels are stored: an end token in the text is still read and trained.
+        # Padding is masked by its place, and labels are stored: an end token in the text is still read and
+        # trained.
         rows = config_files.table_rows(model)
         usable = [token for token, number in _padding_tokens(tokenizer) if rows is None or number < rows]
         tokenizer.pad_token = usable[0] if usable else tokenizer.eos_token
@@ -74,10 +79,12 @@ def stored_tokenizer(dataset: Path, trust_remote_code: bool = False) -> Any:
 
 
 def check_rows(tokenizer: Any, rows: int | None, model: Model) -> None:
-    """Check that the tokens which pad and end samples have rows in the model's embedding; `rows` is None where unknown.
+    """Check that the tokens which pad and end samples have rows in the model's embedding; `rows` is None
+    where unknown.
 
     Raises:
-        DataError: one of them has none: training would end with its first batch, on hardware that is paid for.
+        DataError: one of them has none: training would end with its first batch, on hardware that is paid
+            for.
     """
     for field in ("pad_token", "eos_token"):
         number = getattr(tokenizer, f"{field}_id")
@@ -86,12 +93,14 @@ def check_rows(tokenizer: Any, rows: int | None, model: Model) -> None:
             raise DataError(
                 f"data.{field}: {token!r} has the id {number:,}, and the embedding of {model.name_or_path} "
                 f"has {counted(rows, 'row')}; "
-                f"set a token that the model has, or list it in model.extra_special_tokens, for which rows are added"
+                "set a token that the model has, or list it in model.extra_special_tokens, for which rows "
+                "are added"
             )
 
 
 class Encoder:
-    """The attributes of a tokenizer that making samples uses; a process that receives it need not import torch."""
+    """The attributes of a tokenizer that making samples uses; a process that receives it need not import
+    torch."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.backend_tokenizer = tokenizer.backend_tokenizer
@@ -117,8 +126,8 @@ def require_chat_template(tokenizer: Any, model: Model, form: str) -> None:
     """
     if tokenizer.chat_template is None:
         raise DataError(
-            f"data.chat_template: the tokenizer of {model.name_or_path} has no chat template, and the format {form} needs one; "
-            f"set a Jinja file, or one that is shipped: {', '.join(shipped_templates())}"
+            f"data.chat_template: the tokenizer of {model.name_or_path} has no chat template, and the format "
+            f"{form} needs one; set a Jinja file, or one that is shipped: {', '.join(shipped_templates())}"
         )
     chat_templates.check(tokenizer.get_chat_template(), f"the chat template of {model.name_or_path}")
 
@@ -140,7 +149,8 @@ def _from_pretrained(model: Model) -> Any:
     except Exception as error:  # transformers raises OSError, ValueError, KeyError, and what the hub raises
         if folder.is_dir() and not any((folder / file).is_file() for file in _FILES):
             raise DataError(
-                f"{where}: the folder has no tokenizer: none of {', '.join(_FILES)}; copy them from where its weights come from"
+                f"{where}: the folder has no tokenizer: none of {', '.join(_FILES)}; copy them from where "
+                "its weights come from"
             ) from None
         if folder.is_dir():
             names = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
@@ -148,7 +158,9 @@ def _from_pretrained(model: Model) -> Any:
                 f"{where}: no tokenizer can be read from this folder, which has {names}: {reason(error)}"
             ) from error
         if "trust_remote_code" in str(error):
-            raise DataError(f"{where}: its tokenizer is custom code; to run it set model.trust_remote_code: true") from error
+            raise DataError(
+                f"{where}: its tokenizer is custom code; to run it set model.trust_remote_code: true"
+            ) from error
         raise DataError(f"{where}: {advice(error, 'model')}") from error
 
 
@@ -156,30 +168,44 @@ def _try(tokenizer: Any, name: str) -> None:
     """Encode and decode a text, which fails with files that could be read and make no sense."""
     try:
         tokenizers.try_out(tokenizer)
-    except Exception as error:  # TypeError, KeyError, OverflowError and those of tokenizers, which are plain Exceptions
+    except (
+        Exception
+    ) as error:  # TypeError, KeyError, OverflowError and those of tokenizers, which are plain Exceptions
         raise DataError(
-            f"model.name_or_path: {name} is damaged: it encodes no text ({reason(error)}); copy its files again"
+            f"model.name_or_path: {name} is damaged: it encodes no text ({reason(error)}); copy its files "
+            "again"
         ) from error
     try:
         json.dumps([tokenizer.init_kwargs, tokenizer.chat_template], default=str, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"model.name_or_path: {name} has text that is not Unicode ({error.reason}: {error.object[error.start]!a}) and "
-            "could not be stored with the data; remove it from tokenizer_config.json"
+            f"model.name_or_path: {name} has text that is not Unicode ({error.reason}: "
+            f"{error.object[error.start]!a}) and could not be stored with the data; remove it from "
+            "tokenizer_config.json"
         ) from None
 
 
 def _padding_tokens(tokenizer: Any) -> list[tuple[str, int]]:
-    """Return the special tokens that are named as padding, such as Llama 3's <|finetune_right_pad_id|>, with their ids.
+    """Return the special tokens that are named as padding, such as Llama 3's <|finetune_right_pad_id|>, with
+    their ids.
 
-    Others are text: to pad with one would make it special. <|image_pad|> and its like have the place of something else.
+    Others are text: to pad with one would make it special. <|image_pad|> and its like have the place of
+    something else.
     """
     added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return sorted((token, number) for token, number in added.items() if _PADDING.search(token) and not _MEDIA.search(token))
+    return sorted(
+        (token, number)
+        for token, number in added.items()
+        if _PADDING.search(token) and not _MEDIA.search(token)
+    )
 
 
 def _candidates(tokenizer: Any) -> str:
-    names = [token for token, _ in _padding_tokens(tokenizer)] + ([tokenizer.unk_token] if tokenizer.unk_token else [])
+    names = [token for token, _ in _padding_tokens(tokenizer)] + (
+        [tokenizer.unk_token] if tokenizer.unk_token else []
+    )
     if not names:
-        return f", for example {tokenizer.eos_token} (labels are stored, so an EOS in the text is still trained)"
+        return (
+            f", for example {tokenizer.eos_token} (labels are stored, so an EOS in the text is still trained)"
+        )
     return f", for example {' or '.join(dict.fromkeys(names[:4]))}"

@@ -1,4 +1,5 @@
-"""Columns that other tools read and that a row's format does not: refused by name (docs/data.md, "Keys of other tools")."""
+"""Columns that other tools read and that a row's format does not: refused by name (docs/data.md, "Keys of
+other tools")."""
 
 from collections.abc import Collection
 from typing import Any
@@ -18,13 +19,16 @@ ADVICE = {
     **dict.fromkeys(PREFERENCES, _COMPARED),
     "segments": "(axolotl's input_output) is not read; write prompt and completion, or input_ids and labels",
     **dict.fromkeys(
-        MEDIA, "has content, and images, video and audio cannot be trained on; remove the column, or the rows that have some"
+        MEDIA,
+        "has content, and images, video and audio cannot be trained on; remove the column, or the rows that "
+        "have some",
     ),
 }
 
 
 def refuse(row: dict[str, Any], columns: dict[str, str], where: str, names: Collection[str]) -> None:
-    """Refuse a row that has content in one of `names` and MEDIA, unless data.columns says that it means something else.
+    """Refuse a row that has content in one of `names` and MEDIA, unless data.columns says that it means
+    something else.
 
     Raises:
         DataError: it has; the message says what to write instead.
@@ -33,4 +37,7 @@ def refuse(row: dict[str, Any], columns: dict[str, str], where: str, names: Coll
         if name in row and name not in columns.values() and row[name] not in (None, "", [], {}):
             if name in PREFERENCES and set(names_of("chosen")) & set(columns.values()):
                 continue  # the recipe trains the chosen answers alone
-            raise DataError(f"{where}: column {name} {ADVICE[name]}; or leave it out on purpose, data.remove_columns: [{name}]")
+            raise DataError(
+                f"{where}: column {name} {ADVICE[name]}; or leave it out on purpose, data.remove_columns: "
+                f"[{name}]"
+            )

@@ -1,4 +1,5 @@
-"""Windows of data by day or hour: paths with strftime codes in a recipe, filled in from the kickoff time of a run.
+"""Windows of data by day or hour: paths with strftime codes in a recipe, filled in from the kickoff time of a
+run.
 
     data: {path: "s3://bucket/chats/%Y-%m-%d.jsonl"}      with %H, each hour of those days
 
@@ -28,11 +29,13 @@ class RenderedWindow(NamedTuple):
     """Paths of the window that do not exist."""
 
 
-def render(recipe: Recipe, kickoff: datetime, days: int, exists: Callable[[str], bool] | None = None) -> RenderedWindow:
+def render(
+    recipe: Recipe, kickoff: datetime, days: int, exists: Callable[[str], bool] | None = None
+) -> RenderedWindow:
     """Return the recipe with a source for each day (or hour) of the window that has data, oldest first.
 
-    Each has all settings of the path: weight, format, and max_samples, which then applies to each day. A recipe without codes
-    in its paths is returned unchanged.
+    Each has all settings of the path: weight, format, and max_samples, which then applies to each day. A
+    recipe without codes in its paths is returned unchanged.
 
     Args:
         kickoff: in UTC if it has no time zone.
@@ -61,7 +64,9 @@ def render(recipe: Recipe, kickoff: datetime, days: int, exists: Callable[[str],
     kept = OF_HELDOUT if data.heldout_path else ()
     plain = {name: field.get_default() for name, field in Source.model_fields.items() if name not in kept}
     update = {} if data.sources else plain
-    rendered = type(data).model_validate(data.model_dump() | update | {"sources": [one.model_dump() for one in sources]})
+    rendered = type(data).model_validate(
+        data.model_dump() | update | {"sources": [one.model_dump() for one in sources]}
+    )
     return RenderedWindow(recipe.model_copy(update={"data": rendered}), missing)
 
 
@@ -70,8 +75,12 @@ def _paths(path: str, kickoff: datetime, days: int) -> list[str]:
     first = moment.replace(hour=0, minute=0, second=0, microsecond=0) - days * _DAY
     step = _HOUR if "%H" in path else _DAY
     moments = [first + number * step for number in range(days * _DAY // step)]
+
+    def path_at(moment: datetime) -> str:
+        return _CODE.sub(lambda code: moment.strftime(code.group()), path)
+
     # A path without %d is the same for several days.
-    return list(dict.fromkeys(_CODE.sub(lambda code, at=at: at.strftime(code.group()), path) for at in moments))  # type: ignore[misc]
+    return list(dict.fromkeys(path_at(moment) for moment in moments))
 
 
 def is_windowed(path: str) -> bool:

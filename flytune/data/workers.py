@@ -45,7 +45,8 @@ class Workers:
         size: int | None = None,
         heldout_below: int | None = None,
     ) -> None:
-        """Start the worker processes if `size` (of all files, in bytes, if known) is large; `heldout_below` as in Sampler."""
+        """Start the worker processes if `size` (of all files, in bytes, if known) is large; `heldout_below`
+        as in Sampler."""
         encoder = Encoder(tokenizer)
         self._arguments = request, encoder, heldout_below
         self._processes = cores() if processes is None else processes
@@ -58,12 +59,15 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
     def samples(self, chunks: Iterator[Chunk]) -> Iterator[Samples]:
-        """Yield the samples of all chunks in order, with errors in their order, too; workers are a few chunks ahead.
+        """Yield the samples of all chunks in order, with errors in their order, too; workers are a few chunks
+        ahead.
 
         Raises:
             DataError: as Sampler.samples and `chunks`; or a process was killed.
@@ -80,9 +84,9 @@ class Workers:
             yield from self._ahead(chunks)
         except BrokenProcessPool:
             raise DataError(
-                f"one of {counted(self._processes, 'tokenizing process', 'tokenizing processes')} was killed, "
-                "most likely because memory ran out; "
-                "give its pod more memory (`requests` of PREPARE in flytune/stages/table.py), or fewer cores"
+                f"one of {counted(self._processes, 'tokenizing process', 'tokenizing processes')} was "
+                "killed, most likely because memory ran out; give its pod more memory (`requests` of PREPARE "
+                "in flytune/stages/table.py), or fewer cores"
             ) from None
 
     def _ahead(self, chunks: Iterator[Chunk]) -> Iterator[Samples]:
@@ -92,7 +96,10 @@ class Workers:
             while stopped is None and len(waiting) < self._processes + _AHEAD:
                 try:
                     chunk = next(chunks)
-                except (StopIteration, DataError) as end:  # an error is raised after the samples of all earlier chunks
+                except (
+                    StopIteration,
+                    DataError,
+                ) as end:  # an error is raised after the samples of all earlier chunks
                     stopped = end
                 else:
                     assert self._pool is not None
@@ -106,9 +113,12 @@ class Workers:
         """Start the processes without waiting for them: their imports take seconds."""
         if self._pool is not None:
             return
-        # This process may have threads, so it is not forked; a server process that has imported the libraries is.
+        # This process may have threads, so it is not forked; a server process that has imported the libraries
+        # is.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["transformers.utils.chat_template_utils", "tokenizers", "numpy", __name__])
+        context.set_forkserver_preload(
+            ["transformers.utils.chat_template_utils", "tokenizers", "numpy", __name__]
+        )
         self._pool = ProcessPoolExecutor(self._processes, context, _initialize, self._arguments)
         threading.Thread(target=self._wait_for, args=(self._pool,), daemon=True).start()
 
@@ -120,7 +130,8 @@ class Workers:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use: by its CPU affinity and its container's quota (cgroup v2)."""
+    """Return the number of cores that this process may use: by its CPU affinity and its container's quota
+    (cgroup v2)."""
     found = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
@@ -141,7 +152,8 @@ def _initialize(request: DataRequest, encoder: Encoder, heldout_below: int | Non
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent process ends; without this, a killed parent would leave its workers waiting for ever."""
+    """Exit when the parent process ends; without this, a killed parent would leave its workers waiting for
+    ever."""
     if (parent := multiprocessing.parent_process()) is not None:
         wait([parent.sentinel])
         os._exit(1)

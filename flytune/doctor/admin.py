@@ -24,24 +24,35 @@ def local(config: Path | None) -> Iterator[Finding]:
     """Check the parts of Flyte that runs on this machine use."""
     yield ok("flyte config", str(config) if config else "none; runs stay on this machine")
     if importlib.util.find_spec("union") is not None and config is None:
-        yield fail("union", "installed without a config; this breaks `pyflyte run` on this machine", "`pip uninstall union`")
+        yield fail(
+            "union",
+            "installed without a config; this breaks `pyflyte run` on this machine",
+            "`pip uninstall union`",
+        )
 
 
 def findings(config: Path | None, project: str, domain: str, only_reach: bool = False) -> Iterator[Finding]:
-    """Check admin, project and domain, registered tasks, and storage; stop after a failure that prevents further checks."""
+    """Check admin, project and domain, registered tasks, and storage; stop after a failure that prevents
+    further checks."""
     from flytekit.configuration.file import get_config_file
     from flytekit.configuration.internal import Platform
 
     named = os.environ.get("FLYTECTL_CONFIG")
     if named and not Path(named).exists():
-        yield fail("flyte config", f"FLYTECTL_CONFIG names {named}, which does not exist and is ignored", NO_CLUSTER)
+        yield fail(
+            "flyte config", f"FLYTECTL_CONFIG names {named}, which does not exist and is ignored", NO_CLUSTER
+        )
         return
     if (platform := platform_of(config)) is None:
         yield fail("flyte config", "none; no cluster is configured", NO_CLUSTER)
         return
     if config and not Platform.URL.read(get_config_file(str(config))):
         said = f"{config}: no admin.endpoint can be read there, so that pyflyte would ask {platform.endpoint}"
-        yield fail("flyte config", said, "`flytectl config init --host=HOST`, or write `admin: {endpoint: dns:///HOST}`")
+        yield fail(
+            "flyte config",
+            said,
+            "`flytectl config init --host=HOST`, or write `admin: {endpoint: dns:///HOST}`",
+        )
         return
     yield ok("flyte config", f"{config or 'the environment'}: {platform.endpoint}")
     found = _unreachable(platform.endpoint) or _version(platform)
@@ -65,17 +76,28 @@ def _unreachable(endpoint: str) -> Finding | None:
 
 
 def _version(platform: Any) -> Finding:
-    """Return admin's version, with a timeout: flytekit's calls have none, and never return if the server is not admin."""
+    """Return admin's version, with a timeout: flytekit's calls have none, and never return if the server is
+    not admin."""
     found: list[Finding] = []
 
     def version() -> Finding:
-        return ok("admin", f"answers, version {client_of(platform, retries=False).get_control_plane_version() or 'unknown'}")
+        return ok(
+            "admin",
+            f"answers, version {client_of(platform, retries=False).get_control_plane_version() or 'unknown'}",
+        )
 
     thread = Thread(target=lambda: found.append(_guarded("admin", version)), daemon=True)
     thread.start()
     thread.join(_SECONDS)
-    do = "check that the endpoint is Flyte's gRPC endpoint, and admin.insecure; to log in, use `pyflyte run --remote`"
-    return found[0] if found else fail("admin", f"{platform.endpoint} did not return its version in {_SECONDS:.0f} s", do)
+    do = (
+        "check that the endpoint is Flyte's gRPC endpoint, and admin.insecure; to log in, use `pyflyte run "
+        "--remote`"
+    )
+    return (
+        found[0]
+        if found
+        else fail("admin", f"{platform.endpoint} did not return its version in {_SECONDS:.0f} s", do)
+    )
 
 
 def _guarded(what: str, check: Callable[[], Finding]) -> Finding:
@@ -102,7 +124,11 @@ def _project(client: Any, project: str, domain: str) -> Finding:
         do = f"`flytectl create project --id {project} --name {project}`, or set PROJECT to one of {known}"
         return fail("project", f"{project} does not exist", do)
     if domain not in projects[project]:
-        return fail("project", f"{project} has no domain {domain}", f"set DOMAIN to one of {', '.join(projects[project])}")
+        return fail(
+            "project",
+            f"{project} has no domain {domain}",
+            f"set DOMAIN to one of {', '.join(projects[project])}",
+        )
     return ok("project", f"{project}, domain {domain}")
 
 
@@ -111,9 +137,15 @@ def _registered(client: Any, project: str, domain: str) -> Finding:
     from flytekit.models.common import NamedEntityIdentifier
 
     newest = Sort("created_at", Sort.Direction.DESCENDING)
-    found, _ = client.list_tasks_paginated(NamedEntityIdentifier(project, domain, _PLAN), limit=1, sort_by=newest)
+    found, _ = client.list_tasks_paginated(
+        NamedEntityIdentifier(project, domain, _PLAN), limit=1, sort_by=newest
+    )
     if not found:
-        return warn("registered", "no tasks of Flytune yet", "`make register`; `make remote` registers the tasks that it runs")
+        return warn(
+            "registered",
+            "no tasks of Flytune yet",
+            "`make register`; `make remote` registers the tasks that it runs",
+        )
     names = set[str]()
     page, token = client.list_task_ids_paginated(project, domain, limit=1000)
     names |= {one.name for one in page}
@@ -121,12 +153,18 @@ def _registered(client: Any, project: str, domain: str) -> Finding:
         page, token = client.list_task_ids_paginated(project, domain, limit=1000, token=token)
         names |= {one.name for one in page}
     version = found[0].id.version
-    missing = [one.name for one in load_shapes() if f"tasks.evaluate.evaluate_model_{one.identifier}" not in names]
+    missing = [
+        one.name for one in load_shapes() if f"tasks.evaluate.evaluate_model_{one.identifier}" not in names
+    ]
     if missing:
-        return warn("registered", f"version {version}, without shapes {', '.join(missing)}", "`make register`")
+        return warn(
+            "registered", f"version {version}, without shapes {', '.join(missing)}", "`make register`"
+        )
     return ok("registered", f"version {version}, with every shape")
 
 
 def _storage(client: Any, platform: Any, project: str, domain: str) -> Finding:
-    place = client.get_upload_signed_url(project=project, domain=domain, content_md5=storage.MD5, filename=storage.NAME)
+    place = client.get_upload_signed_url(
+        project=project, domain=domain, content_md5=storage.MD5, filename=storage.NAME
+    )
     return storage.upload(place, "admin", certificates(platform))

@@ -17,11 +17,14 @@ _SECONDS = 10.0
 def findings(
     config: Path, project: str, domain: str, only_reach: bool = False, secrets: Sequence[SecretKey] = ()
 ) -> Iterator[Finding]:
-    """Check the control plane, the project, the storage and the secrets; stop after a failure that prevents further checks."""
+    """Check the control plane, the project, the storage and the secrets; stop after a failure that prevents
+    further checks."""
     if importlib.util.find_spec("flyte") is None:
         yield fail("flyte config", f"{config}: Flyte 2, whose SDK is not installed", flyte2_sdk.INSTALL)
         return
-    yield ok("flyte config", f"{config}: Flyte 2, {flyte2_sdk.content(config).get('admin', {}).get('endpoint')}")
+    yield ok(
+        "flyte config", f"{config}: Flyte 2, {flyte2_sdk.content(config).get('admin', {}).get('endpoint')}"
+    )
     # Retries, and a login in a browser, are without an end.
     made: list[Finding] = []
 
@@ -37,7 +40,9 @@ def findings(
         yield fail("control plane", f"did not answer in {2 * _SECONDS:.0f} s", do)
 
 
-def _findings(config: Path, project: str, domain: str, only_reach: bool, secrets: Sequence[SecretKey]) -> Iterator[Finding]:
+def _findings(
+    config: Path, project: str, domain: str, only_reach: bool, secrets: Sequence[SecretKey]
+) -> Iterator[Finding]:
     from flyte.remote import Project
 
     try:
@@ -47,7 +52,11 @@ def _findings(config: Path, project: str, domain: str, only_reach: bool, secrets
             if only_reach:
                 return
             if project not in known:
-                yield fail("project", f"{project} does not exist", f"set PROJECT to one of {', '.join(sorted(known))}")
+                yield fail(
+                    "project",
+                    f"{project} does not exist",
+                    f"set PROJECT to one of {', '.join(sorted(known))}",
+                )
                 return
             if domain not in known[project]:
                 do = f"set DOMAIN to one of {', '.join(known[project])}"
@@ -61,7 +70,8 @@ def _findings(config: Path, project: str, domain: str, only_reach: bool, secrets
 
 
 def _secrets(secrets: Sequence[SecretKey]) -> Iterator[Finding]:
-    """Check that Flyte 2 has the secrets of cluster.yaml, which it finds by their keys; it reads none of Kubernetes' own."""
+    """Check that Flyte 2 has the secrets of cluster.yaml, which it finds by their keys; it reads none of
+    Kubernetes' own."""
     if not secrets:
         return
     from flyte.remote import Secret

@@ -19,14 +19,20 @@ _SECONDS = 10.0
 _NOT_CHECKED = "operator, nodes, gang scheduler, secrets and volumes were not checked"
 
 
-def findings(namespace: str, shapes: tuple[Shape, ...], cluster: Cluster, *, with_settings: bool = True) -> Iterator[Finding]:
-    """Check everything, with secrets in `namespace`; without access to Kubernetes, yield one finding with the reason.
+def findings(
+    namespace: str, shapes: tuple[Shape, ...], cluster: Cluster, *, with_settings: bool = True
+) -> Iterator[Finding]:
+    """Check everything, with secrets in `namespace`; without access to Kubernetes, yield one finding with the
+    reason.
 
     Args:
         with_settings: whether Flyte's own settings are checked; those of Flyte 2 are others.
     """
     if importlib.util.find_spec("kubernetes") is None:
-        yield ok("kubernetes", f"{_NOT_CHECKED}: its client is not installed; install it with `pip install kubernetes`")
+        yield ok(
+            "kubernetes",
+            f"{_NOT_CHECKED}: its client is not installed; install it with `pip install kubernetes`",
+        )
         return
     from kubernetes import config
     from kubernetes.client.exceptions import ApiException
@@ -47,7 +53,11 @@ def findings(namespace: str, shapes: tuple[Shape, ...], cluster: Cluster, *, wit
         yield fail("kubernetes", f"{said}; {_NOT_CHECKED}", "check `kubectl auth can-i list nodes`")
     except (HTTPError, OSError) as error:
         said = " ".join(str(error).split())[:200]
-        yield fail("kubernetes", f"does not answer: {said}; {_NOT_CHECKED}", "check `kubectl get nodes`, or the context")
+        yield fail(
+            "kubernetes",
+            f"does not answer: {said}; {_NOT_CHECKED}",
+            "check `kubectl get nodes`, or the context",
+        )
     finally:
         client.close()
 
@@ -57,7 +67,9 @@ def _facts(client: Any, namespace: str, cluster: Cluster) -> Kubernetes:
 
     core = CoreV1Api(client)
     nodes: Any = core.list_node(_request_timeout=_SECONDS).items
-    definitions: Any = ApiextensionsV1Api(client).list_custom_resource_definition(_request_timeout=_SECONDS).items
+    definitions: Any = (
+        ApiextensionsV1Api(client).list_custom_resource_definition(_request_timeout=_SECONDS).items
+    )
     named = {secret.group for secret in cluster.secrets.all if secret.group}
     return Kubernetes(
         address=client.configuration.host,
@@ -74,7 +86,9 @@ def _settings(client: Any) -> dict[str, Any] | None:
     from kubernetes.client import CoreV1Api
 
     listed: Any = _read(
-        lambda: CoreV1Api(client).list_config_map_for_all_namespaces(label_selector=settings.LABEL, _request_timeout=_SECONDS)
+        lambda: CoreV1Api(client).list_config_map_for_all_namespaces(
+            label_selector=settings.LABEL, _request_timeout=_SECONDS
+        )
     )
     if listed == [None]:
         return None
@@ -85,7 +99,9 @@ def _settings(client: Any) -> dict[str, Any] | None:
 def _node(found: Any) -> Node:
     from kubernetes.utils.quantity import parse_quantity
 
-    has = {name: float(parse_quantity(quantity)) for name, quantity in (found.status.allocatable or {}).items()}
+    has = {
+        name: float(parse_quantity(quantity)) for name, quantity in (found.status.allocatable or {}).items()
+    }
     return Node(
         name=found.metadata.name,
         labels=found.metadata.labels or {},
@@ -99,7 +115,9 @@ def _node(found: Any) -> Node:
 
 def _keys(core: Any, name: str, namespace: str) -> list[list[str] | None]:
     """Return a list with the secret's keys (without values), as `_read` does."""
-    return _read(lambda: sorted(core.read_namespaced_secret(name, namespace, _request_timeout=_SECONDS).data or {}))
+    return _read(
+        lambda: sorted(core.read_namespaced_secret(name, namespace, _request_timeout=_SECONDS).data or {})
+    )
 
 
 def _storage(client: Any, core: Any, namespace: str, cluster: Cluster) -> ClusterVolumes:
@@ -116,7 +134,9 @@ def _storage(client: Any, core: Any, namespace: str, cluster: Cluster) -> Cluste
         # Kubernetes' default of the field is Persistent.
         return {one.metadata.name: one.spec.volume_lifecycle_modes or ["Persistent"] for one in listed}
 
-    named = dict.fromkeys(name for volume in cluster.volumes if (name := volume.persistent_volume_claim) is not None)
+    named = dict.fromkeys(
+        name for volume in cluster.volumes if (name := volume.persistent_volume_claim) is not None
+    )
     return ClusterVolumes(
         claims={name: made for name in named for made in _read(partial(claim, name))},
         drivers=(_read(drivers) or [{}])[0] if any(volume.csi for volume in cluster.volumes) else {},
@@ -124,7 +144,8 @@ def _storage(client: Any, core: Any, namespace: str, cluster: Cluster) -> Cluste
 
 
 def _read(request: Callable[[], T]) -> list[T | None]:
-    """Return a list with a request's result: empty if the object does not exist, with None if access is denied."""
+    """Return a list with a request's result: empty if the object does not exist, with None if access is
+    denied."""
     from kubernetes.client.exceptions import ApiException
 
     try:

@@ -29,7 +29,8 @@ PYTHONS = ((3, 11), (3, 12), (3, 13))
 _WITHOUT_FLYTEKIT = (3, 13)
 """The version from which flytekit 1.16 cannot be installed."""
 DISK_GIB, MEMORY_GIB, TEMPORARY_GIB = 10, 6, 4
-"""Free space that the demo needs, for the environment and its small models; other runs may need more, as in their plans."""
+"""Free space that the demo needs, for the environment and its small models; other runs may need more, as in
+their plans."""
 _SECONDS = 5.0
 
 
@@ -42,7 +43,11 @@ def findings() -> Iterator[Finding]:
         yield packages(locked, _installed(), pins(ROOT / "requirements-dev.lock"))
     else:
         yield ok("packages", "not compared: the lock files are in a clone, and this is an installed package")
-    yield torch() if has_torch else ok("torch", "not installed: this machine plans and submits, and does not train")
+    yield (
+        torch()
+        if has_torch
+        else ok("torch", "not installed: this machine plans and submits, and does not train")
+    )
     if here := this_machine.row():
         yield gpus(here)
     yield free("disk", shutil.disk_usage(Path.cwd()).free, DISK_GIB)
@@ -59,7 +64,12 @@ def python(version: tuple[int, int]) -> Finding:
     """Check the version of the interpreter."""
     said = ".".join(map(str, version))
     if version in PYTHONS:
-        return ok("python", said if version < _WITHOUT_FLYTEKIT else f"{said}: plans and reads; flytekit, for runs, needs 3.12")
+        return ok(
+            "python",
+            said
+            if version < _WITHOUT_FLYTEKIT
+            else f"{said}: plans and reads; flytekit, for runs, needs 3.12",
+        )
     supported = f"{PYTHONS[0][0]}.{PYTHONS[0][1]} to {PYTHONS[-1][0]}.{PYTHONS[-1][1]}"
     do = "create .venv again: `rm -r .venv; make install PYTHON=python3.11`"
     return fail("python", f"{said}; Flytune runs on {supported}", do)
@@ -69,16 +79,20 @@ def pins(lock: Path) -> dict[str, str]:
     """Return the versions in a lock file by name; none if there is no such file (in a pod)."""
     if not lock.is_file():
         return {}
-    return dict(re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==([^\s;+]+)", lock.read_text(encoding="utf-8"), re.MULTILINE))
+    return dict(
+        re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==([^\s;+]+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
 
 def packages(
-    locked: Mapping[str, str], installed: Mapping[str, str], also_locked: Mapping[str, str] = MappingProxyType({})
+    locked: Mapping[str, str],
+    installed: Mapping[str, str],
+    also_locked: Mapping[str, str] = MappingProxyType({}),
 ) -> Finding:
     """Compare the installed versions with the lock file; local parts (+cpu) are ignored.
 
-    `also_locked` are the pins of the lock that `make install` takes, which has the tools of development as well: some of them
-    ask for another version of a package.
+    `also_locked` are the pins of the lock that `make install` takes, which has the tools of development as
+    well: some of them ask for another version of a package.
     """
     versions = {_normalized(name): version.partition("+")[0] for name, version in installed.items()}
     found = {name: versions.get(_normalized(name)) for name in locked}
@@ -92,7 +106,11 @@ def packages(
         return ok("packages", f"{counted(len(locked), 'package')} in the locked versions")
     said = ", ".join([*wrong[:4], *([f"missing: {', '.join(missing[:4])}"] if missing else [])])
     more = max(0, len(wrong) - 4) + max(0, len(missing) - 4)
-    return warn("packages", said + (f" and {more} more" if more else ""), "`make install` installs the locked versions")
+    return warn(
+        "packages",
+        said + (f" and {more} more" if more else ""),
+        "`make install` installs the locked versions",
+    )
 
 
 def torch() -> Finding:
@@ -131,7 +149,11 @@ def free(what: str, found: float, enough_gib: float) -> Finding:
     said = f"{found / GIB:.1f} GiB free"
     if found >= enough_gib * GIB:
         return ok(what, said)
-    return warn(what, f"{said}; the demo needs {enough_gib} GiB", "free some; `flytune plan RECIPE` shows the needs of a run")
+    return warn(
+        what,
+        f"{said}; the demo needs {enough_gib} GiB",
+        "free some; `flytune plan RECIPE` shows the needs of a run",
+    )
 
 
 def temporary(folder: Path) -> Finding:
@@ -166,7 +188,10 @@ def hub(offline: str, address: str) -> Finding:
     except urllib.error.HTTPError:
         return ok("hub", f"{address} answers")
     except (OSError, ValueError) as error:
-        do = "models on the hub cannot be read; if this is intended, set HF_HUB_OFFLINE=1, else set HF_ENDPOINT to a mirror"
+        do = (
+            "models on the hub cannot be read; if this is intended, set HF_HUB_OFFLINE=1, else set "
+            "HF_ENDPOINT to a mirror"
+        )
         return warn("hub", f"{address} does not answer: {_line(error)}", do)
 
 
@@ -188,7 +213,10 @@ def docker() -> Finding:
 def files(recipes: Path) -> Iterator[Finding]:
     """Check that the files that users edit can be read."""
     yield from hardware_files()
-    yield _read("recipes", lambda: f"{len([read_recipe(path) for path in sorted(recipes.glob('*.yaml'))])} recipes are valid")
+    yield _read(
+        "recipes",
+        lambda: f"{len([read_recipe(path) for path in sorted(recipes.glob('*.yaml'))])} recipes are valid",
+    )
 
 
 def hardware_files() -> Iterator[Finding]:

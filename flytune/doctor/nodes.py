@@ -1,4 +1,5 @@
-"""Checks of the nodes, operators, secrets and volumes in Kubernetes that shapes.yaml and cluster.yaml require."""
+"""Checks of the nodes, operators, secrets and volumes in Kubernetes that shapes.yaml and cluster.yaml
+require."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +18,11 @@ GANG_RESOURCES = {
     "coscheduling": "podgroups.scheduling.x-k8s.io",
 }
 """Custom resources of the gang schedulers in cluster.yaml."""
-ACCELERATOR_LABELS = ("k8s.amazonaws.com/accelerator", "cloud.google.com/gke-accelerator", "nvidia.com/gpu.product")
+ACCELERATOR_LABELS = (
+    "k8s.amazonaws.com/accelerator",
+    "cloud.google.com/gke-accelerator",
+    "nvidia.com/gpu.product",
+)
 """Node labels with the kind of GPU: Flyte's default, GKE's, and that of NVIDIA's feature discovery."""
 DEVICES = {
     "K80": "nvidia-tesla-k80",
@@ -37,7 +42,9 @@ DEVICES = {
     "H200": "nvidia-h200",
 }
 """Values of the node label by Flyte's accelerators (flytekit.extras.accelerators)."""
-_SCALED = "no action is needed if node groups scale up from zero; else add nodes, or remove rows from shapes.yaml"
+_SCALED = (
+    "no action is needed if node groups scale up from zero; else add nodes, or remove rows from shapes.yaml"
+)
 GPU = "nvidia.com/gpu"
 
 
@@ -101,11 +108,13 @@ def nodes_for(nodes: Sequence[Node], shape: Shape, cluster: Cluster) -> Finding:
         do = "lower the values in shapes.yaml, or use larger nodes"
         return fail(what, f"{matching[0].name} has too little {lacks}: pods would never be scheduled", do)
     device = device_label(shape)
-    labelled = [node for node in large if device in (None, *(node.labels.get(label) for label in ACCELERATOR_LABELS))]
+    labelled = [
+        node for node in large if device in (None, *(node.labels.get(label) for label in ACCELERATOR_LABELS))
+    ]
     if not labelled:
         do = (
-            "add this label (gpu-device-node-label in Flyte's plugins.k8s has its name), or map it to theirs with "
-            "plugins.k8s.accelerator-devices, if your Flyte has it"
+            "add this label (gpu-device-node-label in Flyte's plugins.k8s has its name), or map it to theirs "
+            "with plugins.k8s.accelerator-devices, if your Flyte has it"
         )
         return warn(what, f"Flyte selects nodes labelled {device}, and {large[0].name} has another label", do)
     tolerated = [*([GPU] if shape.is_gpu else []), *(cluster.spot_taints if shape.spot else [])]
@@ -120,7 +129,8 @@ def nodes_for(nodes: Sequence[Node], shape: Shape, cluster: Cluster) -> Finding:
 
 
 def device_label(shape: Shape) -> str | None:
-    """Return the value of the label by which Flyte selects nodes for the shape; None if Flyte has no such GPU."""
+    """Return the value of the label by which Flyte selects nodes for the shape; None if Flyte has no such
+    GPU."""
     return DEVICES.get(shape.accelerator)
 
 
@@ -131,8 +141,11 @@ def matches(node: Node, shape: Shape) -> bool:
     if not shape.is_gpu:
         return True
     wanted = shape.accelerator.lower().split("-")
-    found = " ".join(node.labels.get(label, "") for label in ACCELERATOR_LABELS).lower().replace("-", " ").split()
-    # Labels are nvidia-tesla-a100, NVIDIA-A100-SXM4-80GB, nvidia-a100-80gb: they have the GPU's name, and some its memory.
+    found = (
+        " ".join(node.labels.get(label, "") for label in ACCELERATOR_LABELS).lower().replace("-", " ").split()
+    )
+    # Labels are nvidia-tesla-a100, NVIDIA-A100-SXM4-80GB, nvidia-a100-80gb: they have the GPU's name, and
+    # some its memory.
     sizes = [part for part in found if part.endswith("gb")]
     return wanted[0] in found and (not sizes or not wanted[1:] or wanted[1] in sizes)
 
@@ -147,7 +160,11 @@ def _lacking(node: Node, shape: Shape, cluster: Cluster) -> list[str]:
         (GPU, "", shape.processes if shape.is_gpu else 0, node.resources.get(GPU, 0)),
         (network, "", shape.network_devices, node.resources.get(network, 0)),
     ]
-    return [f"{name} ({has:.4g}{unit} of {required:.4g}{unit})" for name, unit, required, has in needs if has < required]
+    return [
+        f"{name} ({has:.4g}{unit} of {required:.4g}{unit})"
+        for name, unit, required, has in needs
+        if has < required
+    ]
 
 
 def _operator(found: Kubernetes, several: Sequence[str]) -> Finding:
@@ -156,7 +173,10 @@ def _operator(found: Kubernetes, several: Sequence[str]) -> Finding:
         return ok(what, f"{OPERATOR} is installed")
     if not several:
         return ok(what, f"{OPERATOR} is not installed, and no shape has more than one node")
-    do = "install Kubeflow's training operator and enable Flyte's pytorch plugin, or remove these rows from shapes.yaml"
+    do = (
+        "install Kubeflow's training operator and enable Flyte's pytorch plugin, or remove these rows from "
+        "shapes.yaml"
+    )
     return fail(what, f"{OPERATOR} is not installed; it is required by {', '.join(several)}", do)
 
 
@@ -164,16 +184,23 @@ def _gang(found: Kubernetes, name: str) -> Finding:
     what, resource = f"gang scheduling by {name}", GANG_RESOURCES[name]
     if resource in found.resources:
         return ok(what, f"{resource} is installed")
-    return fail(what, f"{resource} is not installed", f"install {name}, or set gang_scheduling: none in cluster.yaml")
+    return fail(
+        what, f"{resource} is not installed", f"install {name}, or set gang_scheduling: none in cluster.yaml"
+    )
 
 
 def _secrets(found: Kubernetes, cluster: Cluster) -> Iterator[Finding]:
     for one in cluster.secrets.all:
         what = f"secret for {one.env_var}"
         if one.group is None:
-            yield ok(what, f"key {one.key} without a group: a secret of Union, not of Kubernetes; not checked")
+            yield ok(
+                what, f"key {one.key} without a group: a secret of Union, not of Kubernetes; not checked"
+            )
         elif one.group not in found.secrets:
-            do = f"`kubectl create secret generic {one.group} -n {found.namespace} --from-literal={one.key}=...`"
+            do = (
+                f"`kubectl create secret generic {one.group} -n {found.namespace} "
+                f"--from-literal={one.key}=...`"
+            )
             yield fail(what, f"no secret {one.group} in namespace {found.namespace}", do)
         elif (keys := found.secrets[one.group]) is None:
             yield warn(what, f"{one.group} cannot be read with this kubeconfig", "ask someone who has access")

@@ -25,7 +25,8 @@ _PYTORCH = {
 
 
 def merged(maps: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """Return one configuration of the YAML files in some ConfigMaps, as Flyte merges them: later names over earlier ones."""
+    """Return one configuration of the YAML files in some ConfigMaps, as Flyte merges them: later names over
+    earlier ones."""
     configuration: dict[str, Any] = {}
     for files in maps:
         for name in sorted(files):
@@ -42,7 +43,8 @@ def findings(configuration: dict[str, Any] | None, shapes: Sequence[Shape]) -> I
     """Check the settings that runs depend on.
 
     Args:
-        configuration: what `merged` returns; empty where no chart's ConfigMap is there, None where they may not be read.
+        configuration: what `merged` returns; empty where no chart's ConfigMap is there, None where they may
+        not be read.
     """
     if configuration is None:
         yield ok(_WHAT, "not checked: ConfigMaps cannot be read with this kubeconfig")
@@ -116,4 +118,6 @@ def _limits(configuration: Mapping[str, Any], shapes: Sequence[Shape]) -> Iterat
 
 def _advice(values: dict[str, Any]) -> str:
     flow = yaml.safe_dump(values, default_flow_style=True, sort_keys=False, width=10_000).strip()
-    return f"merge into Flyte's configuration (chart flyte-binary: configuration.inline), and restart it: {flow}"
+    return (
+        f"merge into Flyte's configuration (chart flyte-binary: configuration.inline), and restart it: {flow}"
+    )

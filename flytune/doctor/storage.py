@@ -23,13 +23,20 @@ def upload(place: Any, configured_by: str, verify: Any = True) -> Finding:
     import requests
 
     azure = {"x-ms-blob-type": "BlockBlob"} if place.native_url.startswith("abfs") else {}
-    headers = {"Content-Length": str(len(CONTENT)), "Content-MD5": b64encode(MD5).decode(), **azure, **dict(place.headers)}
+    headers = {
+        "Content-Length": str(len(CONTENT)),
+        "Content-MD5": b64encode(MD5).decode(),
+        **azure,
+        **dict(place.headers),
+    }
     try:
         done = requests.put(place.signed_url, data=CONTENT, headers=headers, verify=verify, timeout=_SECONDS)
     except requests.RequestException as error:  # its text contains the signed address, which is secret
         said = f"{place.native_url}: upload failed: {type(error).__name__}"
         return fail("storage", said, "check that this machine can reach the storage")
     if done.status_code not in (200, 201):
-        do = f"check the storage configuration of {configured_by}, and that this machine can reach the storage"
+        do = (
+            f"check the storage configuration of {configured_by}, and that this machine can reach the storage"
+        )
         return fail("storage", f"{place.native_url}: upload refused with {done.status_code}", do)
     return ok("storage", f"accepts uploads: {place.native_url}")

@@ -15,7 +15,8 @@ class Claim(Strict):
     phase: str
     """Bound, Pending or Lost."""
     access_modes: list[str]
-    """ReadWriteOnce, ReadOnlyMany, ReadWriteMany ...: those of its volume if it is bound, else those that it asks for."""
+    """ReadWriteOnce, ReadOnlyMany, ReadWriteMany ...: those of its volume if it is bound, else those that it
+    asks for."""
 
 
 class ClusterVolumes(Strict):
@@ -27,7 +28,9 @@ class ClusterVolumes(Strict):
     """Lifecycle modes of the CSI drivers, by name; None if access is denied."""
 
 
-def findings(found: ClusterVolumes, namespace: str, shapes: Sequence[Shape], cluster: Cluster) -> Iterator[Finding]:
+def findings(
+    found: ClusterVolumes, namespace: str, shapes: Sequence[Shape], cluster: Cluster
+) -> Iterator[Finding]:
     """Check each volume of cluster.yaml that the pods of these shapes, or of the light tasks, mount."""
     for volume in cluster.volumes:
         mounting = [shape for shape in shapes if volume.is_mounted_by(shape.name)]
@@ -38,11 +41,15 @@ def findings(found: ClusterVolumes, namespace: str, shapes: Sequence[Shape], clu
         elif volume.csi is not None:
             yield _driver(volume, volume.csi.driver, found.drivers)
         else:
-            place = f"{volume.nfs.server}:{volume.nfs.path}" if volume.nfs else f"{volume.host_path} of the nodes"
+            place = (
+                f"{volume.nfs.server}:{volume.nfs.path}" if volume.nfs else f"{volume.host_path} of the nodes"
+            )
             yield ok(f"volume {volume.name}", f"{place}: Kubernetes has no object of it; not checked")
 
 
-def _claim(volume: Volume, name: str, claims: Mapping[str, Claim | None], namespace: str, mounting: Sequence[Shape]) -> Finding:
+def _claim(
+    volume: Volume, name: str, claims: Mapping[str, Claim | None], namespace: str, mounting: Sequence[Shape]
+) -> Finding:
     what = f"volume {volume.name}"
     if name not in claims:
         do = f"create it (`kubectl get pvc -n {namespace}` lists those there are), or correct cluster.yaml"
@@ -53,12 +60,19 @@ def _claim(volume: Volume, name: str, claims: Mapping[str, Claim | None], namesp
     if claim.phase not in ("Bound", "Pending"):
         return fail(what, f"claim {name} is {claim.phase}", f"`kubectl describe pvc {name} -n {namespace}`")
     if not volume.read_only and not any(mode.startswith("ReadWrite") for mode in claim.access_modes):
-        return fail(what, f"claim {name} has {modes}, and pods write to it", "use another claim, or set read_only: true")
+        return fail(
+            what,
+            f"claim {name} has {modes}, and pods write to it",
+            "use another claim, or set read_only: true",
+        )
     many = {"ReadWriteMany", *({"ReadOnlyMany"} if volume.read_only else ())}
     if not many & set(claim.access_modes):
         do = f"use a claim with {' or '.join(sorted(many, reverse=True))}"
         if several := [shape.name for shape in mounting if shape.nodes > 1]:
-            said = f"claim {name} has {modes}, and the pods of {', '.join(several)} mount it on several nodes at once"
+            said = (
+                f"claim {name} has {modes}, and the pods of {', '.join(several)} mount it on several "
+                "nodes at once"
+            )
             return fail(what, said, f"{do}, or name the other rows in the volume's shapes")
         if volume.light_tasks or len(mounting) > 1:
             said = f"claim {name} has {modes}: a pod waits while one on another node has it"
@@ -75,8 +89,12 @@ def _driver(volume: Volume, driver: str, drivers: Mapping[str, Sequence[str]] | 
         return warn(what, "CSI drivers cannot be listed with this kubeconfig", "ask someone who has access")
     if driver not in drivers:
         there = ", ".join(sorted(drivers)) or "none"
-        return fail(what, f"no CSI driver {driver}; there are: {there}", "install it, or correct cluster.yaml")
+        return fail(
+            what, f"no CSI driver {driver}; there are: {there}", "install it, or correct cluster.yaml"
+        )
     if "Ephemeral" not in drivers[driver]:
         do = "make a claim, and write persistent_volume_claim in cluster.yaml in place of csi"
-        return fail(what, f"CSI driver {driver} makes no inline volumes (its lifecycle modes lack Ephemeral)", do)
+        return fail(
+            what, f"CSI driver {driver} makes no inline volumes (its lifecycle modes lack Ephemeral)", do
+        )
     return ok(what, f"CSI driver {driver} is installed")

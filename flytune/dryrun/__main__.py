@@ -1,4 +1,5 @@
-"""Subprocess of `flytune.dryrun.run`: it reads a Case from standard input and writes the DryRun to standard output."""
+"""Subprocess of `flytune.dryrun.run`: it reads a Case from standard input and writes the DryRun to standard
+output."""
 
 import gc
 import sys

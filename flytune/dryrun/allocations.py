@@ -1,6 +1,7 @@
 """A ledger of storages: their sizes and lifetimes, and the operation and module that allocated them.
 
-It records the results of operations, so it counts requests to torch's allocator, and not the memory inside of a kernel.
+It records the results of operations, so it counts requests to torch's allocator, and not the memory inside of
+a kernel.
 """
 
 import weakref
@@ -12,8 +13,18 @@ from typing import Any
 
 from flytune import patches
 
-PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER = "parameters", "gathered parameters", "gradients", "optimizer states"
-MASTERS, ACTIVATIONS, TEMPORARIES, COMMUNICATION = "master copies", "activations", "temporaries", "communication buffers"
+PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER = (
+    "parameters",
+    "gathered parameters",
+    "gradients",
+    "optimizer states",
+)
+MASTERS, ACTIVATIONS, TEMPORARIES, COMMUNICATION = (
+    "master copies",
+    "activations",
+    "temporaries",
+    "communication buffers",
+)
 KINDS = [PARAMETERS, GATHERED, MASTERS, GRADIENTS, OPTIMIZER, ACTIVATIONS, COMMUNICATION, TEMPORARIES]
 FORWARD = "forward"
 
@@ -42,7 +53,8 @@ class AllocationLedger:
     """
 
     rounding: int = 1
-    """Unit of sizes, in bytes: 512 for CUDA's caching allocator (c10/cuda/CUDACachingAllocator, kMinBlockSize)."""
+    """Unit of sizes, in bytes: 512 for CUDA's caching allocator (c10/cuda/CUDACachingAllocator,
+    kMinBlockSize)."""
     lives: list[Life] = field(default_factory=list)
     stages: list[tuple[str, int]] = field(default_factory=list)
     """Names of stages with their start times."""
@@ -63,7 +75,8 @@ class AllocationLedger:
             self._resized(storage, size)
             return storage
 
-        # FSDP frees and allocates gathered parameters by resizing storages, which is not an operation that a mode gets.
+        # FSDP frees and allocates gathered parameters by resizing storages, which is not an operation that a
+        # mode gets.
         def unwatched(*arguments: Any) -> Any:
             self.paused = True
             try:
@@ -140,10 +153,18 @@ class AllocationLedger:
         """Record the storages that an operation has allocated."""
         if self.paused:
             return
-        tensors = [tensor for tensor in (output if isinstance(output, (tuple, list)) else (output,)) if _has_memory(tensor)]
+        tensors = [
+            tensor
+            for tensor in (output if isinstance(output, (tuple, list)) else (output,))
+            if _has_memory(tensor)
+        ]
         self.add(tensors, str(operation))
         if getattr(operation, "namespace", "") in _COLLECTIVES:
-            flat = [x for argument in arguments for x in (argument if isinstance(argument, (tuple, list)) else (argument,))]
+            flat = [
+                x
+                for argument in arguments
+                for x in (argument if isinstance(argument, (tuple, list)) else (argument,))
+            ]
             used = [tensor for tensor in [*flat, *tensors] if _has_memory(tensor)]
             self.mark((tensor for tensor in used if not self.kind_of(tensor)), COMMUNICATION)
 
@@ -179,7 +200,9 @@ class AllocationLedger:
     def _begin(self, storage: Any, size: int, operation: str) -> None:
         key = storage._cdata
         self.now += 1
-        life = Life(-(-size // self.rounding) * self.rounding, self.now, operation, self.module, stream=self._stream())
+        life = Life(
+            -(-size // self.rounding) * self.rounding, self.now, operation, self.module, stream=self._stream()
+        )
         self.lives.append(life)
         # A storage's Python object lives as long as the storage.
         self._open[key] = life, weakref.ref(storage, lambda _: self._end(key))
@@ -241,8 +264,8 @@ def _on_real(ledger: AllocationLedger) -> Any:
 def _on_fake(ledger: AllocationLedger) -> Any:
     """Return a FakeTensorMode that records results: one mode is faster than two.
 
-    Layers repeat the same operations on the same sizes, and torch's own cache of them takes most of the time for its keys. Here
-    an operation with one new or viewed tensor is looked up by the layout of its arguments.
+    Layers repeat the same operations on the same sizes, and torch's own cache of them takes most of the time
+    for its keys. Here an operation with one new or viewed tensor is looked up by the layout of its arguments.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
@@ -265,12 +288,20 @@ def _on_fake(ledger: AllocationLedger) -> Any:
         raise TypeError
 
     def layout_of(func: Any, args: Any, output: Any) -> tuple[Any, ...] | None:
-        """Return shape, strides, offset, dtype, device and the index of the viewed argument; None for other results."""
+        """Return shape, strides, offset, dtype, device and the index of the viewed argument; None for other
+        results."""
         if type(output) is not FakeTensor or output.constant is not None:
             return None
         storage = output.untyped_storage()._cdata
-        of = [place for place, arg in enumerate(args) if type(arg) is FakeTensor and arg.untyped_storage()._cdata == storage]
-        dense = output.untyped_storage().nbytes() == output.numel() * output.element_size() and output.storage_offset() == 0
+        of = [
+            place
+            for place, arg in enumerate(args)
+            if type(arg) is FakeTensor and arg.untyped_storage()._cdata == storage
+        ]
+        dense = (
+            output.untyped_storage().nbytes() == output.numel() * output.element_size()
+            and output.storage_offset() == 0
+        )
         if bool(of) != func.is_view or not (of or dense):
             return None
         layout = output.shape, output.stride(), output.storage_offset(), output.dtype, output.fake_device
@@ -299,7 +330,11 @@ def _on_fake(ledger: AllocationLedger) -> Any:
                 simple[func] = schema is not None and not schema.is_mutable and len(schema.returns) == 1
             if simple[func] and args and type(args[0]) is FakeTensor:
                 try:
-                    key = func, tuple(map(key_of, args)), tuple((name, key_of(value)) for name, value in (kwargs or {}).items())
+                    key = (
+                        func,
+                        tuple(map(key_of, args)),
+                        tuple((name, key_of(value)) for name, value in (kwargs or {}).items()),
+                    )
                     if layout := known.get(key):
                         output = self.repeat(layout, args)
                         if not self.inside:
@@ -325,7 +360,8 @@ def _on_fake(ledger: AllocationLedger) -> Any:
 def _follows_embedding() -> bool:
     """Return whether autograd adds the gradient of an embedding to that of the head that is tied to it.
 
-    It adds in place, but for fake tensors and under a mode (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace).
+    It adds in place, but for fake tensors and under a mode (torch/csrc/autograd/input_buffer.cpp,
+    can_accumulate_inplace).
     """
     import torch
 

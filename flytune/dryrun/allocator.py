@@ -1,8 +1,10 @@
-"""CUDA's caching allocator of torch, simulated: the memory that it reserves for a sequence of allocations and frees.
+"""CUDA's caching allocator of torch, simulated: the memory that it reserves for a sequence of allocations and
+frees.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.13), without private pools of CUDA graphs, record_stream,
-garbage collection and max_split_size, none of which Flytune sets. Addresses of segments ascend in the order in which they are
-asked for, which a driver does not promise; they only decide between free blocks of one size.
+The rules are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.13), without private pools of CUDA graphs,
+record_stream, garbage collection and max_split_size, none of which Flytune sets. Addresses of segments ascend
+in the order in which they are asked for, which a driver does not promise; they only decide between free
+blocks of one size.
 """
 
 import math
@@ -13,7 +15,8 @@ from dataclasses import dataclass, field
 from flytune.dryrun.allocations import OPTIMIZER, AllocationLedger
 
 MIB = 2**20
-# c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kLargeBuffer, kRoundLarge.
+# c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kLargeBuffer,
+# kRoundLarge.
 BLOCK = 512
 SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
@@ -123,7 +126,8 @@ class CachingAllocator:
         block.pool.put(block)
 
     def _best_fit(self, pool: _Pool, size: int) -> Block | None:
-        """Take the smallest free block that is large enough; one that can grow counts as large as it can get."""
+        """Take the smallest free block that is large enough; one that can grow counts as large as it can
+        get."""
         place = bisect_left(pool.order, (size, -1))
         if place == len(pool.order):
             return None
@@ -163,7 +167,8 @@ class CachingAllocator:
         return block
 
     def _start(self, pool: _Pool, size: int) -> Block:
-        """Return the block where the first `size` bytes begin that are free or unmapped, some of them unmapped."""
+        """Return the block where the first `size` bytes begin that are free or unmapped, some of them
+        unmapped."""
         for address in sorted(pool.unmapped):
             start = pool.unmapped[address]
             if start.before is not None and not start.before.allocated:
@@ -198,7 +203,9 @@ class CachingAllocator:
     @staticmethod
     def _cut(block: Block, size: int) -> Block:
         """Shorten a block to `size` bytes, and return the rest of it."""
-        rest = Block(block.address + size, block.size - size, block.pool, False, block.mapped, block, block.after)
+        rest = Block(
+            block.address + size, block.size - size, block.pool, False, block.mapped, block, block.after
+        )
         if block.after is not None:
             block.after.before = rest
         block.after, block.size = rest, size
@@ -222,7 +229,8 @@ class CachingAllocator:
                     block.after.before = block
 
     def _give_back(self) -> None:
-        """Give to CUDA the segments that are free as a whole, and pages of expandable segments that are free."""
+        """Give to CUDA the segments that are free as a whole, and pages of expandable segments that are
+        free."""
         for pool in self._pools.values():
             for block in list(pool.free.values()):
                 if self.expandable:
@@ -255,7 +263,8 @@ def replay(
 ) -> CachingAllocator:
     """Let the allocator serve the storages of a ledger: loading once, and then the step, `steps` times.
 
-    Optimizer states are allocated in the first step, and stay. What the ledger saw no end of is freed after each step.
+    Optimizer states are allocated in the first step, and stay. What the ledger saw no end of is freed after
+    each step.
 
     Args:
         without: kinds of storages that are not on the GPU.
@@ -285,7 +294,8 @@ def replay(
 
 
 def least_capacity(ledger: AllocationLedger, peak: CachingAllocator, without: Iterable[str] = ()) -> int:
-    """Return the least capacity with which the steps do not fail, to a hundredth of what is reserved beside what is needed.
+    """Return the least capacity with which the steps do not fail, to a hundredth of what is reserved beside
+    what is needed.
 
     Args:
         peak: the allocator that has served the ledger without a limit.

@@ -19,7 +19,8 @@ class Profile(Strict):
     autocast: bool = True
     """True if the forward pass runs under autocast where model.dtype is a 16-bit type."""
     fixed_length: bool = True
-    """True if every row is data.max_length long; otherwise sdpa gets a mask of all pairs (unpacked batches of several)."""
+    """True if every row is data.max_length long; otherwise sdpa gets a mask of all pairs (unpacked batches of
+    several)."""
     expandable_segments: bool = True
     """True if torch's allocator has segments that grow, as flytune.hardware.devices configures it."""
 
@@ -46,10 +47,12 @@ class PeakStorage(Strict):
 
 
 class DryRun(Record):
-    """Bytes of torch's allocator on one rank (rank 0), without those of CUDA and NCCL; without fragmentation unless stated."""
+    """Bytes of torch's allocator on one rank (rank 0), without those of CUDA and NCCL; without fragmentation
+    unless stated."""
 
     phases: dict[str, int]
-    """Peak of each phase: load (its remaining bytes); forward, backward and optimizer of the first and of a steady step."""
+    """Peak of each phase: load (its remaining bytes); forward, backward and optimizer of the first and of a
+    steady step."""
     kinds: dict[str, int]
     """Bytes at the peak, by kind."""
     peak_bytes: int
@@ -60,7 +63,8 @@ class DryRun(Record):
     reserved_bytes: int = 0
     """Peak that CUDA's caching allocator reserves (allocator.py); 0 where a CPU is predicted."""
     least_bytes: int = 0
-    """Least that it must be able to reserve for the run not to fail; it gives back to CUDA what it can before."""
+    """Least that it must be able to reserve for the run not to fail; it gives back to CUDA what it can
+    before."""
     drawing_bytes: int = 0
     """Peak while answers are drawn, with the optimizer's states; 0 where none are."""
     host_bytes: int

@@ -38,22 +38,28 @@ def _require(recipe: Recipe, unsupported: str) -> None:
         RecipeError: it cannot, with the reason and the one way on.
     """
     problem = (
-        f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: the closed form does not know {unsupported}"
+        f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: the closed form does "
+        f"not know {unsupported}"
     )
     if missing := [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]:
         raise RecipeError(
-            f"{problem}, and the dry run, which traces the model's own code, needs {', '.join(missing)}: plan where Flytune is "
-            "installed with its training libraries (pip install 'flytune[train]'); for pods, write plan_in_training_image: "
-            "true into cluster.yaml and register again"
+            f"{problem}, and the dry run, which traces the model's own code, needs {', '.join(missing)}: "
+            "plan where Flytune is installed with its training libraries (pip install 'flytune[train]'); for "
+            "pods, write plan_in_training_image: true into cluster.yaml and register again"
         )
     if reason := dryrun.refusal(recipe):
-        raise RecipeError(f"{problem}, and the dry run, which traces the model's own code, cannot trace this recipe: {reason}")
+        raise RecipeError(
+            f"{problem}, and the dry run, which traces the model's own code, cannot trace this recipe: "
+            f"{reason}"
+        )
 
 
 def best_fit(recipe: Recipe, shape: Shape, sizes: Geometry) -> Fit | str:
-    """Return the largest micro batch that fits on a GPU shape by the dry run, preferably not tightly; or why there is none.
+    """Return the largest micro batch that fits on a GPU shape by the dry run, preferably not tightly; or why
+    there is none.
 
-    Memory grows with the micro batch, so that a few of them are traced. The planner is given this function (`trace`).
+    Memory grows with the micro batch, so that a few of them are traced. The planner is given this function
+    (`trace`).
 
     Raises:
         RecipeError: the dry run cannot trace the recipe, or its libraries are not installed.
@@ -63,10 +69,14 @@ def best_fit(recipe: Recipe, shape: Shape, sizes: Geometry) -> Fit | str:
     if isinstance(fits, str):
         return fits
     # Weights are counted exactly, whatever the layers do.
-    lacking = next((need for need in fits[-1].needs if sum(need.phases.get(LOAD, {}).values()) > need.available_bytes), None)
+    lacking = next(
+        (need for need in fits[-1].needs if sum(need.phases.get(LOAD, {}).values()) > need.available_bytes),
+        None,
+    )
     if lacking is not None:
-        return f"{sum(lacking.phases[LOAD].values()) / GIB:.1f} GiB of {lacking.resource} needed to load, has " + (
-            f"{lacking.available_bytes / GIB:.1f}"
+        return (
+            f"{sum(lacking.phases[LOAD].values()) / GIB:.1f} GiB of {lacking.resource} needed to load, has "
+            + (f"{lacking.available_bytes / GIB:.1f}")
         )
     degrees = sharding_of(recipe).degrees(shape)
     with _config_folder(recipe) as folder:
@@ -76,7 +86,9 @@ def best_fit(recipe: Recipe, shape: Shape, sizes: Geometry) -> Fit | str:
             fit = fits[index]
             result = dryrun.run(recipe, folder, degrees, fit.workload.micro_batch)
             return replace(
-                fit, needs=[_need(fit.needs[0], result), *fit.needs[1:]], traced=_describe(recipe, fit, result, is_known=False)
+                fit,
+                needs=[_need(fit.needs[0], result), *fit.needs[1:]],
+                traced=_describe(recipe, fit, result, is_known=False),
             )
 
         def is_well(index: int) -> bool:
@@ -121,18 +133,23 @@ def confirmed(recipe: Recipe, plan: Plan) -> Plan:
                     "gradient_accumulation_steps": fit.workload.accumulation,
                 }
                 reasons = [*plan.reasons, _describe(recipe, fit, traced)]
-                changes |= {"needs": [need, *fit.needs[1:]], "reasons": reasons, "intervals": evidence.of(fit, plan.steps)}
+                changes |= {
+                    "needs": [need, *fit.needs[1:]],
+                    "reasons": reasons,
+                    "intervals": evidence.of(fit, plan.steps),
+                }
                 return plan.model_copy(update=changes)
     raise DoesNotFit(
         f"recipe {recipe.name}: {plan.shape}: {candidates.missing(recipe, need)} missing by the dry run, "
-        f"with one sample at a time ({need.peak_phase}, most of it {need.largest[0]}), although it fits by the closed form: "
-        "shard or offload more, or lower data.max_length"
+        f"with one sample at a time ({need.peak_phase}, most of it {need.largest[0]}), although it fits by "
+        "the closed form: shard or offload more, or lower data.max_length"
     )
 
 
 @contextmanager
 def _config_folder(recipe: Recipe) -> Iterator[Path]:
-    """Yield a folder with the model's config.json; where Flytune has the model's sizes, it is written from them."""
+    """Yield a folder with the model's config.json; where Flytune has the model's sizes, it is written from
+    them."""
     if (config := config_files.shipped_config(recipe.model)) is None:
         yield config_file(recipe.model).parent
         return
@@ -142,11 +159,14 @@ def _config_folder(recipe: Recipe) -> Iterator[Path]:
 
 
 def _need(planned: Need, traced: DryRun) -> Need:
-    beside = {phase: {name: table[name] for name in _NOT_TRACED if name in table} for phase, table in planned.phases.items()}
+    beside = {
+        phase: {name: table[name] for name in _NOT_TRACED if name in table}
+        for phase, table in planned.phases.items()
+    }
     first = max(size for phase, size in traced.phases.items() if phase.startswith("first step"))
     if traced.least_bytes:
-        # What the simulated allocator cannot give back. The closed form's share stays where it is more: no published run is
-        # near enough to its limit to show that less is enough (docs/measured/dry-run.md).
+        # What the simulated allocator cannot give back. The closed form's share stays where it is more: no
+        # published run is near enough to its limit to show that less is enough (docs/measured/dry-run.md).
         simulated = traced.least_bytes - max(first, traced.peak_bytes)
         for phase in (FIRST_STEP, STEP):
             beside[phase]["fragmentation"] = max(beside[phase].get("fragmentation", 0), simulated)
@@ -162,15 +182,21 @@ def _need(planned: Need, traced: DryRun) -> Need:
 def _describe(recipe: Recipe, fit: Fit, traced: DryRun, is_known: bool = True) -> str:
     """Return what the dry run found, beside the closed form where that `is_known` to hold."""
     closed = {
-        phase: f", the closed form has {sum(size for name, size in table.items() if name not in _NOT_TRACED) / GIB:.2f}"
+        phase: ", the closed form has "
+        f"{sum(size for name, size in table.items() if name not in _NOT_TRACED) / GIB:.2f}"
         for phase, table in fit.needs[0].phases.items()
         if is_known
     }
     ignored = f"; {said}" if (said := dryrun.left_out(recipe)) else ""
     return (
-        f"dry run: {traced.peak_bytes / GIB:.2f} GiB allocated at most ({traced.peak_phase}, in {traced.peak_module})"
+        f"dry run: {traced.peak_bytes / GIB:.2f} GiB allocated at most ({traced.peak_phase}, in "
+        f"{traced.peak_module})"
         + closed.get(STEP, "")
-        + (f"; {traced.drawing_bytes / GIB:.2f} while answers are drawn" + closed.get(DRAW, "") if traced.drawing_bytes else "")
+        + (
+            f"; {traced.drawing_bytes / GIB:.2f} while answers are drawn" + closed.get(DRAW, "")
+            if traced.drawing_bytes
+            else ""
+        )
         + f"; by the simulated allocator {traced.reserved_bytes / GIB:.2f} reserved where there is room, "
         f"{traced.least_bytes / GIB:.2f} at the least; {traced.seconds:.0f} s{ignored}"
     )

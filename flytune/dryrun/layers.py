@@ -1,8 +1,8 @@
 """Repeated layers: some of a decoder's layers are traced, and the ledger is extended to all of them.
 
-Layers that are built alike allocate alike. A unit of them (one layer, or one period of a hybrid model's kinds of layers) is
-traced between its neighbours, and its storages are copied for each unit that was left out, as each would have allocated and
-freed them. `Trace.predicts` compares that with a trace of one more unit.
+Layers that are built alike allocate alike. A unit of them (one layer, or one period of a hybrid model's kinds
+of layers) is traced between its neighbours, and its storages are copied for each unit that was left out, as
+each would have allocated and freed them. `Trace.predicts` compares that with a trace of one more unit.
 """
 
 import re
@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from flytune.dryrun.allocations import AllocationLedger, Life
 
-# Layers that are traced on each side of the repeated unit. FSDP gathers a layer while the one before it computes, and that is
-# noted as part of the one before this: a storage may be freed two layers away from where it was allocated (REACH). One that is
-# freed further away is freed with all others of its kind, in the first or last layer.
+# Layers that are traced on each side of the repeated unit. FSDP gathers a layer while the one before it
+# computes, and that is noted as part of the one before this: a storage may be freed two layers away from
+# where it was allocated (REACH). One that is freed further away is freed with all others of its kind, in the
+# first or last layer.
 EDGE, REACH = 3, 2
 # Longest period of kinds of layers that is looked for; hybrid models have 2 to 8.
 LONGEST = 8
@@ -76,11 +77,14 @@ def find(model: Any) -> Repetition | None:
     kinds = [_kind(layer) for layer in layers]
     found = [Repetition(path, *run) for period in range(1, LONGEST + 1) if (run := _longest(kinds, period))]
     # One unit less is traced too.
-    return max((one for one in found if one.units > 1), key=lambda one: (one.units - 1) * one.period, default=None)
+    return max(
+        (one for one in found if one.units > 1), key=lambda one: (one.units - 1) * one.period, default=None
+    )
 
 
 def leave_out(model: Any, repetition: Repetition, units: int) -> int:
-    """Remove `units` units of layers, and their entries in lists of the configuration; return the number of layers left."""
+    """Remove `units` units of layers, and their entries in lists of the configuration; return the number of
+    layers left."""
     layers, start = model.get_submodule(repetition.path), repetition.first + repetition.period
     count, removed = len(layers), slice(start, start + units * repetition.period)
     del layers[removed]
@@ -118,7 +122,10 @@ class Trace:
                 if node is not None:
                     node.register_prehook(lambda _: self._note(index))
 
-            handles += [layer.register_forward_pre_hook(enter, prepend=True), layer.register_forward_hook(leave, prepend=True)]
+            handles += [
+                layer.register_forward_pre_hook(enter, prepend=True),
+                layer.register_forward_hook(leave, prepend=True),
+            ]
         try:
             yield
         finally:
@@ -126,7 +133,8 @@ class Trace:
                 handle.remove()
 
     def predicts(self, other: "Trace") -> bool:
-        """Return whether this trace, extended by one unit, is the `other`, which has it: the bytes of each layer's part."""
+        """Return whether this trace, extended by one unit, is the `other`, which has it: the bytes of each
+        layer's part."""
         if not (self._is_regular() and other._is_regular()):
             return False
         copies, parts = self._extended(1)
@@ -135,10 +143,14 @@ class Trace:
         return _profile(copies, parts) == _profile(lives, theirs)
 
     def extend(self, units: int) -> dict[int, list[Life]]:
-        """Add `units` units to the ledger; return the copies of lives that have not ended, by the id of their original."""
+        """Add `units` units to the ledger; return the copies of lives that have not ended, by the id of their
+        original."""
         copies, parts = self._extended(units)
         ledger, alive, lives = self.ledger, dict[int, list[Life]](), list[Life]()
-        count, with_layers = self.layers + units * self.repetition.period, {stage for _, stage, _ in self._notes}
+        count, with_layers = (
+            self.layers + units * self.repetition.period,
+            {stage for _, stage, _ in self._notes},
+        )
         sizes = [1 + (count if stage in with_layers else 0) for stage in range(len(ledger.stages))]
         ends = [parts[last - 1] for last in accumulate(sizes)]
         originals = set[int]()
@@ -163,17 +175,22 @@ class Trace:
 
     def _parts(self) -> list[tuple[int, int, int | None]]:
         """List time, stage and layer whenever another layer begins; None at the beginning of a stage."""
-        begins: list[tuple[int, int, int | None]] = [(time, stage, None) for stage, (_, time) in enumerate(self.ledger.stages)]
+        begins: list[tuple[int, int, int | None]] = [
+            (time, stage, None) for stage, (_, time) in enumerate(self.ledger.stages)
+        ]
         return sorted([*begins, *self._notes], key=lambda part: part[1])
 
     def _is_regular(self) -> bool:
         """Return whether each stage has all layers once, in order or in reverse, or none."""
         layers = list(range(self.layers))
-        orders = [[layer for _, of, layer in self._notes if of == stage] for stage in range(len(self.ledger.stages))]
+        orders = [
+            [layer for _, of, layer in self._notes if of == stage] for stage in range(len(self.ledger.stages))
+        ]
         return all(order in (layers, layers[::-1], []) for order in orders)
 
     def _extended(self, units: int) -> tuple[list[_Copy], list[int]]:
-        """Return all storages with `units` further units, by birth, and the time when each part of a stage ends."""
+        """Return all storages with `units` further units, by birth, and the time when each part of a stage
+        ends."""
         first, period = self.repetition.first, self.repetition.period
         parts, count = self._parts(), self.layers + units * period
         starts = [start for start, _, _ in parts]
@@ -183,7 +200,9 @@ class Trace:
 
         def index(layer: int, copy: int) -> int:
             """Return the index in the complete model."""
-            return layer + (0 if layer < first else copy * period if layer < first + period else units * period)
+            return layer + (
+                0 if layer < first else copy * period if layer < first + period else units * period
+            )
 
         def place(time: int, home: int | None, copy: int) -> _Place:
             start, stage, layer = parts[bisect_left(starts, time) - 1]
@@ -214,11 +233,15 @@ class Trace:
         born, died = dict[int, int](), dict[int, int]()
         for time, (_, number, is_birth) in enumerate(events, 1):
             (born if is_birth else died)[number] = time
-        copies = [_Copy(life, born[number], died.get(number), module) for number, (life, module) in enumerate(made)]
+        copies = [
+            _Copy(life, born[number], died.get(number), module) for number, (life, module) in enumerate(made)
+        ]
         keys = [(event.stage, event.order) for event, _, _ in events]
         with_layers = {stage for _, stage, _ in self._notes}
         orders = [
-            (stage, order) for stage in range(len(self.ledger.stages)) for order in range(-1, count * (stage in with_layers))
+            (stage, order)
+            for stage in range(len(self.ledger.stages))
+            for order in range(-1, count * (stage in with_layers))
         ]
         return sorted(copies, key=lambda copy: copy.born), [bisect_right(keys, order) for order in orders]
 
@@ -243,8 +266,13 @@ def _kind(layer: Any) -> Any:
         (
             name,
             type(module).__qualname__,
-            tuple((key, *_sizes(value)) for key, value in (*module._parameters.items(), *module._buffers.items())),
-            tuple(sorted((key, repr(value)) for key, value in vars(module).items() if _is_setting(key, value))),
+            tuple(
+                (key, *_sizes(value))
+                for key, value in (*module._parameters.items(), *module._buffers.items())
+            ),
+            tuple(
+                sorted((key, repr(value)) for key, value in vars(module).items() if _is_setting(key, value))
+            ),
         )
         for name, module in layer.named_modules()
     )
@@ -259,7 +287,8 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def _longest(kinds: list[Any], period: int) -> tuple[int, int, int] | None:
-    """Return first layer, period and number of the further units of the longest run of `kinds` with this period."""
+    """Return first layer, period and number of the further units of the longest run of `kinds` with this
+    period."""
     best, start = (0, 0), 0
     for end in range(len(kinds) + 1):
         if end == len(kinds) or (end - start >= period and kinds[end] != kinds[end - period]):

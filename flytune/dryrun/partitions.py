@@ -1,14 +1,23 @@
 """ZeRO's partitions in a ledger: DeepSpeed's own buffers, of the sizes that the closed form counts too.
 
-DeepSpeed itself does not run on fake tensors. The model computes with whole parameters, of which the ledger holds a partition
-under stage 3, beside those that are gathered; gradients are dropped as soon as DeepSpeed would have copied them.
+DeepSpeed itself does not run on fake tensors. The model computes with whole parameters, of which the ledger
+holds a partition under stage 3, beside those that are gathered; gradients are dropped as soon as DeepSpeed
+would have copied them.
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from flytune.dryrun import quantized
-from flytune.dryrun.allocations import COMMUNICATION, GATHERED, GRADIENTS, MASTERS, OPTIMIZER, PARAMETERS, AllocationLedger
+from flytune.dryrun.allocations import (
+    COMMUNICATION,
+    GATHERED,
+    GRADIENTS,
+    MASTERS,
+    OPTIMIZER,
+    PARAMETERS,
+    AllocationLedger,
+)
 from flytune.dryrun.case import Case
 from flytune.sharding import sharding_of
 from training_estimates.zero import ZeroParts
@@ -28,7 +37,8 @@ class Partitions:
         return Partitions(self.parts, self.live_bytes, self.dtype)
 
     def cast(self, model: Any) -> None:
-        """Give all parameters the dtype that DeepSpeed computes in (engine.py, _configure_distributed_model)."""
+        """Give all parameters the dtype that DeepSpeed computes in (engine.py,
+        _configure_distributed_model)."""
         for parameter in model.parameters():
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(self.dtype)
@@ -45,7 +55,9 @@ class Partitions:
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(lambda reduced: self._reduced(reduced, ledger))
         numbers, each = round(self.parts.partition), round(self.parts.updated)
-        self.held[MASTERS] = [self._empty(min(each, numbers - start), "float32") for start in range(0, numbers, max(1, each))]
+        self.held[MASTERS] = [
+            self._empty(min(each, numbers - start), "float32") for start in range(0, numbers, max(1, each))
+        ]
         ledger.mark(self.held[MASTERS], MASTERS)
         if layout.shards_parameters:
             # They are allocated once, and stay.
@@ -61,12 +73,14 @@ class Partitions:
             self.held.pop(COMMUNICATION, None)
 
     def before_update(self, ledger: AllocationLedger) -> None:
-        """Let the gradients of a partition be all that is left of them, as it is before the update; the others are freed."""
+        """Let the gradients of a partition be all that is left of them, as it is before the update; the
+        others are freed."""
         if GRADIENTS not in self.held:
             self._hold(GRADIENTS, self.parts.width * self.parts.partition, ledger)
 
     def gradient_of(self, master: Any) -> Any:
-        """Return gradients in float32 for the update of a part, which are flattened first (stage_1_and_2.py, step)."""
+        """Return gradients in float32 for the update of a part, which are flattened first (stage_1_and_2.py,
+        step)."""
         return self._empty(master.numel(), self.dtype).float()
 
     def after_update(self) -> None:
@@ -97,7 +111,8 @@ class Partitions:
 
 
 def of(case: Case, model: Any) -> Partitions | None:
-    """Return the partitions of a complete model on the meta device; None where DeepSpeed does not shard it."""
+    """Return the partitions of a complete model on the meta device; None where DeepSpeed does not shard
+    it."""
     import torch
 
     layout = sharding_of(case.recipe).layout

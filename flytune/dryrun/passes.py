@@ -1,4 +1,5 @@
-"""Forward passes: batch, reference model and loss of each objective as TRL's trainers have them, and drawing answers."""
+"""Forward passes: batch, reference model and loss of each objective as TRL's trainers have them, and drawing
+answers."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -55,7 +56,8 @@ def forward(case: Case, model: Any, reference: Any, ledger: AllocationLedger) ->
 def draw(case: Case, model: Any, ledger: AllocationLedger) -> None:
     """Draw the first and the last token of answers that are drawn together, as flytune.rollouts.draw does.
 
-    Prompts are as long as the longest answers leave them. Between both tokens the cache grows at once, layer by layer.
+    Prompts are as long as the longest answers leave them. Between both tokens the cache grows at once, layer
+    by layer.
     """
     import torch
 
@@ -68,26 +70,36 @@ def draw(case: Case, model: Any, ledger: AllocationLedger) -> None:
     with torch.no_grad(), ledger.paths(model.eval()), _autocast(case):
         output = _token(model, rows, prompt, prompt, None, drawing)
         for layer in output.past_key_values.layers:
-            more = torch.empty(rows, layer.keys.shape[1], longest - prompt - 1, layer.keys.shape[3], dtype=layer.keys.dtype)
-            layer.keys, layer.values = (torch.cat([held, more], dim=-2) for held in (layer.keys, layer.values))
+            more = torch.empty(
+                rows, layer.keys.shape[1], longest - prompt - 1, layer.keys.shape[3], dtype=layer.keys.dtype
+            )
+            layer.keys, layer.values = (
+                torch.cat([held, more], dim=-2) for held in (layer.keys, layer.values)
+            )
             del more
         _token(model, rows, 1, longest, output.past_key_values, drawing)
 
 
 def _token(model: Any, rows: int, length: int, seen: int, cache: Any, drawing: Drawing) -> Any:
-    """Run the model on `length` tokens of each row, of `seen` so far, choose the next one, and return the model's output."""
+    """Run the model on `length` tokens of each row, of `seen` so far, choose the next one, and return the
+    model's output."""
     import torch
 
     output = model(
-        input_ids=torch.ones(rows, length, dtype=torch.long), attention_mask=torch.ones(rows, seen, dtype=torch.long),
-        position_ids=torch.ones(rows, length, dtype=torch.long), past_key_values=cache, use_cache=True, logits_to_keep=1,
-    )  # fmt: skip
+        input_ids=torch.ones(rows, length, dtype=torch.long),
+        attention_mask=torch.ones(rows, seen, dtype=torch.long),
+        position_ids=torch.ones(rows, length, dtype=torch.long),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
     chosen(output.logits[:, -1].float(), torch.zeros(rows, dtype=torch.float64), drawing)
     return output
 
 
 def _reference(case: Case, model: Any, reference: Any, batch: dict[str, Any]) -> Any:
-    """Return a number of each row from a pass without gradients: of the reference, or of the model without its adapter.
+    """Return a number of each row from a pass without gradients: of the reference, or of the model without
+    its adapter.
 
     Such a pass leaves nothing behind, so that one stands for several.
     """
@@ -101,7 +113,8 @@ def _reference(case: Case, model: Any, reference: Any, batch: dict[str, Any]) ->
 
 
 def _batch(case: Case) -> dict[str, Any]:
-    """Return a micro batch of rows of data.max_length tokens, of pairs of such answers; all tokens are trained."""
+    """Return a micro batch of rows of data.max_length tokens, of pairs of such answers; all tokens are
+    trained."""
     data, flash, length = case.recipe.data, is_flash(case), case.recipe.data.max_length
     objective = objective_of(case.recipe)
     row = row_kind(case.recipe.objective.row_kind).traced(length, data.packing)
@@ -133,7 +146,8 @@ def _autocast(case: Case) -> AbstractContextManager[Any]:
 
 
 def _loss(case: Case, outputs: Any) -> Any:
-    """Return the loss as TRL's compute_loss or the model has it; of preferences and rewards a number of each row."""
+    """Return the loss as TRL's compute_loss or the model has it; of preferences and rewards a number of each
+    row."""
     if (numbers := objective_of(case.recipe).row_numbers(outputs)) is not None:
         return numbers
     if case.profile.loss != "chunked":

@@ -1,4 +1,5 @@
-"""4-bit layers of bitsandbytes on fake tensors: their sizes, and the workspace of their products; nothing is quantized."""
+"""4-bit layers of bitsandbytes on fake tensors: their sizes, and the workspace of their products; nothing is
+quantized."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,15 +11,17 @@ from flytune.recipe import OptimizerKind, Recipe
 
 # Numbers in bitsandbytes' tables for 8-bit states (functional.py, create_dynamic_map).
 TABLE = 256
-# Numbers of a parameter below which its states have 32 bits, numbers of an 8-bit state that share a scale, and numbers from
-# which states are paged (bitsandbytes, optim/optimizer.py: min_8bit_size, init_state, get_state_buffer).
+# Numbers of a parameter below which its states have 32 bits, numbers of an 8-bit state that share a scale,
+# and numbers from which states are paged (bitsandbytes, optim/optimizer.py: min_8bit_size, init_state,
+# get_state_buffer).
 LEAST_8BIT, BLOCK, LEAST_PAGED = 4096, 256, 100_000
 _tables: dict[str, Any] = {}
 """bitsandbytes' tables for 8-bit states by their names, while layers compute with fake tensors."""
 
 
 def replace_layers(model: Any, recipe: Recipe, storage: str) -> Any:
-    """Make those linear layers of a model on the meta device 4-bit layers that transformers quantizes, ready for adapters."""
+    """Make those linear layers of a model on the meta device 4-bit layers that transformers quantizes, ready
+    for adapters."""
     from peft import prepare_model_for_kbit_training
     from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -29,7 +32,8 @@ def replace_layers(model: Any, recipe: Recipe, storage: str) -> Any:
 
 
 def pack(model: Any) -> None:
-    """Give 4-bit layers on the meta device weights of the size that they are stored in; adapters have been added."""
+    """Give 4-bit layers on the meta device weights of the size that they are stored in; adapters have been
+    added."""
     import torch
 
     for layer in layers(model).values():
@@ -45,7 +49,8 @@ def layers(model: Any) -> dict[str, Any]:
 
 
 def scales(layer: Any, recipe: Recipe) -> list[Any]:
-    """Set the scales of a layer, as bitsandbytes makes them, and return them: each process holds all of them."""
+    """Set the scales of a layer, as bitsandbytes makes them, and return them: each process holds all of
+    them."""
     import torch
     from bitsandbytes import functional
 
@@ -62,11 +67,14 @@ def scales(layer: Any, recipe: Recipe) -> list[Any]:
     return [state.absmax, state.code, *inner]
 
 
-def optimizer_states(parameters: list[Any], kind: OptimizerKind, on_cuda: bool, embeddings: set[int]) -> list[Any]:
+def optimizer_states(
+    parameters: list[Any], kind: OptimizerKind, on_cuda: bool, embeddings: set[int]
+) -> list[Any]:
     """Return the states that bitsandbytes keeps in the device's own memory (optim/optimizer.py, init_state).
 
     Args:
-        embeddings: storages of the parameters whose states transformers keeps in 32 bits (trainer.py, create_optimizer).
+        embeddings: storages of the parameters whose states transformers keeps in 32 bits (trainer.py,
+        create_optimizer).
     """
     import torch
 
@@ -75,8 +83,14 @@ def optimizer_states(parameters: list[Any], kind: OptimizerKind, on_cuda: bool, 
     for parameter in parameters:
         if kind.paged and on_cuda and parameter.numel() >= LEAST_PAGED:
             continue  # in unified memory
-        small = kind.bits == 32 or parameter.numel() < LEAST_8BIT or parameter.untyped_storage()._cdata in embeddings
-        states += [torch.empty_like(parameter, dtype=torch.float32 if small else torch.uint8) for _ in range(moments)]
+        small = (
+            kind.bits == 32
+            or parameter.numel() < LEAST_8BIT
+            or parameter.untyped_storage()._cdata in embeddings
+        )
+        states += [
+            torch.empty_like(parameter, dtype=torch.float32 if small else torch.uint8) for _ in range(moments)
+        ]
         if not small:
             states += [torch.empty(-(-parameter.numel() // BLOCK)) for _ in range(moments)]
     return states
@@ -103,7 +117,8 @@ def on_fake_tensors(on_cuda: bool) -> Iterator[None]:
 
 
 def make_table() -> Any:
-    """Return the table for scales of scales, which each layer copies: made by bitsandbytes, its values would be read."""
+    """Return the table for scales of scales, which each layer copies: made by bitsandbytes, its values would
+    be read."""
     import torch
 
     _tables["dynamic"] = torch.empty(TABLE)
@@ -123,7 +138,11 @@ def _product() -> Any:
         @staticmethod
         def forward(ctx: Any, x: Any, weight: Any, bias: Any, state: Any) -> Any:
             ctx.weight, ctx.state = weight, state
-            nested = [torch.empty_like(state.absmax, dtype=torch.float32) for _ in range(2)] if state.nested else []
+            nested = (
+                [torch.empty_like(state.absmax, dtype=torch.float32) for _ in range(2)]
+                if state.nested
+                else []
+            )
             full = torch.empty(state.shape, dtype=x.dtype)
             del nested
             return torch.nn.functional.linear(x, full, bias)

@@ -1,4 +1,5 @@
-"""One training step of the real model, layers, adapters and FSDP2, on fake tensors: sizes without memory or arithmetic.
+"""One training step of the real model, layers, adapters and FSDP2, on fake tensors: sizes without memory or
+arithmetic.
 
 It patches libraries while it runs, and starts a fake process group: call it in a subprocess (dryrun.run).
 """
@@ -29,7 +30,8 @@ from flytune.objectives import objective_of
 from flytune.recipe import OPTIMIZERS
 from flytune.sharding import sharding_of
 
-# Sizes of blocks that CUDA's caching allocator hands out are multiples of it (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
+# Sizes of blocks that CUDA's caching allocator hands out are multiples of it
+# (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
 CUDA_BLOCK = 512
 LARGEST = 10
 
@@ -38,10 +40,17 @@ _Pair = tuple[Any, ...]
 
 
 def trace(case: Case, every_layer: bool = False) -> DryRun:
-    """Build the model as training does, and run one step; of layers that repeat, a few (layers.py) unless `every_layer`."""
+    """Build the model as training does, and run one step; of layers that repeat, a few (layers.py) unless
+    `every_layer`."""
     started = time.monotonic()
     kernels = cuda_kernels.cuda() if _on_cuda(case) else nullcontext()
-    with stand_ins.fake_group(case.degrees), stand_ins.masks(case), cuda_kernels.any_dtype(), _four_bits(case), kernels:
+    with (
+        stand_ins.fake_group(case.degrees),
+        stand_ins.masks(case),
+        cuda_kernels.any_dtype(),
+        _four_bits(case),
+        kernels,
+    ):
         ledger = None if every_layer else _few_layers(case)
         if ledger is None:
             model = _adapted(case)
@@ -80,8 +89,11 @@ def _few_layers(case: Case) -> AllocationLedger | None:
     return ledger
 
 
-def _with_copies(trained: list[_Pair], copies: Mapping[int, list[Life]], ledger: AllocationLedger) -> list[_Pair]:
-    """Return trained parameters with those of the layers that were left out, as their lives in the ledger have them."""
+def _with_copies(
+    trained: list[_Pair], copies: Mapping[int, list[Life]], ledger: AllocationLedger
+) -> list[_Pair]:
+    """Return trained parameters with those of the layers that were left out, as their lives in the ledger
+    have them."""
     import torch
 
     result = []
@@ -255,7 +267,9 @@ def _embeddings(model: Any) -> set[int]:
     return {local(table.detach()).untyped_storage()._cdata for table in tables}
 
 
-def _finish(case: Case, model: Any, trained: list[_Pair], ledger: AllocationLedger, zero: Partitions | None) -> None:
+def _finish(
+    case: Case, model: Any, trained: list[_Pair], ledger: AllocationLedger, zero: Partitions | None
+) -> None:
     """Update the trained parameters, and free their gradients."""
     import torch
 
@@ -280,7 +294,8 @@ def _finish(case: Case, model: Any, trained: list[_Pair], ledger: AllocationLedg
 
 
 def _update(case: Case, trained: list[_Pair], ledger: AllocationLedger, embeddings: set[int]) -> None:
-    """Clip gradients and run the optimizer's step as the Trainer does: fused, or torch's default on the device (CUDA: foreach).
+    """Clip gradients and run the optimizer's step as the Trainer does: fused, or torch's default on the
+    device (CUDA: foreach).
 
     It uses the local shard of each parameter: DTensor would do the same, more slowly.
     """
@@ -297,14 +312,20 @@ def _update(case: Case, trained: list[_Pair], ledger: AllocationLedger, embeddin
 
 
 def _step(
-    case: Case, parameters: list[Any], ledger: AllocationLedger, embeddings: set[int], zero: Partitions | None = None
+    case: Case,
+    parameters: list[Any],
+    ledger: AllocationLedger,
+    embeddings: set[int],
+    zero: Partitions | None = None,
 ) -> None:
     """Run the optimizer's step; under ZeRO, one part of the master copies after the other has gradients."""
     import torch
 
     name = sharding_of(case.recipe).optimizer
     if OPTIMIZERS[name].library == "bitsandbytes":
-        ledger.mark(quantized.optimizer_states(parameters, OPTIMIZERS[name], _on_cuda(case), embeddings), OPTIMIZER)
+        ledger.mark(
+            quantized.optimizer_states(parameters, OPTIMIZERS[name], _on_cuda(case), embeddings), OPTIMIZER
+        )
         return
     optimizer = _optimizer(name, parameters, _on_cuda(case))
     if zero is None:
@@ -319,7 +340,8 @@ def _step(
 
 
 def _optimizer(name: str, parameters: list[Any], on_cuda: bool) -> Any:
-    """Return an optimizer of torch or transformers, as the Trainer makes it (transformers/trainer_optimizer.py)."""
+    """Return an optimizer of torch or transformers, as the Trainer makes it
+    (transformers/trainer_optimizer.py)."""
     import torch
     from transformers import Adafactor
 
@@ -333,7 +355,8 @@ def _optimizer(name: str, parameters: list[Any], on_cuda: bool) -> Any:
 
 
 def _result(case: Case, ledger: AllocationLedger, drawn: int, seconds: float) -> DryRun:
-    """Return the peaks of the step that ran, and of the next, which is the same but has optimizer states from the start."""
+    """Return the peaks of the step that ran, and of the next, which is the same but has optimizer states from
+    the start."""
     ledger.assign_kinds()
     host = partitions.on_host(case)
     states = 0 if OPTIMIZER in host else sum(life.bytes for life in ledger.lives if life.kind == OPTIMIZER)
@@ -342,7 +365,8 @@ def _result(case: Case, ledger: AllocationLedger, drawn: int, seconds: float) ->
     loaded = spans.pop("load")[1]
     # Buckets are allocated after loading; ZeRO-3 gathers parameters for the forward pass.
     phases = {
-        "load": first[loaded] - sum(life.bytes for life in ledger.alive(loaded) if life.kind in (COMMUNICATION, GATHERED))
+        "load": first[loaded]
+        - sum(life.bytes for life in ledger.alive(loaded) if life.kind in (COMMUNICATION, GATHERED))
     }
     for step, totals in (("first step", first), ("steady step", steady)):
         phases |= {f"{step}, {name}": max(totals[start : end + 1]) for name, (start, end) in spans.items()}
@@ -354,7 +378,9 @@ def _result(case: Case, ledger: AllocationLedger, drawn: int, seconds: float) ->
     largest = sorted(alive, key=lambda life: -life.bytes)[:LARGEST]
     reserved = least = 0
     if case.profile.kernels == "cuda":
-        served = allocator.replay(ledger, allocator.CachingAllocator(expandable=case.profile.expandable_segments), host)
+        served = allocator.replay(
+            ledger, allocator.CachingAllocator(expandable=case.profile.expandable_segments), host
+        )
         reserved, least = served.peak_reserved, allocator.least_capacity(ledger, served, host)
     return DryRun(
         phases=phases,
@@ -363,7 +389,8 @@ def _result(case: Case, ledger: AllocationLedger, drawn: int, seconds: float) ->
         peak_phase=f"steady step, {last}",
         peak_module=max(ledger.alive(peak), key=lambda life: life.born).module,
         largest=[
-            PeakStorage(bytes=one.bytes, kind=str(one.kind), module=one.module, operation=one.operation) for one in largest
+            PeakStorage(bytes=one.bytes, kind=str(one.kind), module=one.module, operation=one.operation)
+            for one in largest
         ],
         reserved_bytes=reserved,
         least_bytes=least,

@@ -42,7 +42,8 @@ def of_labels(base: Any, tuned: Any, tokens: Any, desirable: int) -> list[Part]:
 
 
 def _losses(named: Sequence[tuple[str, str, list[int]]], base: Any, tuned: Any, tokens: Any) -> list[Part]:
-    """Return the losses of each kind, name and list of samples that has tokens to score; one sample has no interval."""
+    """Return the losses of each kind, name and list of samples that has tokens to score; one sample has no
+    interval."""
     import numpy
 
     found = []
@@ -77,23 +78,34 @@ def _by_length(lengths: Sequence[int]) -> Iterator[tuple[str, str, list[int]]]:
     ranked = sorted(lengths)
     # The largest length of each range; equal lengths stay together.
     ends = sorted(
-        {ranked[len(ranked) * part // LENGTHS - 1] for part in range(1, LENGTHS + 1) if len(ranked) * part >= LENGTHS}
+        {
+            ranked[len(ranked) * part // LENGTHS - 1]
+            for part in range(1, LENGTHS + 1)
+            if len(ranked) * part >= LENGTHS
+        }
     )
     low = ranked[0] if ranked else 0
     for end in ends if len(ends) > 1 else ():
         first = f"{low} to " if low < end else ""
-        yield "length", f"{first}{counted(end, 'token')}", [at for at, length in enumerate(lengths) if low <= length <= end]
+        yield (
+            "length",
+            f"{first}{counted(end, 'token')}",
+            [at for at, length in enumerate(lengths) if low <= length <= end],
+        )
         low = end + 1
 
 
 def wins(differences: Any) -> Wins:
-    """Count the negative (tuned is better), positive and zero values of tuned minus base, one per sample or answer."""
+    """Count the negative (tuned is better), positive and zero values of tuned minus base, one per sample or
+    answer."""
     import numpy
 
     better, worse = int((differences < 0).sum()), int((differences > 0).sum())
     if len(differences) < _FEWEST:
         return Wins(tuned=better, base=worse, ties=len(differences) - better - worse)
-    rate, low, high = bootstrap(0.5 - 0.5 * numpy.sign(differences)[:, None], numpy.ones(len(differences), dtype=int))
+    rate, low, high = bootstrap(
+        0.5 - 0.5 * numpy.sign(differences)[:, None], numpy.ones(len(differences), dtype=int)
+    )
     rates = {"rate": rate[0], "rate_low": low[0], "rate_high": high[0]}
     return Wins(tuned=better, base=worse, ties=len(differences) - better - worse, **rates)
 
@@ -106,9 +118,11 @@ def answer_wins(answers: Sequence[Answer]) -> Wins:
 
 
 def f1(answer: str, reference: str) -> float:
-    """Return the F1 score of an answer's words: harmonic mean of precision and recall against the reference, 0 to 1.
+    """Return the F1 score of an answer's words: harmonic mean of precision and recall against the reference,
+    0 to 1.
 
-    Case and punctuation at the ends of words are ignored. Rajpurkar et al., SQuAD (2016), section 6.1, articles not dropped.
+    Case and punctuation at the ends of words are ignored. Rajpurkar et al., SQuAD (2016), section 6.1,
+    articles not dropped.
     """
     found, expected = _words(answer), _words(reference)
     shared = (found & expected).total()

@@ -1,4 +1,5 @@
-"""The load of experts: how many tokens of the held-out samples the router of each layer sends to each of its experts."""
+"""The load of experts: how many tokens of the held-out samples the router of each layer sends to each of its
+experts."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ _LAYER, _NUMBER = re.compile(r"\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
 def counting(model: Any) -> Iterator[dict[str, Any]]:
     """Count the tokens of each expert in all forward passes within the block; padding does not count.
 
-    Yields: the counts, int64 (experts,), by the name of the module that has the experts. A layer that hands its experts no
+    Yields: the counts, int64 (experts,), by the name of the module that has the experts. A layer that hands
+    its experts no
         choice of the router (Llama 4's compute all tokens) is not among them.
     """
     import torch
@@ -70,7 +72,8 @@ def loads(base: dict[str, Any], tuned: dict[str, Any]) -> list[ExpertLoad]:
 
 
 def untrained(model: Any) -> list[UntrainedExperts]:
-    """Return the experts whose adapter changes nothing: lora_B starts at 0, and only the gradient of a token moves it."""
+    """Return the experts whose adapter changes nothing: lora_B starts at 0, and only the gradient of a token
+    moves it."""
     found = []
     for name, layer in expert_probe.adapted(model):
         second = layer.lora_B["default"].weight

@@ -13,8 +13,9 @@ _ROUNDING = 1e-9
 def broken(recipe: Recipe, metrics: Metrics) -> list[str]:
     """Return a sentence for each broken guard.
 
-    A guard is broken if the tuned model is worse than the base by more than the margin, whether higher or lower is better. The
-    margin is compared with the difference itself: standard errors are reported, but not subtracted.
+    A guard is broken if the tuned model is worse than the base by more than the margin, whether higher or
+    lower is better. The margin is compared with the difference itself: standard errors are reported, but not
+    subtracted.
     """
     return [found for guard in recipe.evaluation.must_not_fall if (found := _fault(guard, metrics.tasks))]
 
@@ -22,7 +23,8 @@ def broken(recipe: Recipe, metrics: Metrics) -> list[str]:
 def never_measured(recipe: Recipe, measured: Mapping[str, Sequence[str] | None]) -> list[str]:
     """Return a sentence for each guard whose task or metric would not be measured.
 
-    `measured` has the metrics of each task and group; None for a task whose metrics are only known after it has run.
+    `measured` has the metrics of each task and group; None for a task whose metrics are only known after it
+    has run.
     """
     problems = []
     for guard in recipe.evaluation.must_not_fall:
@@ -35,7 +37,9 @@ def never_measured(recipe: Recipe, measured: Mapping[str, Sequence[str] | None])
             continue
         there = ", ".join(f"{name} ({', '.join(found)})" for name, found in measured.items() if found)
         name = f"{guard.task} {guard.metric}" if guard.metric else guard.task
-        problems.append(f"evaluation.must_not_fall: {name}: not measured by evaluation.tasks, which measures: {there}")
+        problems.append(
+            f"evaluation.must_not_fall: {name}: not measured by evaluation.tasks, which measures: {there}"
+        )
     return problems
 
 
@@ -45,7 +49,10 @@ def _fault(guard: Guard, scores: list[TaskScore]) -> str | None:
     if score is None:
         there = ", ".join(score.metric for score in of_task) or "none of that task"
         name = f"{guard.task} {guard.metric}" if guard.metric else guard.task
-        return f"evaluation.must_not_fall: {name} was not measured, so nothing shows that it did not fall; measured: {there}"
+        return (
+            f"evaluation.must_not_fall: {name} was not measured, so nothing shows that it did not fall; "
+            f"measured: {there}"
+        )
     worse = score.base - score.tuned if score.higher_is_better else score.tuned - score.base
     if worse <= guard.margin + _ROUNDING:
         return None
@@ -55,8 +62,8 @@ def _fault(guard: Guard, scores: list[TaskScore]) -> str | None:
         f"{counted(score.documents, 'document')}"
     )
     return (
-        f"{score.task} {score.metric} {way} from {_number(score.base)} to {_number(score.tuned)}, by {_number(worse)} "
-        f"({errors}); evaluation.must_not_fall allows {guard.margin:g}"
+        f"{score.task} {score.metric} {way} from {_number(score.base)} to {_number(score.tuned)}, by "
+        f"{_number(worse)} ({errors}); evaluation.must_not_fall allows {guard.margin:g}"
     )
 
 

@@ -1,4 +1,5 @@
-"""Base and tuned language model on the same held-out rows: their losses, their answers, and the objective's own figures."""
+"""Base and tuned language model on the same held-out rows: their losses, their answers, and the objective's
+own figures."""
 
 import gc
 import math
@@ -22,14 +23,16 @@ from flytune.records import Interval
 
 
 class BothModels:
-    """The tuned model and its base, of which only one is in memory at a time where they have no weights in common."""
+    """The tuned model and its base, of which only one is in memory at a time where they have no weights in
+    common."""
 
     def __init__(self, recipe: Recipe, tuned: Any) -> None:
         self._recipe, self.tuned = recipe, tuned
 
     @contextmanager
     def base(self) -> Iterator[Any]:
-        """Yield the base model: the tuned one with its adapter switched off; without an adapter `tuned` is gone then."""
+        """Yield the base model: the tuned one with its adapter switched off; without an adapter `tuned` is
+        gone then."""
         if self._recipe.method.name == "full":
             self.tuned = None
             gc.collect()
@@ -73,7 +76,9 @@ class _Measured:
     """Tokens of each expert, by the module that has the experts."""
 
 
-def compare(models: BothModels, heldout: HeldoutRows, sources: list[str]) -> tuple[HeldoutFigures, dict[str, Any]]:
+def compare(
+    models: BothModels, heldout: HeldoutRows, sources: list[str]
+) -> tuple[HeldoutFigures, dict[str, Any]]:
     """Return the figures of both models, and the other fields of their Metrics.
 
     Args:

@@ -26,8 +26,11 @@ class Questions:
     """Token that pads batches."""
 
     @classmethod
-    def of(cls, section: Evaluation, rows: list[Row], tokenizer: Any, asked: int | None = None) -> "Questions":
-        """Return the questions of held-out rows; the first `sample_answers` give the prompts, at most `asked`."""
+    def of(
+        cls, section: Evaluation, rows: list[Row], tokenizer: Any, asked: int | None = None
+    ) -> "Questions":
+        """Return the questions of held-out rows; the first `sample_answers` give the prompts, at most
+        `asked`."""
         ends = sorted({tokenizer.eos_token_id, *(_end_marker(row, tokenizer) for row in rows)} - {None})
         # Padding is masked in any case; any token will do.
         pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
@@ -38,13 +41,18 @@ class Questions:
         """Decode tokens for readers, without special tokens and surrounding space."""
         return _text(self.tokenizer, tokens)
 
-    def side_by_side(self, base: list[generation.GeneratedAnswer], tuned: list[generation.GeneratedAnswer]) -> list[Answer]:
+    def side_by_side(
+        self, base: list[generation.GeneratedAnswer], tuned: list[generation.GeneratedAnswer]
+    ) -> list[Answer]:
         """Return the answers of both models to each prompt."""
         pairs = zip(self.prompts, base, tuned, strict=True)
         return [self._answer(*pair) for pair in pairs]
 
     def _answer(
-        self, question: tuple[list[int], list[int]], base: generation.GeneratedAnswer, tuned: generation.GeneratedAnswer
+        self,
+        question: tuple[list[int], list[int]],
+        base: generation.GeneratedAnswer,
+        tuned: generation.GeneratedAnswer,
     ) -> Answer:
         prompt, reference = map(self.text, question)
         return Answer(
@@ -60,7 +68,8 @@ class Questions:
 
 
 def _prompt(row: Row, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return the tokens before the first trained one and the trained tokens that follow; of a plain text, its halves."""
+    """Return the tokens before the first trained one and the trained tokens that follow; of a plain text, its
+    halves."""
     input_ids, labels = row["input_ids"], row["labels"]
     start = next((at for at, label in enumerate(labels) if label != IGNORED), len(labels))
     if not _text(tokenizer, input_ids[:start]):
@@ -71,7 +80,8 @@ def _prompt(row: Row, tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _end_marker(row: Row, tokenizer: Any) -> int | None:
-    """Return the special token that ends a sample's last answer (<|im_end|>), or None if the answer was truncated."""
+    """Return the special token that ends a sample's last answer (<|im_end|>), or None if the answer was
+    truncated."""
     # Templates put a trained line break after it.
     for label in reversed(row["labels"]):
         if label != IGNORED and tokenizer.decode([label]).strip():

@@ -36,21 +36,31 @@ def score_in_subprocess(recipe: Recipe, trained: Path, dataset: Path) -> Metrics
 def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
     """Score base and tuned model on the first `evaluation.max_samples` held-out samples of `dataset`.
 
-    The gate checks the export first. An adapter's base is loaded once and scored with the adapter switched off. What is
-    scored of a row is up to the objective (HeldoutRows). Without held-out samples there are no figures.
+    The gate checks the export first. An adapter's base is loaded once and scored with the adapter switched
+    off. What is scored of a row is up to the objective (HeldoutRows). Without held-out samples there are no
+    figures.
 
     Raises:
         DataError: the data set is incomplete, or has no held-out token to score.
-        ExportError: `trained` is incomplete, is not what was trained, or cannot be loaded; or a loss is not finite.
+        ExportError: `trained` is incomplete, is not what was trained, or cannot be loaded; or a loss is not
+            finite.
     """
     output.install()
     started = time.perf_counter()
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     loading.import_libraries(*(() if recipe.method.name == "full" else ("peft",)))
-    models = BothModels(recipe, gate.check(recipe, trained, dataset, rows, lambda: tuned_model(recipe, trained)))
+    models = BothModels(
+        recipe, gate.check(recipe, trained, dataset, rows, lambda: tuned_model(recipe, trained))
+    )
     stored_contract = contract.stored(dataset)
     doubts = stored_contract.doubts if stored_contract else []
-    fields = {"samples": len(rows), "doubts": doubts, "loaded_as": _loaded_as(recipe), "answers": [], "tokens": 0}
+    fields = {
+        "samples": len(rows),
+        "doubts": doubts,
+        "loaded_as": _loaded_as(recipe),
+        "answers": [],
+        "tokens": 0,
+    }
     if recipe.method.experts:
         fields["untrained_experts"] = expert_load.untrained(models.tuned)
     if rows:
@@ -64,7 +74,8 @@ def score(recipe: Recipe, trained: Path, dataset: Path) -> Metrics:
 
 
 def _measured(recipe: Recipe, dataset: Path, models: BothModels, rows: list[Row]) -> dict[str, Any]:
-    """Return the fields of Metrics that are measured on held-out rows, and print the most important figures."""
+    """Return the fields of Metrics that are measured on held-out rows, and print the most important
+    figures."""
     objective = objective_of(recipe)
     heldout = objective.heldout_rows(recipe, rows, stored_tokenizer(dataset))
     if heads.head_of(recipe).no_words:
@@ -73,7 +84,9 @@ def _measured(recipe: Recipe, dataset: Path, models: BothModels, rows: list[Row]
     else:
         found, fields = compare(models, heldout, heldout_sources(dataset, len(rows)))
     figures = [
-        figure.measured(found.figures[figure.name]) for figure in objective.figures(recipe) if figure.name in found.figures
+        figure.measured(found.figures[figure.name])
+        for figure in objective.figures(recipe)
+        if figure.name in found.figures
     ]
     for figure in figures[:SHOWN]:
         step_lines.show(step_lines.format_figure(figure))
@@ -111,4 +124,8 @@ def _score(side: str, loss: Sides, perplexity: Sides) -> Score:
 
 
 def _loaded_as(recipe: Recipe) -> str:
-    return recipe.method.quantized.removesuffix("_double") if recipe.method.name == "qlora" else recipe.model.dtype
+    return (
+        recipe.method.quantized.removesuffix("_double")
+        if recipe.method.name == "qlora"
+        else recipe.model.dtype
+    )

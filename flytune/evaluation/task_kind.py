@@ -17,7 +17,8 @@ Section = TypeVar("Section", bound=TaskSection)
 
 
 class Job(Strict):
-    """One pod's part of a task or group: every `shards`-th document of each task, starting with number `shard`."""
+    """One pod's part of a task or group: every `shards`-th document of each task, starting with number
+    `shard`."""
 
     task: EvaluationTask
     shard: int
@@ -34,7 +35,8 @@ class JobResult(Record):
 
 
 class TaskKind(Generic[Section]):
-    """One kind of tasks. A pod asks both models and stores their answers; the scores are of all parts together."""
+    """One kind of tasks. A pod asks both models and stores their answers; the scores are of all parts
+    together."""
 
     section: type[Section]
     """Section of its tasks in a recipe."""
@@ -72,8 +74,11 @@ class TaskKind(Generic[Section]):
         """
         raise NotImplementedError
 
-    def scores(self, recipe: Recipe, results: list[JobResult], out: Path, data: Path | None) -> list[TaskScore]:
-        """Return the scores over the documents of all parts, and write what the artifact has of them into `out`.
+    def scores(
+        self, recipe: Recipe, results: list[JobResult], out: Path, data: Path | None
+    ) -> list[TaskScore]:
+        """Return the scores over the documents of all parts, and write what the artifact has of them into
+        `out`.
 
         Raises:
             RecipeError: a task cannot be loaded.

@@ -1,4 +1,5 @@
-"""The evaluation tasks of a recipe, of all kinds: run in parts on base and tuned model, and combined exactly."""
+"""The evaluation tasks of a recipe, of all kinds: run in parts on base and tuned model, and combined
+exactly."""
 
 from importlib import import_module
 from pathlib import Path
@@ -35,7 +36,11 @@ def jobs(recipe: Recipe) -> list[Job]:
     for kind in kinds(recipe):
         kind.check(recipe)
     shards = recipe.evaluation.task_shards
-    return [Job(task=task, shard=shard, shards=shards) for task in recipe.evaluation.tasks for shard in range(shards)]
+    return [
+        Job(task=task, shard=shard, shards=shards)
+        for task in recipe.evaluation.tasks
+        for shard in range(shards)
+    ]
 
 
 def download(recipe: Recipe, folder: Path | None) -> None:
@@ -53,7 +58,8 @@ def download(recipe: Recipe, folder: Path | None) -> None:
 
 
 def run(recipe: Recipe, trained: Path, job: Job, data: Path | None = None) -> JobResult:
-    """Run a part on base and tuned model. An adapter's base is loaded once and run with the adapter switched off.
+    """Run a part on base and tuned model. An adapter's base is loaded once and run with the adapter switched
+    off.
 
     `data` is the folder that `download` filled.
 

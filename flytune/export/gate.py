@@ -1,4 +1,5 @@
-"""The gate: checks that an export is the model that was trained, made on the stored files by another process."""
+"""The gate: checks that an export is the model that was trained, made on the stored files by another
+process."""
 
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
@@ -19,25 +20,28 @@ from flytune.schema import RecordError
 from flytune.sentences import counted, counted_of
 from flytune.sharding import sharding_of
 
-# Nats per token. A full fine-tune's live weights are float32 and its 16-bit export rounds them; kernels differ between
-# training and evaluation. Measured on the demo's models: docs/measured/gate.md. A lost tensor costs several nats.
+# Nats per token. A full fine-tune's live weights are float32 and its 16-bit export rounds them; kernels
+# differ between training and evaluation. Measured on the demo's models: docs/measured/gate.md. A lost tensor
+# costs several nats.
 LOSS_BOUND = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
-# Bound on the logits' distance (probe.distance) of the worst prompt. float32: sums in another order. 16 bits: the export
-# rounds weights to 2**-9 (bfloat16) or 2**-12 of themselves, and reloaded layers keep their sums in 16 bits where the live
-# ones kept them in float32. Figures: docs/measured/gate.md.
+# Bound on the logits' distance (probe.distance) of the worst prompt. float32: sums in another order. 16 bits:
+# the export rounds weights to 2**-9 (bfloat16) or 2**-12 of themselves, and reloaded layers keep their sums
+# in 16 bits where the live ones kept them in float32. Figures: docs/measured/gate.md.
 LOGIT_BOUND = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}
 
-# Bound on the distance of an expert's adapter: exports and reloaded adapters are float32, and what is compared is float64.
+# Bound on the distance of an expert's adapter: exports and reloaded adapters are float32, and what is
+# compared is float64.
 EXPERT_BOUND = 1e-5
 
 
 def check(recipe: Recipe, trained: Path, dataset: Path, rows: Sequence[Row], load: Callable[[], Any]) -> Any:
     """Check an export completely, and return its model.
 
-    `check_files` comes first. `load` is then called, once, for the model that the files hold; its logits on the fixed prompts
-    and its loss on the first of `rows`, the data set's held-out samples, must be those that training recorded from the live
-    model before the export. An artifact that is evaluated on other samples than those of its own training has no recorded
-    loss to compare with, and neither has one without held-out samples.
+    `check_files` comes first. `load` is then called, once, for the model that the files hold; its logits on
+    the fixed prompts and its loss on the first of `rows`, the data set's held-out samples, must be those that
+    training recorded from the live model before the export. An artifact that is evaluated on other samples
+    than those of its own training has no recorded loss to compare with, and neither has one without held-out
+    samples.
 
     Raises:
         ExportError: names the tensor, file or figure, the expected value, and the value found.
@@ -54,25 +58,32 @@ def check(recipe: Recipe, trained: Path, dataset: Path, rows: Sequence[Row], loa
 
 
 def arithmetic_of_training(recipe: Recipe, model: Any) -> Any:
-    """Return the context in which a reloaded model computes as the live one did: under autocast, if that trained it.
+    """Return the context in which a reloaded model computes as the live one did: under autocast, if that
+    trained it.
 
-    Without it the float32 parts of a quantized model, its head among them, are not rounded as they were in training: 0.04 nats
-    of a held-out loss on answers of one kind, where the bound is 0.05 (docs/measured/gpu.md).
+    Without it the float32 parts of a quantized model, its head among them, are not rounded as they were in
+    training: 0.04 nats of a held-out loss on answers of one kind, where the bound is 0.05
+    (docs/measured/gpu.md).
     """
     import torch
 
     device = next(model.parameters()).device.type
-    return torch.autocast(device, getattr(torch, recipe.model.dtype), enabled=sharding_of(recipe).uses_autocast)
+    return torch.autocast(
+        device, getattr(torch, recipe.model.dtype), enabled=sharding_of(recipe).uses_autocast
+    )
 
 
 def _heldout_loss(recipe: Recipe, model: Any, rows: Sequence[Row], folder: Path) -> float:
     """Return the reloaded model's loss over all sequences, in the unit of its head."""
     # Padding is masked: any token will do.
-    return heads.head_of(recipe).loss(model, gate_sequences(rows), tokenizer(folder).pad_token_id or 0, recipe)
+    return heads.head_of(recipe).loss(
+        model, gate_sequences(rows), tokenizer(folder).pad_token_id or 0, recipe
+    )
 
 
 def check_files(recipe: Recipe, trained: Path, dataset: Path) -> Path:
-    """Compare the files of an export with its configuration, its manifest, the recipe and the data set's tokenizer.
+    """Compare the files of an export with its configuration, its manifest, the recipe and the data set's
+    tokenizer.
 
     Returns: the folder of the weights.
 
@@ -102,13 +113,15 @@ def check_base(recipe: Recipe, folder: Path) -> None:
         raise ExportError(f"{folder.name}/{adapter_config.CONFIG}: {error}; nothing was stored") from None
     where, model = f"{folder.name}/adapter_config.json", recipe.model
     if (base := config.get("base_model_name_or_path")) != model.name_or_path:
-        raise ExportError(f"{where}: its base is {base}, the recipe's is {model.name_or_path}; nothing was stored")
+        raise ExportError(
+            f"{where}: its base is {base}, the recipe's is {model.name_or_path}; nothing was stored"
+        )
     # A branch is resolved now: if it has moved since training, the evaluation would use another base model.
     wanted = loading.commit(model)
     if config.get("revision") != wanted:
         raise ExportError(
-            f"{where}: trained on revision {config.get('revision')} of {model.name_or_path}, the recipe's is {wanted}; "
-            "name the commit in model.revision; nothing was stored"
+            f"{where}: trained on revision {config.get('revision')} of {model.name_or_path}, the recipe's is "
+            f"{wanted}; name the commit in model.revision; nothing was stored"
         )
 
 
@@ -119,13 +132,15 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
     try:
         live = probe.Answers.read(trained / probe.PROBE)
     except (SafetensorError, OSError, TypeError) as error:
-        raise ExportError(f"{probe.PROBE}: missing, cut short or damaged ({error}); nothing was stored") from None
+        raise ExportError(
+            f"{probe.PROBE}: missing, cut short or damaged ({error}); nothing was stored"
+        ) from None
     _check_experts(trained, live.experts, model)
     found = probe.ask(model, live.prompts)
     if found.logits.shape != live.logits.shape:
         raise ExportError(
-            f"{probe.PROBE}: the live model answered from {counted(live.logits.shape[1], 'token')}, the exported one from "
-            f"{found.logits.shape[1]}; nothing was stored"
+            f"{probe.PROBE}: the live model answered from {counted(live.logits.shape[1], 'token')}, the "
+            f"exported one from {found.logits.shape[1]}; nothing was stored"
         )
     distances, bound = probe.distance(live.logits, found.logits), LOGIT_BOUND[recipe.model.dtype]
     worst = int(distances.argmax())
@@ -133,16 +148,17 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
     if not float(distances.max()) <= bound:
         beyond_it = counted_of(int((distances > bound).sum()), len(distances), "prompt", "is", "are")
         raise ExportError(
-            f"{trained.name}: to {probe.PROMPTS[worst]!r} the exported model's logits are {float(distances[worst]):.2g} of "
-            f"their spread away from the live model's (bound {bound:g}; {beyond_it} "
-            "beyond it): what was exported is not what was trained; nothing was stored"
+            f"{trained.name}: to {probe.PROMPTS[worst]!r} the exported model's logits are "
+            f"{float(distances[worst]):.2g} of their spread away from the live model's (bound {bound:g}; "
+            f"{beyond_it} beyond it): what was exported is not what was trained; nothing was stored"
         )
     difference, limit = float((found.loss - live.loss).mean().abs()), LOSS_BOUND[recipe.model.dtype]
     if not difference <= limit:
         raise ExportError(
             f"{trained.name}: the exported model's loss on the {counted(len(distances), 'fixed prompt')} is "
             f"{difference:.2g} nats away "
-            f"from the live model's (bound {limit:g}): what was exported is not what was trained; nothing was stored"
+            f"from the live model's (bound {limit:g}): what was exported is not what was trained; nothing "
+            "was stored"
         )
 
 
@@ -152,21 +168,23 @@ def _check_experts(trained: Path, live: Any, model: Any) -> None:
     if (found is None) != (live is None) or (found is not None and found.shape != live.shape):
         counts = [0 if one is None else len(one) for one in (live, found)]
         raise ExportError(
-            f"{trained.name}: the live model had adapters on {counted(counts[0], 'expert')}, the exported one has them on "
-            f"{counts[1]:,}; nothing was stored"
+            f"{trained.name}: the live model had adapters on {counted(counts[0], 'expert')}, the exported "
+            f"one has them on {counts[1]:,}; nothing was stored"
         )
     if found is None:
         return
     distance, worst = expert_probe.farthest(live, found)
     if not distance <= EXPERT_BOUND:
         raise ExportError(
-            f"{trained.name}: {names[worst]}: its exported adapter is {distance:.2g} of itself away from the live one (bound "
-            f"{EXPERT_BOUND:g}): what was exported is not what was trained; nothing was stored"
+            f"{trained.name}: {names[worst]}: its exported adapter is {distance:.2g} of itself away from the "
+            f"live one (bound {EXPERT_BOUND:g}): what was exported is not what was trained; nothing was "
+            "stored"
         )
 
 
 def _check_loss(recipe: Recipe, trained: Path, dataset: Path, found: float) -> None:
-    """Compare the reloaded model's loss on the first held-out samples with the live model's in training.json."""
+    """Compare the reloaded model's loss on the first held-out samples with the live model's in
+    training.json."""
     live = TrainingResult.read(trained / "training.json").heldout_loss
     if live is None or _gate_samples(trained, dataset, recipe) != _gate_samples(dataset, dataset, recipe):
         return
@@ -174,13 +192,14 @@ def _check_loss(recipe: Recipe, trained: Path, dataset: Path, found: float) -> N
         raise ExportError(
             f"{trained.name}: the exported model's loss on the first "
             f"{counted(GATE_SAMPLES, 'held-out sample')} is {found:.4f}, the live "
-            f"model's was {live:.4f} (bound {LOSS_BOUND[recipe.model.dtype]}): what was exported is not what was trained; "
-            "nothing was stored"
+            f"model's was {live:.4f} (bound {LOSS_BOUND[recipe.model.dtype]}): what was exported is not what "
+            "was trained; nothing was stored"
         )
 
 
 def _gate_samples(folder: Path, dataset: Path, recipe: Recipe) -> tuple[Any, int]:
-    """Return the held-out split and number of samples scored: from an artifact's own records, else from data set and recipe."""
+    """Return the held-out split and number of samples scored: from an artifact's own records, else from data
+    set and recipe."""
     manifest = folder / "manifest.json"
     own = folder / "recipe.yaml"
     return (
@@ -190,7 +209,8 @@ def _gate_samples(folder: Path, dataset: Path, recipe: Recipe) -> tuple[Any, int
 
 
 def _check_config(recipe: Recipe, folder: Path) -> None:
-    """Compare config.json with the recipe's dtype and the base model: a mistake that the files share is not seen in them."""
+    """Compare config.json with the recipe's dtype and the base model: a mistake that the files share is not
+    seen in them."""
     origin = models_base.local_name(recipe.model, weights=False)
     config, base = _config(str(folder), None, recipe), _config(origin, recipe.model.revision, recipe)
     for name, found, wanted in (
@@ -199,7 +219,9 @@ def _check_config(recipe: Recipe, folder: Path) -> None:
         ("the base model's tie_word_embeddings", _tied(config), _tied(base)),
     ):
         if found != wanted:
-            raise ExportError(f"{folder.name}/config.json: says {found}; {name} is {wanted}; nothing was stored")
+            raise ExportError(
+                f"{folder.name}/config.json: says {found}; {name} is {wanted}; nothing was stored"
+            )
 
 
 def _check_tokenizer(folder: Path, dataset: Path) -> None:
@@ -208,9 +230,13 @@ def _check_tokenizer(folder: Path, dataset: Path) -> None:
     for path in (path for path in sorted(stored.rglob("*")) if path.is_file()):
         name = path.relative_to(stored)
         if not (folder / name).is_file():
-            raise ExportError(f"{folder.name}/{name}: missing; the data set's tokenizer has it; nothing was stored")
+            raise ExportError(
+                f"{folder.name}/{name}: missing; the data set's tokenizer has it; nothing was stored"
+            )
         if (folder / name).read_bytes() != path.read_bytes():
-            raise ExportError(f"{folder.name}/{name}: not the tokenizer that the data was prepared with; nothing was stored")
+            raise ExportError(
+                f"{folder.name}/{name}: not the tokenizer that the data was prepared with; nothing was stored"
+            )
     exported, prepared = tokenizer(folder), tokenizer(stored)
     for what, mine, theirs in (
         ("the vocabulary", exported.get_vocab(), prepared.get_vocab()),
@@ -221,8 +247,8 @@ def _check_tokenizer(folder: Path, dataset: Path) -> None:
     ):
         if mine != theirs:
             raise ExportError(
-                f"{folder.name}/tokenizer_config.json: loaded from the export, {what} are not those that the data was prepared "
-                "with; nothing was stored"
+                f"{folder.name}/tokenizer_config.json: loaded from the export, {what} are not those that the "
+                "data was prepared with; nothing was stored"
             )
 
 
@@ -231,17 +257,22 @@ def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
     try:
         export = Export.read(trained / MANIFEST)
     except FileNotFoundError:
-        raise ExportError(f"{MANIFEST}: missing, so the export was never finished; nothing was stored") from None
+        raise ExportError(
+            f"{MANIFEST}: missing, so the export was never finished; nothing was stored"
+        ) from None
     except RecordError as error:
         raise ExportError(f"{MANIFEST}: not a manifest ({error}); nothing was stored") from None
     if export.base != recipe.model.name_or_path:
-        raise ExportError(f"{MANIFEST}: made from {export.base}, the recipe's base is {recipe.model.name_or_path}")
+        raise ExportError(
+            f"{MANIFEST}: made from {export.base}, the recipe's base is {recipe.model.name_or_path}"
+        )
     if recipe.method.name == "qlora":
         # Artifacts of 0.1.0 do not say the format, of which there was one.
         found, wanted = export.quantized or "nf4_double", recipe.method.quantized
         if found != wanted:
             raise ExportError(
-                f"{MANIFEST}: trained on {found} weights of the base, the recipe's are {wanted}; nothing was stored"
+                f"{MANIFEST}: trained on {found} weights of the base, the recipe's are {wanted}; nothing was "
+                "stored"
             )
     written = {file.sha256: file.file for file in export.files}
     with ThreadPool(8) as pool:
@@ -251,7 +282,9 @@ def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
             if not path.is_file():
                 raise ExportError(f"{where}: listed in {MANIFEST} but missing; nothing was stored")
             if (size := path.stat().st_size) != file.size:
-                raise ExportError(f"{where}: has {size:,} bytes, {file.size:,} were written; nothing was stored")
+                raise ExportError(
+                    f"{where}: has {size:,} bytes, {file.size:,} were written; nothing was stored"
+                )
             if (digest := next(digests)) != file.sha256:
                 other = f"; it is what was written as {written[digest]}" if digest in written else ""
                 raise ExportError(f"{where}: its content is not what was written{other}; nothing was stored")
@@ -259,13 +292,21 @@ def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
 
 def _tied(config: Any) -> bool:
     """Return whether the head shares the embedding's weights."""
-    return bool(getattr(config.get_text_config(), "tie_word_embeddings", getattr(config, "tie_word_embeddings", False)))
+    return bool(
+        getattr(
+            config.get_text_config(), "tie_word_embeddings", getattr(config, "tie_word_embeddings", False)
+        )
+    )
 
 
 def _config(name: str, revision: str | None, recipe: Recipe) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=recipe.model.trust_remote_code)
+        return AutoConfig.from_pretrained(
+            name, revision=revision, trust_remote_code=recipe.model.trust_remote_code
+        )
     except (OSError, ValueError) as error:
-        raise ExportError(f"{name}: its config.json cannot be read: {' '.join(str(error).split())}") from error
+        raise ExportError(
+            f"{name}: its config.json cannot be read: {' '.join(str(error).split())}"
+        ) from error

@@ -14,7 +14,8 @@ from flytune.records.contents import list_files
 from flytune.schema import Record, RecordError, Strict
 
 MANIFEST = "export.json"
-"""File name of the manifest, written last: next to model/ or adapter/; in an artifact, next to the weights."""
+"""File name of the manifest, written last: next to model/ or adapter/; in an artifact, next to the
+weights."""
 _PROGRESS = "export.partial.json"
 
 
@@ -27,7 +28,8 @@ class Written(Strict):
 
 
 class ExportProgress(Record):
-    """export.partial.json: the complete files of weights, which a later export of the same weights does not write again."""
+    """export.partial.json: the complete files of weights, which a later export of the same weights does not
+    write again."""
 
     weights: str | None = None
     """Identity of the weights; with None, no file is kept."""
@@ -35,7 +37,8 @@ class ExportProgress(Record):
 
     @classmethod
     def of(cls, folder: Path, weights: str | None) -> Self:
-        """Return the progress of an interrupted export into `folder`; remove incomplete files and those of other weights."""
+        """Return the progress of an interrupted export into `folder`; remove incomplete files and those of
+        other weights."""
         try:
             before = cls.read(folder.parent / _PROGRESS)
         except (FileNotFoundError, RecordError):
@@ -58,14 +61,19 @@ class ExportProgress(Record):
         return made
 
 
-def write_manifest(recipe: Recipe, folder: Path, revision: str | None, progress: ExportProgress | None = None) -> None:
-    """Write export.json next to `folder`, with every file's size and hash; files that `progress` has are not read again."""
+def write_manifest(
+    recipe: Recipe, folder: Path, revision: str | None, progress: ExportProgress | None = None
+) -> None:
+    """Write export.json next to `folder`, with every file's size and hash; files that `progress` has are not
+    read again."""
     with written_atomically(folder.parent / MANIFEST) as temporary:
         make_manifest(recipe, folder, revision, progress).write(temporary)
     (folder.parent / _PROGRESS).unlink(missing_ok=True)
 
 
-def make_manifest(recipe: Recipe, folder: Path, revision: str | None, progress: ExportProgress | None = None) -> Export:
+def make_manifest(
+    recipe: Recipe, folder: Path, revision: str | None, progress: ExportProgress | None = None
+) -> Export:
     """Return the manifest of an exported folder, as `write_manifest` stores it."""
     hashes = {file: done.sha256 for file, done in progress.files.items()} if progress else {}
     return Export(

@@ -8,7 +8,15 @@ from typing import Any
 from tqdm import tqdm
 
 from flytune.errors import ExportError, FlytuneError
-from flytune.models import adapter_config, expert_probe, heads, loading, safetensors_files, sharded_loading, weight_index
+from flytune.models import (
+    adapter_config,
+    expert_probe,
+    heads,
+    loading,
+    safetensors_files,
+    sharded_loading,
+    weight_index,
+)
 from flytune.recipe import Model, Recipe
 from flytune.sentences import counted, counted_of
 
@@ -22,8 +30,8 @@ def verify(folder: Path, recipe: Recipe) -> int:
     Returns: the number of tensors.
 
     Raises:
-        ExportError: names the tensor that is missing, unknown, of another shape or dtype, empty, not finite, or all zero; or
-            the file that is missing, cut, or holds other tensors than the index says.
+        ExportError: names the tensor that is missing, unknown, of another shape or dtype, empty, not finite,
+            or all zero; or the file that is missing, cut, or holds other tensors than the index says.
     """
     adapter = (folder / "adapter_config.json").is_file()
     index = _index(folder)
@@ -33,7 +41,8 @@ def verify(folder: Path, recipe: Recipe) -> int:
         shapes |= _read(file, adapter, "float32" if adapter else recipe.model.dtype, zeros)
         if moved := sorted(name for name in _names(file) if index and index.get(name) != file.name):
             raise ExportError(
-                f"{file.name}: {moved[0]}: {_INDEX} says that it is in {index.get(moved[0], 'no file')}; {_NOT_STORED}"
+                f"{file.name}: {moved[0]}: {_INDEX} says that it is in {index.get(moved[0], 'no file')}; "
+                f"{_NOT_STORED}"
             )
     if missing := sorted(index.keys() - shapes.keys()):
         raise ExportError(f"{index[missing[0]]}: {missing[0]}: {_INDEX} says that it is there; {_NOT_STORED}")
@@ -69,7 +78,8 @@ def _names(file: Path) -> list[str]:
 
 
 def _read(file: Path, adapter: bool, dtype: str, zeros: dict[str, str]) -> dict[str, list[int]]:
-    """Return the shapes of one file's tensors after checking their values; add all-zero ones to `zeros` with their file."""
+    """Return the shapes of one file's tensors after checking their values; add all-zero ones to `zeros` with
+    their file."""
     import torch
     from safetensors import SafetensorError, safe_open
 
@@ -82,15 +92,18 @@ def _read(file: Path, adapter: bool, dtype: str, zeros: dict[str, str]) -> dict[
                     raise ExportError(f"{where}: empty, found shape {list(tensor.shape)}; {_NOT_STORED}")
                 if tensor.is_floating_point() and str(tensor.dtype) != f"torch.{dtype}":
                     raise ExportError(
-                        f"{where}: is {str(tensor.dtype).removeprefix('torch.')}, expected {dtype}; {_NOT_STORED}"
+                        f"{where}: is {str(tensor.dtype).removeprefix('torch.')}, expected {dtype}; "
+                        f"{_NOT_STORED}"
                     )
-                # One pass, in which a NaN prevails. A look at each value takes 80 times as long: 20 s for 1B parameters.
+                # One pass, in which a NaN prevails. A look at each value takes 80 times as long: 20 s for 1B
+                # parameters.
                 ends = torch.aminmax(tensor) if tensor.is_floating_point() else (0, tensor.any())
                 low, high = map(float, ends)
                 if not (math.isfinite(low) and math.isfinite(high)):
                     bad = int((~torch.isfinite(tensor)).sum())
                     raise ExportError(
-                        f"{where}: {counted_of(bad, tensor.numel(), 'value', 'is', 'are')} not finite; {_NOT_STORED}"
+                        f"{where}: {counted_of(bad, tensor.numel(), 'value', 'is', 'are')} not finite; "
+                        f"{_NOT_STORED}"
                     )
                 if low == high == 0:
                     zeros[name] = file.name
@@ -101,7 +114,8 @@ def _read(file: Path, adapter: bool, dtype: str, zeros: dict[str, str]) -> dict[
 
 
 def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> None:
-    """Compare names and shapes with the model that config.json describes, by transformers' own rules of loading."""
+    """Compare names and shapes with the model that config.json describes, by transformers' own rules of
+    loading."""
     described = Model(
         name_or_path=str(folder),
         dtype=recipe.model.dtype,
@@ -110,13 +124,17 @@ def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> 
         trust_remote_code=recipe.model.trust_remote_code,
     )
     try:
-        model = sharded_loading.meta_model(described, recipe.model.dtype, heads.head_of(recipe), recipe.training.seed)
+        model = sharded_loading.meta_model(
+            described, recipe.model.dtype, heads.head_of(recipe), recipe.training.seed
+        )
         persistent = model.state_dict().keys()
         wanted = dict(model.named_parameters())
         wanted |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
         sources = safetensors_files.sources(safetensors_files.TensorFiles(folder), model, wanted)
     except (FlytuneError, OSError, ValueError) as error:
-        raise ExportError(f"{folder.name}/config.json: describes no model that could be built: {error}") from error
+        raise ExportError(
+            f"{folder.name}/config.json: describes no model that could be built: {error}"
+        ) from error
     used: set[str] = set()
     for name, tensor in wanted.items():
         source = sources.get(name)
@@ -130,10 +148,15 @@ def _check_model(folder: Path, shapes: dict[str, list[int]], recipe: Recipe) -> 
         if shapes[source.key] != list(tensor.shape):
             file = safetensors_files.TensorFiles(folder).file_of[source.key].name
             raise ExportError(
-                f"{file}: {source.key}: expected shape {list(tensor.shape)}, found {shapes[source.key]}; {_NOT_STORED}"
+                f"{file}: {source.key}: expected shape {list(tensor.shape)}, found {shapes[source.key]}; "
+                f"{_NOT_STORED}"
             )
     if unknown := sorted(shapes.keys() - used):
-        why = "it is tied to another one (tie_word_embeddings)" if unknown[0] in persistent else "the model has no such tensor"
+        why = (
+            "it is tied to another one (tie_word_embeddings)"
+            if unknown[0] in persistent
+            else "the model has no such tensor"
+        )
         raise ExportError(f"{folder.name}: {unknown[0]}: {why}, and config.json asks for none; {_NOT_STORED}")
 
 
@@ -149,8 +172,8 @@ def _check_converted(
         if not keys or (stacked and len(keys) != shape[0]):
             wanted = shape[0] if stacked else 1
             raise ExportError(
-                f"{folder.name}: {name} is made of tensors {pattern}: {wanted} expected by the configuration, found "
-                f"{len(keys)}; {_NOT_STORED}"
+                f"{folder.name}: {name} is made of tensors {pattern}: {wanted} expected by the "
+                f"configuration, found {len(keys)}; {_NOT_STORED}"
             )
         if unlike := [key for key in keys if shapes[key] != shapes[keys[0]]]:
             found = f"expected shape {shapes[keys[0]]}, as {keys[0]} has, found {shapes[unlike[0]]}"
@@ -158,7 +181,8 @@ def _check_converted(
 
 
 def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
-    """Check that each lora_A has its lora_B and vice versa, both of the configured rank; loading the base checks the rest."""
+    """Check that each lora_A has its lora_B and vice versa, both of the configured rank; loading the base
+    checks the rest."""
     try:
         config = adapter_config.read((folder / adapter_config.CONFIG).read_bytes())
         adapter_config.check_ranks(config, shapes)
@@ -169,20 +193,24 @@ def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
     if missing := sorted(other for other in partner.values() if other not in shapes):
         raise _missing(folder, missing)
     owners = tuple("." + one.rpartition(".")[0] for one in config.get("target_parameters") or ())
-    experts = [name for name in partner if expert_probe.base_name(name.partition(".lora_")[0]).endswith(owners)]
+    experts = [
+        name for name in partner if expert_probe.base_name(name.partition(".lora_")[0]).endswith(owners)
+    ]
     for name in experts:
         # A factor has the ranks of all experts of a layer, one after the other.
         mine, other = (shapes[name][0], shapes[partner[name]][-1]) if ".lora_A." in name else (rank, rank)
         if mine != other or (not ranks and mine % rank):
             raise ExportError(
-                f"adapter_model.safetensors: {name}: has {counted(mine, 'row')}, and its lora_B {counted(other, 'column')}; "
-                f"both must have {rank} for each expert; {_NOT_STORED}"
+                f"adapter_model.safetensors: {name}: has {counted(mine, 'row')}, and its lora_B "
+                f"{counted(other, 'column')}; both must have {rank} for each expert; {_NOT_STORED}"
             )
     for name in partner.keys() - {*experts}:
         found = shapes[name]
         wanted = [rank, *found[1:]] if ".lora_A." in name else [*found[:-1], rank]
         if not ranks and found != wanted:
-            raise ExportError(f"adapter_model.safetensors: {name}: expected shape {wanted}, found {found}; {_NOT_STORED}")
+            raise ExportError(
+                f"adapter_model.safetensors: {name}: expected shape {wanted}, found {found}; {_NOT_STORED}"
+            )
 
 
 def _partner(name: str) -> str:
@@ -194,17 +222,22 @@ def _partner(name: str) -> str:
 
 def _missing(folder: Path, names: Collection[str]) -> ExportError:
     first, more = sorted(names)[0], f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return ExportError(f"{folder.name}: {first}{more}: expected by the configuration, found in no file; {_NOT_STORED}")
+    return ExportError(
+        f"{folder.name}: {first}{more}: expected by the configuration, found in no file; {_NOT_STORED}"
+    )
 
 
 def _check_zeros(zeros: dict[str, str], excused: Collection[str]) -> None:
     for name, file in zeros.items():
         if name not in excused:
-            raise ExportError(f"{file}: {name}: all zero, so it was never trained or never gathered; {_NOT_STORED}")
+            raise ExportError(
+                f"{file}: {name}: all zero, so it was never trained or never gathered; {_NOT_STORED}"
+            )
 
 
 def _zero_in_base(names: Collection[str], model: Model) -> set[str]:
-    """Return those of `names` that are all zero in the base model's files too (an unused bias, for example)."""
+    """Return those of `names` that are all zero in the base model's files too (an unused bias, for
+    example)."""
     if not names:
         return set()
     base = safetensors_files.TensorFiles(loading.local_folder(model))

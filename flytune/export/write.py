@@ -1,4 +1,5 @@
-"""Writing the trained weights as a Hugging Face folder with a manifest of its files; export/gate.py checks both."""
+"""Writing the trained weights as a Hugging Face folder with a manifest of its files; export/gate.py checks
+both."""
 
 import copy
 import json
@@ -25,20 +26,34 @@ _LAYER = re.compile(r".*?\.\d+\.")
 
 
 def write(
-    trainer: Any, recipe: Recipe, tokenizer: Path, out: Path, weights: str | None = None, max_file_bytes: int | None = None
+    trainer: Any,
+    recipe: Recipe,
+    tokenizer: Path,
+    out: Path,
+    weights: str | None = None,
+    max_file_bytes: int | None = None,
 ) -> Path:
-    """Write the export of a live trainer: `out/model` or `out/adapter`, and its manifest. Every process must call it.
+    """Write the export of a live trainer: `out/model` or `out/adapter`, and its manifest. Every process must
+    call it.
 
     Args:
-        weights: identity of the weights (Saver.weights_at): complete files that an earlier call with the same identity left
+        weights: identity of the weights (Saver.weights_at): complete files that an earlier call with the same
+        identity left
             in `out` are not written again. None writes everything.
         max_file_bytes: largest size of a file of weights; MAX_FILE_BYTES by default. A layer is never split.
 
     Returns: the folder written.
     """
-    folder, first = out / ("model" if recipe.method.name == "full" else "adapter"), trainer.is_world_process_zero()
+    folder, first = (
+        out / ("model" if recipe.method.name == "full" else "adapter"),
+        trainer.is_world_process_zero(),
+    )
     limit = max_file_bytes or MAX_FILE_BYTES
-    progress = ExportProgress.of(folder, weights and f"{weights} in files of {limit} bytes") if first else ExportProgress()
+    progress = (
+        ExportProgress.of(folder, weights and f"{weights} in files of {limit} bytes")
+        if first
+        else ExportProgress()
+    )
     progress = write_weights(trainer, recipe, tokenizer, folder, progress, limit)
     if first:
         write_manifest(recipe, folder, loading.commit(recipe.model, local=True), progress)
@@ -56,8 +71,9 @@ def write_weights(
 ) -> ExportProgress:
     """Write the trained weights of a live trainer; every process must call it, and the first one writes.
 
-    `folder` receives the complete model in recipe.model.dtype with its tokenizer, or the adapter in PEFT's layout. The first
-    process never holds more than one file's tensors. The trainer is not changed: it may train on.
+    `folder` receives the complete model in recipe.model.dtype with its tokenizer, or the adapter in PEFT's
+    layout. The first process never holds more than one file's tensors. The trainer is not changed: it may
+    train on.
 
     Args:
         progress: the complete files, which are not written again; None writes all, and hashes none of them.
@@ -71,9 +87,12 @@ def write_weights(
     full, first, hashed = recipe.method.name == "full", trainer.is_world_process_zero(), progress is not None
     progress = progress or ExportProgress()
     strategy.before_gather(trainer.model_wrapped)
-    # Tied weights are one parameter and are written once, under the name that from_pretrained ties the other to.
+    # Tied weights are one parameter and are written once, under the name that from_pretrained ties the other
+    # to.
     parameters = {_WRAPPERS.sub("", name): parameter for name, parameter in model.named_parameters()}
-    parameters = {name: parameter for name, parameter in parameters.items() if full or parameter.requires_grad}
+    parameters = {
+        name: parameter for name, parameter in parameters.items() if full or parameter.requires_grad
+    }
     dtype = getattr(torch, recipe.model.dtype) if full else torch.float32
     files = _files(parameters, dtype.itemsize, limit) if full else [list(parameters)]
     if first:
@@ -84,7 +103,11 @@ def write_weights(
     bar = tqdm(total=len(parameters), desc="export", unit=" tensors", delay=2, disable=not first)
     with bar, ThreadPoolExecutor(max_workers=1) as hashing:
         for number, names in enumerate(files, 1):
-            file = "model.safetensors" if len(files) == 1 else f"model-{number:05}-of-{len(files):05}.safetensors"
+            file = (
+                "model.safetensors"
+                if len(files) == 1
+                else f"model-{number:05}-of-{len(files):05}.safetensors"
+            )
             file = file if full else "adapter_model.safetensors"
             bar.update(len(names))
             if file in there:
@@ -95,7 +118,11 @@ def write_weights(
                 if first:
                     state[name] = gathered.detach().to("cpu", dtype, copy=True)
             if first:
-                state = _published(model, state, last=number == len(files)) if full else _adapter(trainer, model, state)
+                state = (
+                    _published(model, state, last=number == len(files))
+                    if full
+                    else _adapter(trainer, model, state)
+                )
                 progress = _with_hashes(progress, folder, unhashed)
                 _save(state, folder / file)
                 digest = hashing.submit(sha256_of, folder / file) if hashed else None
@@ -112,16 +139,21 @@ def write_weights(
     return progress
 
 
-def _with_hashes(progress: ExportProgress, folder: Path, unhashed: list[tuple[str, list[str], Any]]) -> ExportProgress:
+def _with_hashes(
+    progress: ExportProgress, folder: Path, unhashed: list[tuple[str, list[str], Any]]
+) -> ExportProgress:
     """Return the progress with the files that were being hashed, and empty their list."""
     while unhashed:
         file, names, digest = unhashed.pop(0)
-        progress = progress.with_file(folder, file, Written(sha256=digest.result() if digest else "", names=names))
+        progress = progress.with_file(
+            folder, file, Written(sha256=digest.result() if digest else "", names=names)
+        )
     return progress
 
 
 def _agreed(files: list[str], world_size: int) -> list[str]:
-    """Return the first process's list on every process: gathering needs all of them, so all must skip the same files."""
+    """Return the first process's list on every process: gathering needs all of them, so all must skip the
+    same files."""
     if world_size == 1:
         return files
     import torch.distributed
@@ -132,16 +164,21 @@ def _agreed(files: list[str], world_size: int) -> list[str]:
 
 
 def elements(parameter: Any) -> int:
-    """Return the number of elements of a parameter over all processes, for ZeRO-3's empty ones and packed 4-bit ones too."""
+    """Return the number of elements of a parameter over all processes, for ZeRO-3's empty ones and packed
+    4-bit ones too."""
     if hasattr(parameter, "ds_numel"):
         return int(parameter.ds_numel)
-    return int(math.prod(parameter.quant_state.shape) if hasattr(parameter, "quant_state") else parameter.numel())
+    return int(
+        math.prod(parameter.quant_state.shape) if hasattr(parameter, "quant_state") else parameter.numel()
+    )
 
 
 def _files(parameters: Mapping[str, Any], width: int, limit: int) -> list[list[str]]:
-    """Group names into files of at most `limit` bytes, or of one layer where that is larger; the order is kept.
+    """Group names into files of at most `limit` bytes, or of one layer where that is larger; the order is
+    kept.
 
-    Parameters that transformers converts back into the published layout (fused experts, for example) are within one layer.
+    Parameters that transformers converts back into the published layout (fused experts, for example) are
+    within one layer.
     """
     files: list[list[str]] = [[]]
     size, unit = 0, ""
@@ -184,22 +221,30 @@ def _save(state: dict[str, Any], file: Path) -> None:
     from safetensors.torch import save_file
 
     with written_atomically(file) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, str(temporary), metadata={"format": "pt"})
+        save_file(
+            {name: tensor.contiguous() for name, tensor in state.items()},
+            str(temporary),
+            metadata={"format": "pt"},
+        )
 
 
 def _write_config(model: Any, recipe: Recipe, index: dict[str, str], total: int, folder: Path) -> None:
     if len(set(index.values())) > 1:
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         content = {"metadata": {"total_parameters": total, "total_size": size}, "weight_map": index}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
-    # The live model may be float32 and sharded; the files hold the recipe's dtype. fully_shard has replaced the model's class
-    # by a subclass. The live model's own configuration stays: it may train on.
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps(content, indent=2, sort_keys=True) + "\n"
+        )
+    # The live model may be float32 and sharded; the files hold the recipe's dtype. fully_shard has replaced
+    # the model's class by a subclass. The live model's own configuration stays: it may train on.
     config = copy.deepcopy(model.config)
     if recipe.model.trust_remote_code and model._auto_class:
         from transformers.dynamic_module_utils import custom_object_save
 
         custom_object_save(model, str(folder), config=config)
-    published.write_config(config, recipe.model, recipe.model.dtype, type(model).__name__.removeprefix("FSDP"), folder)
+    published.write_config(
+        config, recipe.model, recipe.model.dtype, type(model).__name__.removeprefix("FSDP"), folder
+    )
     if model.can_generate():
         published.write_generation_config(model.generation_config, recipe.model, folder)
 

@@ -1,7 +1,8 @@
 """Reports of failed ranks, and the cause of a failure: the rank that failed first.
 
-A rank reports its failure as a file in a folder that the node's ranks share; the process that started them reads the files and
-names the cause. A rank that lost a peer is not the cause: it waits a moment, so that the peer's failure is seen first.
+A rank reports its failure as a file in a folder that the node's ranks share; the process that started them
+reads the files and names the cause. A rank that lost a peer is not the cause: it waits a moment, so that the
+peer's failure is seen first.
 """
 
 import logging
@@ -18,7 +19,8 @@ from flytune.schema import Record, RecordError
 log = logging.getLogger(__name__)
 
 FOLDER = "FLYTUNE_FAILURES"
-"""Environment variable that names the folder in which the ranks of a node report; not set in a run of one process."""
+"""Environment variable that names the folder in which the ranks of a node report; not set in a run of one
+process."""
 SECONDS_AFTER_NOTICING = 3.0
 """Seconds that a rank which lost a peer waits; longer than torchelastic's monitor_interval of 1 s."""
 
@@ -61,7 +63,8 @@ def of_error(error: BaseException, rank: int) -> Failure:
 
 
 def of_exit(exitcode: int, rank: int) -> Failure:
-    """Return the failure of a rank without a report, from its exit code (negative: the signal that ended it)."""
+    """Return the failure of a rank without a report, from its exit code (negative: the signal that ended
+    it)."""
     number = -exitcode if exitcode < 0 else exitcode - 128
     kind = next((kind for kind in KINDS if number in kind.signals), CRASH)
     try:
@@ -72,7 +75,9 @@ def of_exit(exitcode: int, rank: int) -> Failure:
     return _failure(kind, rank, ended + because)
 
 
-def _failure(kind: FailureKind, rank: int, message: str, recoverable: bool | None = None, details: str = "") -> Failure:
+def _failure(
+    kind: FailureKind, rank: int, message: str, recoverable: bool | None = None, details: str = ""
+) -> Failure:
     return Failure(
         rank=rank,
         time=time.time(),
@@ -111,9 +116,13 @@ def reported(folder: Path) -> list[Failure]:
 
 
 def first(failures: list[Failure]) -> Failure:
-    """Return the cause: the earliest failure that is not a lost peer; of a hang, with the stacks of all ranks."""
+    """Return the cause: the earliest failure that is not a lost peer; of a hang, with the stacks of all
+    ranks."""
     cause = min(failures, key=lambda failure: (failure.notices, failure.time, failure.rank))
-    alike = sorted((failure for failure in failures if failure.kind == cause.kind == "hang"), key=lambda failure: failure.rank)
+    alike = sorted(
+        (failure for failure in failures if failure.kind == cause.kind == "hang"),
+        key=lambda failure: failure.rank,
+    )
     if len(alike) < 2:
         return cause
     stacks = "\n".join(f"rank {failure.rank}:\n{failure.details.rstrip()}" for failure in alike)

@@ -1,4 +1,5 @@
-"""Table of failures: how each is recognized, and whether another attempt can succeed. docs/failures.md shows it."""
+"""Table of failures: how each is recognized, and whether another attempt can succeed. docs/failures.md shows
+it."""
 
 import builtins
 import re
@@ -15,7 +16,8 @@ OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY = "out of GPU memory", "out of host memory
 
 @dataclass(frozen=True)
 class FailureKind:
-    """Row of the table: an error belongs to it if its class or a base is one of `types`, or `pattern` is in its text."""
+    """Row of the table: an error belongs to it if its class or a base is one of `types`, or `pattern` is in
+    its text."""
 
     name: str
     recoverable: bool
@@ -58,11 +60,13 @@ KINDS = (
     FailureKind(
         "killed again",
         False,
-        "a shape with more memory_gib or less shared_memory_gib, or fewer processes a node; if the memory was far below the "
-        "limit, look at the node's events",
+        "a shape with more memory_gib or less shared_memory_gib, or fewer processes a node; if the memory "
+        "was far below the limit, look at the node's events",
         ("flytune.errors.KilledAgain",),
     ),
-    FailureKind("hang", True, "look at the stacks: one rank is not where the others wait", ("flytune.errors.Hang",)),
+    FailureKind(
+        "hang", True, "look at the stacks: one rank is not where the others wait", ("flytune.errors.Hang",)
+    ),
     FailureKind(
         "GPUs not as promised",
         False,  # DeviceError.goes_on says when another node may have them
@@ -70,12 +74,16 @@ KINDS = (
         ("flytune.errors.DeviceError",),
     ),
     FailureKind(
-        "bad loss", False, "lower training.learning_rate, or look at the data of that step", ("flytune.errors.BadLoss",)
+        "bad loss",
+        False,
+        "lower training.learning_rate, or look at the data of that step",
+        ("flytune.errors.BadLoss",),
     ),
     FailureKind(
         OUT_OF_GPU_MEMORY,
         False,
-        "a smaller training.per_device_train_batch_size or data.max_length, more sharding or offload, or a larger shape",
+        "a smaller training.per_device_train_batch_size or data.max_length, more sharding or offload, or a "
+        "larger shape",
         ("flytune.errors.OutOfMemory", "torch.OutOfMemoryError"),
         r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation",
     ),
@@ -119,7 +127,8 @@ KINDS = (
     FailureKind(
         "not handed on",
         False,
-        "pods with GPUs do not access the hub: they can load the recipe's base model, and models in a folder or at an address",
+        "pods with GPUs do not access the hub: they can load the recipe's base model, and models in a folder "
+        "or at an address",
         ("huggingface_hub.errors.OfflineModeIsEnabled",),
         r"outgoing traffic has been disabled",
     ),
@@ -135,21 +144,28 @@ KINDS = (
         False,
         "set HF_HOME and TMPDIR to folders that can be written",
         (),
-        r"(PermissionError|Permission denied|Read-only file system).*(/\.cache/|/huggingface/|/\.triton|/caches/)",
+        r"(PermissionError|Permission denied|Read-only file "
+        r"system).*(/\.cache/|/huggingface/|/\.triton|/caches/)",
     ),
     FailureKind(
         "storage refused",
         False,
         "the pod's credentials and their rights at that address",
-        ("builtins.PermissionError", "botocore.exceptions.NoCredentialsError", "flytune.errors.StorageRefused"),
-        r"AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|\[Errno (1|13|30)\]",
+        (
+            "builtins.PermissionError",
+            "botocore.exceptions.NoCredentialsError",
+            "flytune.errors.StorageRefused",
+        ),
+        r"AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|Unable to locate credentials|\[Errno "
+        r"(1|13|30)\]",
     ),
     FailureKind(
         "collective timeout",
         True,
         "look at the other ranks' logs: one of them did not reach the collective",
         (),
-        r"Timed out waiting \d+ ?ms|before timing out|Watchdog caught collective|[Aa]pplication timeout caused pair closure",
+        r"Timed out waiting \d+ ?ms|before timing out|Watchdog caught collective|[Aa]pplication timeout "
+        r"caused pair closure",
         (signal.SIGABRT,),
         notices=True,
     ),
@@ -186,16 +202,21 @@ KINDS = (
     FailureKind(
         "damaged prepared data",
         False,
-        "run it again, which makes the data again (pyflyte: after `pyflyte local-cache clear`; a cluster: --overwrite-cache)",
+        "run it again, which makes the data again (pyflyte: after `pyflyte local-cache clear`; a cluster: "
+        "--overwrite-cache)",
         ("flytune.errors.PreparedDataError",),
     ),
     FailureKind("bad data", False, "correct the data; prepare says where", ("flytune.errors.DataError",)),
-    FailureKind("bad reward", False, "mend the reward, or the row that it names", ("flytune.errors.RewardError",)),
+    FailureKind(
+        "bad reward", False, "mend the reward, or the row that it names", ("flytune.errors.RewardError",)
+    ),
     FailureKind("refused", False, "as the message says", ("flytune.errors.FlytuneError",)),
 )
 BUG = FailureKind("bug", False, "look at the traceback; another attempt would fail in the same way")
 CRASH = FailureKind(
-    "crash", False, "look at the end of the rank's log; a native library crashed; after SIGBUS, /dev/shm is full"
+    "crash",
+    False,
+    "look at the end of the rank's log; a native library crashed; after SIGBUS, /dev/shm is full",
 )
 
 

@@ -1,4 +1,5 @@
-"""Texts of failures: the failure and advice first, the traceback last and shortened in its middle, without secrets."""
+"""Texts of failures: the failure and advice first, the traceback last and shortened in its middle, without
+secrets."""
 
 import sys
 from typing import NamedTuple
@@ -6,7 +7,8 @@ from typing import NamedTuple
 from flytune.addresses import redact
 
 MOST = 12_000
-"""Characters of a text's own sentences; longer ones are shortened too, so that a message can be sent at all."""
+"""Characters of a text's own sentences; longer ones are shortened too, so that a message can be sent at
+all."""
 LONGEST_LINE = 300
 """Most characters of the reason of an earlier attempt."""
 _LEFT_OUT = "\n[... {0:,} characters left out ...]\n"
@@ -33,7 +35,8 @@ class FailureText(NamedTuple):
         return "\n".join([f"{failed}{self.sentence}\nwhat to do: {self.advice}", *self.further])
 
     def within(self, limit: int) -> str:
-        """Return at most `limit` characters, or the text's own sentences where these are longer; without secrets."""
+        """Return at most `limit` characters, or the text's own sentences where these are longer; without
+        secrets."""
         own, details = shortened(redact(self.own), MOST), redact(self.details).strip("\n")
         # A few characters of a traceback help nobody.
         if not details or (left := limit - len(own) - 2) < 200:
@@ -49,7 +52,8 @@ class FailureText(NamedTuple):
 
 
 def task_name() -> str:
-    """Return the name of the Flyte task that this process runs, as the pod's command has it; empty elsewhere."""
+    """Return the name of the Flyte task that this process runs, as the pod's command has it; empty
+    elsewhere."""
     given = dict(zip(sys.argv, sys.argv[1:], strict=False))
     # Flyte 1's command names it so, Flyte 2's the other way.
     return given.get("task-name", given.get("instance", ""))

@@ -46,20 +46,25 @@ class PodSecurity(Strict):
     """Restrictions of all pods; a cluster where a part does not work switches that part off."""
 
     read_only_root: bool = True
-    """True if the images' files are read-only in pods; /tmp, the folder of fast registration and /scratch stay writable."""
+    """True if the images' files are read-only in pods; /tmp, the folder of fast registration and /scratch
+    stay writable."""
     restricted: bool = True
-    """True for Kubernetes' policy `restricted`: not root, no capabilities, no new privileges, seccomp RuntimeDefault."""
+    """True for Kubernetes' policy `restricted`: not root, no capabilities, no new privileges, seccomp
+    RuntimeDefault."""
     service_account_token: bool = False
-    """True if pods get the token with which their service account may use Kubernetes' API; no task uses it."""
+    """True if pods get the token with which their service account may use Kubernetes' API; no task uses
+    it."""
     user: Annotated[int, Field(ge=1)] | None = 10001
-    """Id of the user and group that pods run as, by default the images'; null where the cluster chooses it (OpenShift)."""
+    """Id of the user and group that pods run as, by default the images'; null where the cluster chooses it
+    (OpenShift)."""
 
 
 class Cluster(Strict):
     """The content of cluster.yaml."""
 
     gang_scheduling: Literal["none", "kueue", "volcano", "coscheduling"] = "none"
-    """Scheduler that starts either all nodes of a run or none: none, Kueue, Volcano, the scheduler plugins."""
+    """Scheduler that starts either all nodes of a run or none: none, Kueue, Volcano, the scheduler
+    plugins."""
     queue: str | None = None
     """Local queue of Kueue, or queue of Volcano."""
     spot_taints: list[str] = Field(default=[])
@@ -73,13 +78,16 @@ class Cluster(Strict):
     node_start_minutes: Annotated[float, Field(gt=0, le=limits.MINUTES)] = 30.0
     """Longest time between the starts of a run's first and last node, image pull included."""
     plan_in_training_image: bool = False
-    """True if pods that plan have the training image: its torch traces models that the closed form does not know."""
+    """True if pods that plan have the training image: its torch traces models that the closed form does not
+    know."""
     volumes: list[Volume] = Field(default=[])
     """Volumes of the pods; paths of a recipe below their mount paths are not uploaded."""
     model_cache: str | None = None
-    """Folder on a volume, as a Hugging Face cache: base models of the hub are downloaded there once, and read from there."""
+    """Folder on a volume, as a Hugging Face cache: base models of the hub are downloaded there once, and read
+    from there."""
     store_read_gbs: Annotated[float, Field(gt=0, le=limits.RATE)] | None = None
-    """GB/s (1e9 bytes) at which one node downloads from the cluster's object storage, for the forecast of the time to load."""
+    """GB/s (1e9 bytes) at which one node downloads from the cluster's object storage, for the forecast of the
+    time to load."""
     secrets: Secrets = Secrets()
     pod_security: PodSecurity = PodSecurity()
 
@@ -88,12 +96,14 @@ class Cluster(Strict):
     def _without_mounted(cls, content: Any) -> Any:
         if isinstance(content, dict) and "mounted" in content:
             rows = ", ".join(
-                f"{{name: {Path(str(path)).name or 'NAME'}, persistent_volume_claim: CLAIM, mount_path: {path}}}"
+                f"{{name: {Path(str(path)).name or 'NAME'}, persistent_volume_claim: CLAIM, mount_path: "
+                f"{path}}}"
                 for path in content["mounted"] or ["/mnt/models"]
             )
             raise ValueError(
-                "mounted: replaced by volumes, whose mount paths are the folders that are not uploaded, and which Flytune "
-                f"mounts itself; write volumes: [{rows}], with the claim, or csi, nfs or host_path, that the pods mount"
+                "mounted: replaced by volumes, whose mount paths are the folders that are not uploaded, and "
+                f"which Flytune mounts itself; write volumes: [{rows}], with the claim, or csi, nfs or "
+                "host_path, that the pods mount"
             )
         return content
 
@@ -103,7 +113,8 @@ class Cluster(Strict):
             for field in ("name", "mount_path"):
                 if getattr(one, field) == getattr(other, field) and (field == "name" or one.meets(other)):
                     raise ValueError(
-                        f"volumes: {one.name} and {other.name} have the same {field}, {getattr(one, field)}; give each its own"
+                        f"volumes: {one.name} and {other.name} have the same {field}, {getattr(one, field)}; "
+                        "give each its own"
                         + (", or other shapes and light_tasks: false" if field == "mount_path" else "")
                     )
         return self
@@ -115,13 +126,18 @@ class Cluster(Strict):
         where = f"model_cache: {self.model_cache}"
         volume = self.volume_at(self.model_cache, None) if self.model_cache.startswith("/") else None
         if volume is None:
-            raise ValueError(f"{where}: no volume of the light tasks' pods is mounted there; name a folder below a mount_path")
+            raise ValueError(
+                f"{where}: no volume of the light tasks' pods is mounted there; name a folder below a "
+                "mount_path"
+            )
         if volume.shapes:
-            raise ValueError(f"{where}: volume {volume.name} is mounted into some shapes' pods only; all read models there")
+            raise ValueError(
+                f"{where}: volume {volume.name} is mounted into some shapes' pods only; all read models there"
+            )
         if not volume.is_shared:
             raise ValueError(
-                f"{where}: volume {volume.name} is another folder on each node; if all nodes have the same file system there, "
-                "write shared: true"
+                f"{where}: volume {volume.name} is another folder on each node; if all nodes have the same "
+                "file system there, write shared: true"
             )
         return self
 
@@ -132,11 +148,13 @@ class Cluster(Strict):
         return self
 
     def volumes_of(self, shape: str | None) -> list[Volume]:
-        """Return the volumes that the pods of a shape mount; with None, those of the pods of the light tasks."""
+        """Return the volumes that the pods of a shape mount; with None, those of the pods of the light
+        tasks."""
         return [volume for volume in self.volumes if volume.is_mounted_by(shape)]
 
     def volume_at(self, path: str, shape: str | None) -> Volume | None:
-        """Return the volume with that absolute path in the pods of a shape, or with None of the light tasks; None without."""
+        """Return the volume with that absolute path in the pods of a shape, or with None of the light tasks;
+        None without."""
         place = os.path.abspath(path)
         found = [volume for volume in self.volumes_of(shape) if volume.has(place)]
         return max(found, key=lambda volume: len(volume.mount_path), default=None)
@@ -153,7 +171,8 @@ class Cluster(Strict):
         """
         unknown = {volume.name: sorted(set(volume.shapes) - names) for volume in self.volumes}
         if lines := [
-            f"volumes: {name}: shapes: no row {', '.join(wrong)} in shapes.yaml; there are {', '.join(sorted(names))}"
+            f"volumes: {name}: shapes: no row {', '.join(wrong)} in shapes.yaml; there are "
+            f"{', '.join(sorted(names))}"
             for name, wrong in unknown.items()
             if wrong
         ]:

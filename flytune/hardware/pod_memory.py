@@ -5,7 +5,8 @@ from pathlib import Path
 
 
 def memory() -> tuple[int, int]:
-    """Return bytes of memory in use, without page cache that can be dropped, and bytes allowed: the pod's, or the machine's."""
+    """Return bytes of memory in use, without page cache that can be dropped, and bytes allowed: the pod's, or
+    the machine's."""
     found = {key: int(value.split()[0]) * 1024 for key, value in _pairs(Path("/proc/meminfo"), ":")}
     total = found["MemTotal"]
     for used, limit, cache in _cgroups():
@@ -13,7 +14,9 @@ def memory() -> tuple[int, int]:
             allowed = limit.read_text(encoding="ascii").strip()
             if allowed == "max" or int(allowed) >= total:
                 continue
-            dropped = next((int(size) for key, size in _pairs(cache, " ") if key.endswith("inactive_file")), 0)
+            dropped = next(
+                (int(size) for key, size in _pairs(cache, " ") if key.endswith("inactive_file")), 0
+            )
             return int(used.read_text(encoding="ascii")) - dropped, int(allowed)
         except (OSError, ValueError):
             continue
@@ -27,9 +30,12 @@ def _pairs(file: Path, separator: str) -> Iterator[tuple[str, str]]:
 
 
 def _cgroups() -> Iterator[tuple[Path, Path, Path]]:
-    """List files of use, limit and statistics: of cgroup v2 and v1, each as a container sees its own, and as a machine does."""
+    """List files of use, limit and statistics: of cgroup v2 and v1, each as a container sees its own, and as
+    a machine does."""
     try:
-        own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()]
+        own = [
+            line.split(":", 2) for line in Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
+        ]
     except OSError:
         own = []
     for root, controllers, used, limit in (

@@ -38,11 +38,13 @@ class Shape(Strict):
     nvme: bool = False
     """True if that disk is NVMe, as offload to NVMe requires."""
     disk_read_gbs: Annotated[float | None, Field(gt=0, le=limits.RATE)] = None
-    """GB/s (1e9 bytes) at which the node reads that disk; if not set, a published rate of NVMe, or a likely one of others."""
+    """GB/s (1e9 bytes) at which the node reads that disk; if not set, a published rate of NVMe, or a likely
+    one of others."""
     price_per_hour: Annotated[float, Field(ge=0, le=limits.PRICE)]
     """US dollars for one node."""
     spot: bool = False
-    """True if pods may run on preemptible machines; a label of such nodes in `node_labels` ensures that they do."""
+    """True if pods may run on preemptible machines; a label of such nodes in `node_labels` ensures that they
+    do."""
     network: NetworkName = "tcp"
     """Network that NCCL uses between nodes (networks.py)."""
     network_devices: Annotated[int, Field(ge=0, le=limits.SHARDS)] = 0
@@ -50,24 +52,30 @@ class Shape(Strict):
     node_labels: dict[str, str] = Field(default={})
     """Labels of the nodes that the pods must run on, beside the accelerator's."""
     retries: Annotated[int, Field(ge=0, le=limits.RETRIES)] = 3
-    """Number of attempts after the first of each task with the row's pods; preemptions and other failures that another attempt
-    can overcome use them."""
+    """Number of attempts after the first of each task with the row's pods; preemptions and other failures
+    that another attempt can overcome use them."""
     interruptions_per_hour: Annotated[float | None, Field(ge=0, le=limits.RATE)] = None
     """Interruptions of all nodes together; if not set, a likely rate of such machines."""
 
     @model_validator(mode="after")
     def _devices_for_a_network(self) -> Self:
         if NETWORKS[self.network].has_devices != (self.network_devices > 0):
-            raise ValueError(f"network: {self.network} with network_devices: {self.network_devices}; only tcp has none")
+            raise ValueError(
+                f"network: {self.network} with network_devices: {self.network_devices}; only tcp has none"
+            )
         return self
 
     @model_validator(mode="after")
     def _memory_of_a_process(self) -> Self:
         if self.is_gpu and self.gpu_memory_gib <= 0:
-            raise ValueError(f"gpu_memory_gib: {self.gpu_memory_gib:g}: an {self.accelerator:.40} has memory; write its GiB")
+            raise ValueError(
+                f"gpu_memory_gib: {self.gpu_memory_gib:g}: an {self.accelerator:.40} has memory; write its "
+                "GiB"
+            )
         if self.shared_memory_gib >= self.memory_gib:
             raise ValueError(
-                f"shared_memory_gib: {self.shared_memory_gib}: it is a part of memory_gib, {self.memory_gib}, and must be less"
+                f"shared_memory_gib: {self.shared_memory_gib}: it is a part of memory_gib, "
+                f"{self.memory_gib}, and must be less"
             )
         return self
 

@@ -25,8 +25,8 @@ _SECONDS = 20.0
 def row(name: str | None = None) -> Shape | None:
     """Return this machine's row, with a price of 0; None if it has no GPU, or several kinds.
 
-    Read from the driver's program, which starts no CUDA: a process that has started CUDA cannot be forked. Of the GPUs that
-    CUDA_VISIBLE_DEVICES names, if it is set.
+    Read from the driver's program, which starts no CUDA: a process that has started CUDA cannot be forked. Of
+    the GPUs that CUDA_VISIBLE_DEVICES names, if it is set.
 
     Args:
         name: of the row; by default the accelerator's and the number of GPUs.
@@ -52,7 +52,8 @@ def row(name: str | None = None) -> Shape | None:
 
 @cache
 def rows() -> tuple[Shape, ...]:
-    """Return this machine's rows, with a price of 0: its GPUs, if it has any of one kind, and its CPUs as one process."""
+    """Return this machine's rows, with a price of 0: its GPUs, if it has any of one kind, and its CPUs as one
+    process."""
     gpus, memory = row(NAME), memory_gib()
     cpus = Shape(
         name=NAME if gpus is None else CPU_NAME,
@@ -78,7 +79,9 @@ def described(shape: Shape) -> str:
     memory = f"{shape.memory_gib} GiB of memory"
     if shape.is_gpu:
         return f"{shape.processes} x {shape.accelerator} with {shape.gpu_memory_gib:g} GiB, {memory}"
-    return f"{counted(shape.cpu, 'CPU')}, {memory}" + ("" if shape.name == CPU_NAME else ", no GPUs of one kind")
+    return f"{counted(shape.cpu, 'CPU')}, {memory}" + (
+        "" if shape.name == CPU_NAME else ", no GPUs of one kind"
+    )
 
 
 def shape_named(name: str) -> Shape:
@@ -92,7 +95,9 @@ def shape_named(name: str) -> Shape:
     for shape in (*load_shapes(), *others):
         if shape.name == name:
             return shape
-    raise RecipeError(f"{SHAPES_FILE.name}: no row {name}; there are {', '.join(shape.name for shape in load_shapes())}")
+    raise RecipeError(
+        f"{SHAPES_FILE.name}: no row {name}; there are {', '.join(shape.name for shape in load_shapes())}"
+    )
 
 
 def memory_gib() -> int:
@@ -105,7 +110,8 @@ def _free_disk_gib() -> int:
 
 
 def has(here: Shape, shape: Shape) -> bool:
-    """Return True if this machine, whose row is `here`, has what another row promises: as many such GPUs, and host memory.
+    """Return True if this machine, whose row is `here`, has what another row promises: as many such GPUs, and
+    host memory.
 
     Rows of spot machines, whose prices are others, are left out.
     """
@@ -120,7 +126,8 @@ def has(here: Shape, shape: Shape) -> bool:
 
 
 def accelerator_of(product: str) -> str:
-    """Return the name in accelerators.yaml of a GPU that the driver calls `product`; its own name if there is none."""
+    """Return the name in accelerators.yaml of a GPU that the driver calls `product`; its own name if there is
+    none."""
     words = re.split(r"[ -]+", product.upper())
     words += [first + second for first, second in pairwise(words)]
     found = [name for name in load_accelerators() if {*name.upper().split("-")} <= {*words}]
@@ -134,7 +141,10 @@ def _gpus() -> list[tuple[str, float, int]]:
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS)
         lines = [line.rsplit(", ", 2) for line in done.stdout.splitlines()]
-        return [(product, int(mib) / 1024, int(capability.partition(".")[0])) for product, mib, capability in lines]
+        return [
+            (product, int(mib) / 1024, int(capability.partition(".")[0]))
+            for product, mib, capability in lines
+        ]
     except (OSError, subprocess.SubprocessError, ValueError):
         return []
 

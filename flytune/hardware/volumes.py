@@ -10,7 +10,21 @@ from flytune.schema import Strict
 
 SOURCES = ("persistent_volume_claim", "csi", "nfs", "host_path")
 """Fields of a volume of which it has exactly one."""
-_HIDDEN = ("/", "/app", "/bin", "/etc", "/home", "/lib", "/lib64", "/opt", "/root", "/sbin", "/tmp", "/usr", "/var")
+_HIDDEN = (
+    "/",
+    "/app",
+    "/bin",
+    "/etc",
+    "/home",
+    "/lib",
+    "/lib64",
+    "/opt",
+    "/root",
+    "/sbin",
+    "/tmp",
+    "/usr",
+    "/var",
+)
 """Folders of the images that a volume must not hide; folders below them may be mounted."""
 _OWN = ("/code", "/dev", "/proc", "/scratch", "/sys")
 """Folders that pods have of their own, with all below them."""
@@ -40,7 +54,8 @@ class Nfs(Strict):
 
 
 class Volume(Strict):
-    """A volume that Flytune mounts into pods, from exactly one of a claim, a CSI driver, an NFS server and a host path."""
+    """A volume that Flytune mounts into pods, from exactly one of a claim, a CSI driver, an NFS server and a
+    host path."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
     persistent_volume_claim: Text | None = None
@@ -80,7 +95,10 @@ class Volume(Strict):
         if not path.startswith("/") or path.startswith("//") or ".." in place.parts or ":" in path:
             raise ValueError(f"{path}: write an absolute path, for example /mnt/checkpoints")
         if str(place) in _HIDDEN or any(place.is_relative_to(own) for own in _OWN):
-            raise ValueError(f"{path}: it would hide files that pods need there; mount it at a path such as /mnt/checkpoints")
+            raise ValueError(
+                f"{path}: it would hide files that pods need there; mount it at a path such as "
+                "/mnt/checkpoints"
+            )
         return str(place)
 
     @model_validator(mode="after")
@@ -90,7 +108,10 @@ class Volume(Strict):
             found = f"it has {' and '.join(given)}" if given else "it has none"
             raise ValueError(f"volume {self.name} needs exactly one of {', '.join(SOURCES)}; {found}")
         if self.total_read_gbs is not None and self.read_gbs is None:
-            raise ValueError(f"volume {self.name} has total_read_gbs, which limits the sum of the nodes' rates; add read_gbs")
+            raise ValueError(
+                f"volume {self.name} has total_read_gbs, which limits the sum of the nodes' rates; add "
+                "read_gbs"
+            )
         return self
 
     @property

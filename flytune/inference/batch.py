@@ -1,4 +1,5 @@
-"""Batch inference: answers of a tuned model, or of several adapters on one base, in batches of similar length."""
+"""Batch inference: answers of a tuned model, or of several adapters on one base, in batches of similar
+length."""
 
 import hashlib
 import json
@@ -45,7 +46,8 @@ class PromptFormat:
 
     @classmethod
     def of(cls, folder: Path, model: Any) -> "PromptFormat":
-        """Return that of an artifact, or of a merged model, whose files do not tell columns and system prompt."""
+        """Return that of an artifact, or of a merged model, whose files do not tell columns and system
+        prompt."""
         tokenizer = export_folder.tokenizer(folder)
         return cls(tokenizer, columns_in(folder), end_markers(tokenizer, model))
 
@@ -69,12 +71,15 @@ class PromptFormat:
 class InferenceModel:
     """A model in memory that answers as the artifact, as other adapters on the same base, or as the base."""
 
-    def __init__(self, artifact: Path, others: Mapping[str, Path], consent: opening.Consent = opening.NONE) -> None:
-        """Load the artifacts as they were trained, over all GPUs of the machine; `artifact` may be a merged model's folder.
+    def __init__(
+        self, artifact: Path, others: Mapping[str, Path], consent: opening.Consent = opening.NONE
+    ) -> None:
+        """Load the artifacts as they were trained, over all GPUs of the machine; `artifact` may be a merged
+        model's folder.
 
         Raises:
-            ExportError: an artifact cannot be read or loaded, was changed, or has code without consent; adapters are given for
-                a complete model, or have different bases.
+            ExportError: an artifact cannot be read or loaded, was changed, or has code without consent;
+                adapters are given for a complete model, or have different bases.
         """
         loading.import_libraries()
         self.is_adapter = loading.is_adapter(artifact)
@@ -83,8 +88,8 @@ class InferenceModel:
             self.model = adapters_loading.load(folders, consent)
         elif others:
             raise ExportError(
-                f"{artifact}: a complete model; {', '.join(others)}: adapters need the base that they were trained on: give an "
-                "adapter as the artifact"
+                f"{artifact}: a complete model; {', '.join(others)}: adapters need the base that they were "
+                "trained on: give an adapter as the artifact"
             )
         elif merging.is_merged(artifact):
             self.model = merging.load(artifact, consent).eval()
@@ -101,8 +106,11 @@ class InferenceModel:
         """Return the prompt format of the artifact."""
         return self.formats[_OWN]
 
-    def answers(self, rows: Sequence[dict[str, Any]], generation: Generation) -> list[GeneratedAnswer | DataError]:
-        """Return the answer to each row of `flytune.inference.prompts.read_part`, in order, or the error of a bad row.
+    def answers(
+        self, rows: Sequence[dict[str, Any]], generation: Generation
+    ) -> list[GeneratedAnswer | DataError]:
+        """Return the answer to each row of `flytune.inference.prompts.read_part`, in order, or the error of a
+        bad row.
 
         Rows are answered adapter by adapter, so that each is switched on once.
 
@@ -126,7 +134,15 @@ class InferenceModel:
                 with self._active(name):
                     form = self.formats[name]
                     with named(f"{name}: its model cannot answer", ExportError, (OSError, RuntimeError)):
-                        answers = answer(self.model, form.tokenizer, list(prompts.values()), generation, form.ends, bar, name)
+                        answers = answer(
+                            self.model,
+                            form.tokenizer,
+                            list(prompts.values()),
+                            generation,
+                            form.ends,
+                            bar,
+                            name,
+                        )
                 found |= dict(zip(prompts, answers, strict=True))
         return [found[index] for index in range(len(rows))]
 
@@ -158,23 +174,28 @@ def columns_in(folder: Path) -> Columns:
 
 
 def check_names(adapters: Collection[str], is_adapter: bool) -> None:
-    """Check the names of adapters before a GPU is requested; `is_adapter` is True if the artifact is an adapter.
+    """Check the names of adapters before a GPU is requested; `is_adapter` is True if the artifact is an
+    adapter.
 
     Raises:
-        RecipeError: a name is invalid or reserved; or there are adapters and the artifact is a complete model.
+        RecipeError: a name is invalid or reserved; or there are adapters and the artifact is a complete
+            model.
     """
     taken = (BASE, "__base__", _OWN)
     if bad := [name for name in adapters if name in taken or not re.fullmatch(r"[A-Za-z0-9_-]+", name)]:
-        raise RecipeError(f"adapters: {bad[0]!r} cannot be a name: letters, digits, - and _, and not {', '.join(taken)}")
+        raise RecipeError(
+            f"adapters: {bad[0]!r} cannot be a name: letters, digits, - and _, and not {', '.join(taken)}"
+        )
     if adapters and not is_adapter:
         raise RecipeError(
-            f"adapters: {', '.join(adapters)}: the artifact is a complete model; adapters need the base that they were trained "
-            "on: give an adapter as the artifact"
+            f"adapters: {', '.join(adapters)}: the artifact is a complete model; adapters need the base that "
+            "they were trained on: give an adapter as the artifact"
         )
 
 
 def find_answers(part: PromptPart, scratch_folder: str, out: Path) -> bool:
-    """Look for the answers of an earlier run at the address `scratch_folder`; if they are there, write them to the file `out`.
+    """Look for the answers of an earlier run at the address `scratch_folder`; if they are there, write them
+    to the file `out`.
 
     Returns: True if they were found.
 
@@ -211,7 +232,9 @@ def answer_part(
     started = time.perf_counter()
     tokens = _write_answers(part, file, lambda: InferenceModel(artifact, others, consent), out)
     seconds = time.perf_counter() - started
-    step_lines.show(f"{part.file}: {counted(part.rows, 'prompt')}, {counted(tokens, 'token')} answered in {seconds:.0f} s")
+    step_lines.show(
+        f"{part.file}: {counted(part.rows, 'prompt')}, {counted(tokens, 'token')} answered in {seconds:.0f} s"
+    )
     Storage(scratch_folder, key="keep").write(answers_name(part), out.read_bytes())
     return out
 
@@ -224,7 +247,8 @@ def answer_file(
     out: Path,
     consent: opening.Consent = opening.NONE,
 ) -> Summary:
-    """Answer a file of prompts on this machine, and write what `flytune.inference.prompts.join` writes to the folder `out`.
+    """Answer a file of prompts on this machine, and write what `flytune.inference.prompts.join` writes to the
+    folder `out`.
 
     Args:
         file: the prompts, in any form that `flytune.inference.prompts.split` reads.
@@ -249,7 +273,8 @@ def answer_file(
 
 
 def _write_answers(part: PromptPart, file: Path, load: Callable[[], InferenceModel], out: Path) -> int:
-    """Answer one part with the model that `load` returns, write the answers to the file `out`, and return their tokens."""
+    """Answer one part with the model that `load` returns, write the answers to the file `out`, and return
+    their tokens."""
     rows = read_part(file)
     answers = load().answers(rows, part.generation)
     lines = []

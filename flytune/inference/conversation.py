@@ -14,7 +14,9 @@ from flytune.sentences import counted
 class Conversation:
     """Questions and answers of one conversation; without a chat template each text is continued alone."""
 
-    def __init__(self, model: InferenceModel, generation: Generation, system_prompt: str | None = None) -> None:
+    def __init__(
+        self, model: InferenceModel, generation: Generation, system_prompt: str | None = None
+    ) -> None:
         """Begin a conversation.
 
         Args:
@@ -60,7 +62,9 @@ class Conversation:
         prompt = torch.tensor([tokens], device=next(network.parameters()).device)
         pieces = Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True)
         with torch.no_grad():
-            output = network.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), streamer=pieces)
+            output = network.generate(
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), streamer=pieces
+            )
         text = str(tokenizer.decode(output[0, len(tokens) :], skip_special_tokens=True))
         if self.remembers:
             self.messages = [*asked, {"role": "assistant", "content": text}]
@@ -73,7 +77,7 @@ class Conversation:
             return self.generation.max_new_tokens
         if length >= limit.tokens:
             raise DataError(
-                f"this conversation: {counted(length, 'token')} are more than the model's context of {limit.tokens:,}; "
-                "begin again with /new"
+                f"this conversation: {counted(length, 'token')} are more than the model's context of "
+                f"{limit.tokens:,}; begin again with /new"
             )
         return min(self.generation.max_new_tokens, limit.tokens - length)

@@ -15,7 +15,14 @@ from flytune import json_core
 from flytune.data import BadRows, read_path, text_of, tools_of
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.data.columns import TURNS
-from flytune.data.formats import SEPARATOR, optional_column, prompt_of, turns_of, with_other_names, with_system
+from flytune.data.formats import (
+    SEPARATOR,
+    optional_column,
+    prompt_of,
+    turns_of,
+    with_other_names,
+    with_system,
+)
 from flytune.data.messages import Message
 from flytune.data.rows.pairs import other_prompt
 from flytune.data.sources import kind
@@ -86,7 +93,10 @@ class Columns:
         """Return those of a recipe; sources that differ leave the names as they are."""
         sources = list(recipe.data.all_sources.values())
         first = sources[0]
-        if any((source.columns, source.input_separator) != (first.columns, first.input_separator) for source in sources):
+        if any(
+            (source.columns, source.input_separator) != (first.columns, first.input_separator)
+            for source in sources
+        ):
             return cls(system_prompt=recipe.data.system_prompt)
         separator = SEPARATOR if first.input_separator is None else first.input_separator
         return cls(names=first.columns, separator=separator, system_prompt=recipe.data.system_prompt)
@@ -110,9 +120,14 @@ class Columns:
         elif not turns:
             turns = other_prompt(row, names, where, self.separator)
         if turns is None:
-            raise DataError(f"{where}: neither prompt nor messages nor question; there are {', '.join(row) or 'none'}")
+            raise DataError(
+                f"{where}: neither prompt nor messages nor question; there are {', '.join(row) or 'none'}"
+            )
         if turns[-1]["role"] == "assistant":
-            raise DataError(f"{where}: messages end with the assistant's turn, so there is nothing to answer; remove that turn")
+            raise DataError(
+                f"{where}: messages end with the assistant's turn, so there is nothing to answer; remove "
+                "that turn"
+            )
         return with_system(turns, row, names, where, self.system_prompt)
 
 
@@ -145,12 +160,13 @@ def split(
 ) -> list[PromptPart]:
     """Distribute the rows of a file over `shards` parts in `out`: the first row to the first part, and so on.
 
-    A row has `messages` (a chat that needs an answer, optionally with `tools`), `prompt` (plain text to continue, or messages)
-    or `question` (a chat of one message), under these names or those of `columns`, and may name in `adapter` one of
-    `adapters`, or `base`.
+    A row has `messages` (a chat that needs an answer, optionally with `tools`), `prompt` (plain text to
+    continue, or messages) or `question` (a chat of one message), under these names or those of `columns`, and
+    may name in `adapter` one of `adapters`, or `base`.
 
     Raises:
-        DataError: the file cannot be read or has no rows; a row is bad, or more are than max_bad_fraction allows.
+        DataError: the file cannot be read or has no rows; a row is bad, or more are than max_bad_fraction
+            allows.
         RecipeError: shards is below 1 or above MAX_SHARDS.
     """
     if not 1 <= shards <= MAX_SHARDS:
@@ -158,7 +174,10 @@ def split(
     out.mkdir(parents=True, exist_ok=True)
     counts, digests = [0] * shards, [hashlib.sha256() for _ in range(shards)]
     with ExitStack() as stack, BadRows(out, generation.max_bad_fraction, _SETTING).opened() as bad:
-        files = [stack.enter_context((out / f"part-{number:05}.jsonl").open("w", encoding="utf-8")) for number in range(shards)]
+        files = [
+            stack.enter_context((out / f"part-{number:05}.jsonl").open("w", encoding="utf-8"))
+            for number in range(shards)
+        ]
         for row, found in tqdm(read_path(str(prompts), "prompts"), desc="prompts", unit=" rows", delay=2):
             # In a pod, the file's folder is temporary: the name is enough.
             number, where, part = bad.rows, found.removeprefix(f"{prompts.parent}/"), bad.rows % shards
@@ -177,9 +196,17 @@ def split(
         bad.check()
     if not bad.rows:
         raise DataError(f"prompts: {prompts.name} has no rows")
-    _Split(rows=bad.rows, bad=bad.count, first_bad=bad.first, parquet=kind(prompts.name) == "parquet").write(out / "split.json")
+    _Split(rows=bad.rows, bad=bad.count, first_bad=bad.first, parquet=kind(prompts.name) == "parquet").write(
+        out / "split.json"
+    )
     return [
-        PromptPart(file=f"part-{part:05}.jsonl", rows=count, sha256=digest.hexdigest(), generation=generation, models=models)
+        PromptPart(
+            file=f"part-{part:05}.jsonl",
+            rows=count,
+            sha256=digest.hexdigest(),
+            generation=generation,
+            models=models,
+        )
         for part, (count, digest) in enumerate(zip(counts, digests, strict=True))
         if count
     ]
@@ -200,10 +227,13 @@ def _line(number: int, row: dict[str, Any], where: str) -> str:
 
 def _check(row: dict[str, Any], where: str, adapters: Collection[str], columns: Columns) -> None:
     if taken := sorted(set(ANSWERS) & set(row)):
-        raise DataError(f"{where}: column {taken[0]} exists already, and the answers add one of that name; rename it")
+        raise DataError(
+            f"{where}: column {taken[0]} exists already, and the answers add one of that name; rename it"
+        )
     if row.get("adapter") is not None and row["adapter"] not in (*adapters, BASE):
         raise DataError(
-            f"{where}: adapter {row['adapter']!r:.60}: no adapter of that name; there are {', '.join([*adapters, BASE])}"
+            f"{where}: adapter {row['adapter']!r:.60}: no adapter of that name; there are "
+            f"{', '.join([*adapters, BASE])}"
         )
     if not isinstance(columns.question(row, where), str):
         tools_of(row.get("tools"), where)
@@ -232,10 +262,11 @@ def remove_answers(parts: Sequence[PromptPart], scratch_folder: str) -> None:
 
 
 def join(split_folder: Path, parts: Sequence[PromptPart], answered: Sequence[Path], out: Path) -> Summary:
-    """Write the rows with their answers in the order of the prompts, inference.json, and the list of files to the folder `out`.
+    """Write the rows with their answers in the order of the prompts, inference.json, and the list of files to
+    the folder `out`.
 
-    The file is answers.parquet if the prompts are Parquet, otherwise answers.jsonl; rows are unchanged apart from the columns
-    of ANSWERS.
+    The file is answers.parquet if the prompts are Parquet, otherwise answers.jsonl; rows are unchanged apart
+    from the columns of ANSWERS.
 
     Raises:
         DataError: more rows are bad than max_bad_fraction allows; or Parquet cannot hold the columns.
@@ -274,7 +305,8 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _to_parquet(file: Path) -> None:
-    """Convert a file of JSON Lines to Parquet and remove it. All rows are in memory at once, to find the columns' types."""
+    """Convert a file of JSON Lines to Parquet and remove it. All rows are in memory at once, to find the
+    columns' types."""
     import pyarrow
     from pyarrow import parquet
 
@@ -284,6 +316,8 @@ def _to_parquet(file: Path) -> None:
     try:
         table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
     except pyarrow.ArrowException as error:
-        raise DataError(f"answers: Parquet cannot store these columns ({error}); give the prompts as JSON Lines") from None
+        raise DataError(
+            f"answers: Parquet cannot store these columns ({error}); give the prompts as JSON Lines"
+        ) from None
     parquet.write_table(table, file.with_suffix(".parquet"))
     file.unlink()

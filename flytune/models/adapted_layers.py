@@ -11,28 +11,52 @@ _FIXED = (
     r"(?:.*\.)?(?:[^.]*router[^.]*|gate|indexer|encoder_attn|cross_attn|crossattention)\..*|"
     r"(?:.*\.)?(?:[^.]*router|gate|shared_expert_gate|dt_proj)"
 )
-"""Routers (in code of a model's own, a linear layer `gate`) and gates of shared experts choose experts: an adapter on them
-changes which experts a sample trains. Indexers of sparse attention choose tokens, without a gradient, and no text reaches the
-attention to an encoder or to images. Mamba layers read dt_proj's weight and not its result (modeling_mamba, modeling_jamba): an
-adapter there changes nothing."""
+"""Routers (in code of a model's own, a linear layer `gate`) and gates of shared experts choose experts: an
+adapter on them changes which experts a sample trains. Indexers of sparse attention choose tokens, without a
+gradient, and no text reaches the attention to an encoder or to images. Mamba layers read dt_proj's weight and
+not its result (modeling_mamba, modeling_jamba): an adapter there changes nothing."""
 MAMBA = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
-"""Model types whose out_proj PEFT refuses (peft 0.21, tuners_utils._check_lora_target_modules_mamba): their kernels read its
-weight, not its result."""
+"""Model types whose out_proj PEFT refuses (peft 0.21, tuners_utils._check_lora_target_modules_mamba): their
+kernels read its weight, not its result."""
 
-_LINEAR_NAMES, _MIXTRAL_NAMES = frozenset({"gate", "gate_proj", "up_proj", "down_proj"}), frozenset({"gate", "w1", "w2", "w3"})
+_LINEAR_NAMES, _MIXTRAL_NAMES = (
+    frozenset({"gate", "gate_proj", "up_proj", "down_proj"}),
+    frozenset({"gate", "w1", "w2", "w3"}),
+)
 FUSED_EXPERTS = {
-    **dict.fromkeys((
-        "afmoe", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
-        "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash", "mellum", "olmoe",
-        "qwen3_moe", "qwen3_next", "solar_open",
-    ), _LINEAR_NAMES),
+    **dict.fromkeys(
+        (
+            "afmoe",
+            "beam",
+            "cohere2_moe",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "dots1",
+            "ernie4_5_moe",
+            "exaone_moe",
+            "flex_olmo",
+            "glm4_moe",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
+            "hunyuan_v1_moe",
+            "longcat_flash",
+            "mellum",
+            "olmoe",
+            "qwen3_moe",
+            "qwen3_next",
+            "solar_open",
+        ),
+        _LINEAR_NAMES,
+    ),
     **dict.fromkeys(("minimax", "minimax_m2", "mixtral"), _MIXTRAL_NAMES),
-}  # fmt: skip
+}
 """Names of layers, by model type, in whose place PEFT would adapt the tensor of all experts and the router.
 
-For model types whose experts transformers 5 keeps in one tensor, PEFT 0.21 (transformers_weight_conversion) reads `all-linear`
-as it was in transformers 4: it adapts that tensor and the router, in place of all layers of those names, and fails with a
-lora_dropout. Here such names have no adapter, unless method.target_modules names them.
+For model types whose experts transformers 5 keeps in one tensor, PEFT 0.21 (transformers_weight_conversion)
+reads `all-linear` as it was in transformers 4: it adapts that tensor and the router, in place of all layers
+of those names, and fails with a lora_dropout. Here such names have no adapter, unless method.target_modules
+names them.
 """
 
 
@@ -51,7 +75,8 @@ def is_left_out(model_type: str, decoder: str | None, module: str) -> bool:
 
 
 def fields(model: Any, method: Method) -> dict[str, Any]:
-    """Return the fields of PEFT's LoraConfig that name what an adapter changes: target_modules, target_parameters ..."""
+    """Return the fields of PEFT's LoraConfig that name what an adapter changes: target_modules,
+    target_parameters ..."""
     if method.is_all_linear:
         found = _all_linear(model)
     else:
@@ -63,9 +88,13 @@ def fields(model: Any, method: Method) -> dict[str, Any]:
     if not method.experts:
         return found
     targets = found["target_modules"]
-    if not method.is_all_linear and (listed := [name for name in _linear_layers(model) if expert_layers.is_listed(name)]):
+    if not method.is_all_linear and (
+        listed := [name for name in _linear_layers(model) if expert_layers.is_listed(name)]
+    ):
         ends = "|".join(map(re.escape, listed))
-        found["target_modules"] = f"(?:{targets})|(?:{ends})" if isinstance(targets, str) else [*targets, *listed]
+        found["target_modules"] = (
+            f"(?:{targets})|(?:{ends})" if isinstance(targets, str) else [*targets, *listed]
+        )
     return found | {"target_parameters": expert_layers.suffixes(expert_layers.fused(model)) or None}
 
 
@@ -79,10 +108,12 @@ def _all_linear(model: Any) -> dict[str, Any]:
 
 
 def excluded(model: Any) -> str | None:
-    """Return the regular expression for PEFT's exclude_modules with `all-linear`; None if no linear layer matches it.
+    """Return the regular expression for PEFT's exclude_modules with `all-linear`; None if no linear layer
+    matches it.
 
-    Left out are routers, the indexers of sparse attention, Mamba's out_proj where PEFT refuses it, and in a model of text and
-    images or sound all that is not of its text decoder: samples of text alone give those layers no gradient.
+    Left out are routers, the indexers of sparse attention, Mamba's out_proj where PEFT refuses it, and in a
+    model of text and images or sound all that is not of its text decoder: samples of text alone give those
+    layers no gradient.
     """
     parts = [_FIXED]
     if _type_of(model) in MAMBA:
@@ -102,7 +133,11 @@ def _linear_layers(model: Any) -> list[str]:
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings() or getattr(model, "score", None)
-    return [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head]
+    return [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head
+    ]
 
 
 def _type_of(model: Any) -> str:

@@ -16,7 +16,8 @@ DEFAULT_RANK = 8
 """PEFT's rank of a configuration without one."""
 LARGEST_RANK = 65_536
 """More than the width of any model's layers; what is allocated is bounded by the weights (`check_ranks`)."""
-# What Flytune writes, and PEFT's other fields of an adapter without special features; lists and tables are checked below.
+# What Flytune writes, and PEFT's other fields of an adapter without special features; lists and tables are
+# checked below.
 _KINDS: dict[str, tuple[type, ...]] = {
     "task_type": (str, type(None)),
     "peft_type": (str,),
@@ -84,8 +85,8 @@ def read(content: str | bytes) -> dict[str, Any]:
     """Return the checked content of adapter_config.json.
 
     Raises:
-        AdapterConfigRefused: it is not JSON, or a field is unknown, of another type, absurd, or unused by Flytune; or the
-            scale is missing.
+        AdapterConfigRefused: it is not JSON, or a field is unknown, of another type, absurd, or unused by
+            Flytune; or the scale is missing.
     """
     try:
         config = json_core.load_object(content, LARGEST)
@@ -95,17 +96,25 @@ def read(content: str | bytes) -> dict[str, Any]:
         if reason := _problem(name, value):
             raise AdapterConfigRefused(f"{name!r:.60}: {reason}")
     if "lora_alpha" not in config:
-        raise AdapterConfigRefused("'lora_alpha': missing; PEFT would take 8, whatever the adapter was trained with")
+        raise AdapterConfigRefused(
+            "'lora_alpha': missing; PEFT would take 8, whatever the adapter was trained with"
+        )
     return config
 
 
 def check_ranks(config: dict[str, Any], shapes: dict[str, list[int]]) -> None:
-    """Compare the ranks of a configuration with the shapes of the adapter's tensors, before PEFT allocates by them.
+    """Compare the ranks of a configuration with the shapes of the adapter's tensors, before PEFT allocates by
+    them.
 
     Raises:
         AdapterConfigRefused: a rank is larger than that of any tensor.
     """
-    found = {shape[0] for name, shape in shapes.items() if ".lora_A." in name or ".lora_embedding_A" in name if shape}
+    found = {
+        shape[0]
+        for name, shape in shapes.items()
+        if ".lora_A." in name or ".lora_embedding_A" in name
+        if shape
+    }
     largest = max(found, default=0)
     for name, rank in {"r": config.get("r", DEFAULT_RANK), **(config.get("rank_pattern") or {})}.items():
         used = name != "r" or not config.get("rank_pattern")
@@ -134,9 +143,16 @@ def _problem(name: str, value: Any) -> str | None:
         return next(filter(None, map(_number_problem, entries)), None)
     if name == "trainable_token_indices":
         lists = list(value.values()) if isinstance(value, dict) else [value or []]
-        are_ids = all(isinstance(ids, list) and all(type(one) is int and 0 <= one < 2**31 for one in ids) for ids in lists)
+        are_ids = all(
+            isinstance(ids, list) and all(type(one) is int and 0 <= one < 2**31 for one in ids)
+            for ids in lists
+        )
         return None if are_ids else f"must be lists of ids of tokens; found {value!r:.60}"
-    if isinstance(value, list) and name != "layers_to_transform" and not all(isinstance(item, str) for item in value):
+    if (
+        isinstance(value, list)
+        and name != "layers_to_transform"
+        and not all(isinstance(item, str) for item in value)
+    ):
         return f"must be a list of names; found {value!r:.60}"
     return None
 

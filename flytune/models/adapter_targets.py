@@ -1,6 +1,8 @@
-"""Layers that a recipe names for its adapter (target_modules, rank_pattern, alpha_pattern), matched as PEFT does.
+"""Layers that a recipe names for its adapter (target_modules, rank_pattern, alpha_pattern), matched as PEFT
+does.
 
-PEFT ignores a name in a list, and a pattern of a rank, that no layer matches: the adapter is smaller than the recipe says.
+PEFT ignores a name in a list, and a pattern of a rank, that no layer matches: the adapter is smaller than the
+recipe says.
 """
 
 import difflib
@@ -46,17 +48,23 @@ class Modules:
         return [name for name in (*self.linear, *self.experts, *self.tables(method)) if is_adapted(name)]
 
     def tables(self, method: Method) -> list[str]:
-        """Return the names of embedding and head where method.target_modules can name them: not where all of it is trained."""
+        """Return the names of embedding and head where method.target_modules can name them: not where all of
+        it is trained."""
         tables = {"embed_tokens": self.embedding, "lm_head": self.head}
-        able = [] if method.is_all_linear else [name for key, name in tables.items() if key not in method.modules_to_save]
+        able = (
+            []
+            if method.is_all_linear
+            else [name for key, name in tables.items() if key not in method.modules_to_save]
+        )
         return [name for name in able if name]
 
 
 def matcher(method: Method, model_type: str, decoder: str | None) -> Callable[[str], bool]:
-    """Return the function that says of a name whether a recipe adapts it: of a linear layer, or of a layer's experts.
+    """Return the function that says of a name whether a recipe adapts it: of a linear layer, or of a layer's
+    experts.
 
-    PEFT (tuners/tuners_utils.py, check_target_module_exists): a regular expression matches a module's whole name, a name in
-    a list its end.
+    PEFT (tuners/tuners_utils.py, check_target_module_exists): a regular expression matches a module's whole
+    name, a name in a list its end.
     """
     is_named = _by_target_modules(method, model_type, decoder)
 
@@ -82,14 +90,16 @@ def _by_target_modules(method: Method, model_type: str, decoder: str | None) -> 
 def rank_of(method: Method) -> Callable[[str], int]:
     """Return the function that says the rank of an adapted layer by its name.
 
-    PEFT (utils/other.py, get_pattern_key) takes the first of method.rank_pattern that the end of a module's name matches.
+    PEFT (utils/other.py, get_pattern_key) takes the first of method.rank_pattern that the end of a module's
+    name matches.
     """
     patterns = [(_ending(key), rank) for key, rank in method.rank_pattern.items()]
     return lambda name: next((rank for pattern, rank in patterns if pattern.match(name)), method.r)
 
 
 def problems(recipe: Recipe, modules: Modules) -> list[str]:
-    """Return what is wrong with the names of layers in a recipe for a model of those modules, a sentence each."""
+    """Return what is wrong with the names of layers in a recipe for a model of those modules, a sentence
+    each."""
     method = recipe.method
     adapted = modules.adapted(method)
     found = [*_targets(method, modules), *_experts(method, modules)]
@@ -97,12 +107,14 @@ def problems(recipe: Recipe, modules: Modules) -> list[str]:
     if modules.embedding in adapted and by_row:
         found.append(
             f"method.target_modules: {modules.embedding}: rows of it are trained for added tokens "
-            "(model.extra_special_tokens, method.trainable_token_indices), and it cannot have an adapter too; remove it"
+            "(model.extra_special_tokens, method.trainable_token_indices), and it cannot have an adapter "
+            "too; remove it"
         )
     if modules.head and modules.head in adapted:
         found.append(
-            f"method.target_modules: {modules.head}: the loss reads the head's weight and not its results, so that an adapter "
-            "on it would never be trained; remove it, or train the head completely (method.modules_to_save: [lm_head])"
+            f"method.target_modules: {modules.head}: the loss reads the head's weight and not its results, "
+            "so that an adapter on it would never be trained; remove it, or train the head completely "
+            "(method.modules_to_save: [lm_head])"
         )
     if not found:
         found += _patterns("rank_pattern", method.rank_pattern, adapted, modules)
@@ -128,7 +140,11 @@ def _modules_of(model: Any) -> Modules:
     able = nn.Linear | Conv1D | nn.Embedding | nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.MultiheadAttention
     tables = [model.get_input_embeddings(), model.get_output_embeddings() or getattr(model, _SCORE, None)]
     names = {id(module): name for name, module in model.named_modules()}
-    kinds = {name: isinstance(one, able) for name, one in model.named_modules() if name and all(one is not t for t in tables)}
+    kinds = {
+        name: isinstance(one, able)
+        for name, one in model.named_modules()
+        if name and all(one is not t for t in tables)
+    }
     return Modules(
         str(model.config.model_type),
         [name for name, is_able in kinds.items() if is_able],
@@ -152,14 +168,17 @@ def _targets(method: Method, modules: Modules) -> Iterator[str]:
         for name in wrong[:MOST_SHOWN]:
             if name in others:
                 advice = "; for experts write experts: true" if modules.experts else ""
-                yield f"{where}: {name}: no layer, or an expert or a router; name layers: {_leaves(modules)}{advice}"
+                yield (
+                    f"{where}: {name}: no layer, or an expert or a router; name layers: "
+                    f"{_leaves(modules)}{advice}"
+                )
             else:
                 yield f"{where}: {name}: {_unknown([name], modules)}"
         if both := next((name for name in named if name in known and name in others), None):
             bad = next(name for name in modules.others if both in _ends(name))
             yield (
-                f"{where}: {both}: {bad} has the name too, and PEFT can give it no adapter; write the names with more of what "
-                "comes before, or a regular expression of whole names"
+                f"{where}: {both}: {bad} has the name too, and PEFT can give it no adapter; write the names "
+                "with more of what comes before, or a regular expression of whole names"
             )
         if len(wrong) > MOST_SHOWN:
             yield f"{where}: {len(wrong) - MOST_SHOWN} more names that no layer has"
@@ -170,13 +189,19 @@ def _targets(method: Method, modules: Modules) -> Iterator[str]:
     if not any(pattern.fullmatch(name) for name in able):
         ends = {end for name in able for end in _ends(name)}
         advice = f"; for layers of that name write [{named}]" if named in ends else ""
-        yield f"{where}: {named}: a regular expression of whole names, and {_unknown(_WORD.findall(named), modules)}{advice}"
+        yield (
+            f"{where}: {named}: a regular expression of whole names, and "
+            f"{_unknown(_WORD.findall(named), modules)}{advice}"
+        )
         return
     for alternative, variant in alternatives(named):
         if not any(variant.fullmatch(name) for name in able):
             yield f"{where}: {alternative} in {named}: {_unknown(_WORD.findall(alternative), modules)}"
     if other := next((name for name in modules.others if pattern.fullmatch(name)), None):
-        yield f"{where}: {named}: matches {other} too, to which PEFT can give no adapter; let it match {_leaves(modules)} alone"
+        yield (
+            f"{where}: {named}: matches {other} too, to which PEFT can give no adapter; let it match "
+            f"{_leaves(modules)} alone"
+        )
 
 
 def _experts(method: Method, modules: Modules) -> Iterator[str]:
@@ -189,7 +214,8 @@ def _experts(method: Method, modules: Modules) -> Iterator[str]:
 
 
 def _patterns(name: str, patterns: dict[str, int], adapted: list[str], modules: Modules) -> Iterator[str]:
-    """Yield what is wrong with the keys of a pattern; `adapted` are names of the layers that have an adapter."""
+    """Yield what is wrong with the keys of a pattern; `adapted` are names of the layers that have an
+    adapter."""
     if not patterns:
         return  # a refused plan tries hundreds of recipes
     wrong, left = 0, list(adapted)
@@ -202,9 +228,17 @@ def _patterns(name: str, patterns: dict[str, int], adapted: list[str], modules: 
         problem = ""
         if not any(is_own):
             if key in ends or any(pattern.match(one) for one in adapted):
-                problem = "a pattern before it has all layers that it matches; PEFT takes the first; put it first, or remove it"
-            elif bare := next((one for one in (*modules.linear, modules.embedding) if pattern.match(one)), None):
-                problem = f"matches {bare}, which has no adapter; add it to method.target_modules, or remove the pattern"
+                problem = (
+                    "a pattern before it has all layers that it matches; PEFT takes the first; put it "
+                    "first, or remove it"
+                )
+            elif bare := next(
+                (one for one in (*modules.linear, modules.embedding) if pattern.match(one)), None
+            ):
+                problem = (
+                    f"matches {bare}, which has no adapter; add it to method.target_modules, or "
+                    "remove the pattern"
+                )
             else:
                 problem = _unknown(_WORD.findall(key), modules, experts)
         elif key not in ends:
@@ -219,7 +253,8 @@ def _patterns(name: str, patterns: dict[str, int], adapted: list[str], modules: 
 
 
 def alternatives(pattern: str, around: str = "{}") -> Iterator[tuple[str, re.Pattern[str]]]:
-    """Yield each alternative of a regular expression (`a`, `b` of `x(a|b)`), with the expression that has it alone there.
+    """Yield each alternative of a regular expression (`a`, `b` of `x(a|b)`), with the expression that has it
+    alone there.
 
     Args:
         around: the text that the expression is put into.
@@ -236,7 +271,8 @@ def alternatives(pattern: str, around: str = "{}") -> Iterator[tuple[str, re.Pat
 
 
 def _groups(pattern: str) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Yield the contents of each group of a regular expression, and of all of it: start, end, those of its alternatives."""
+    """Yield the contents of each group of a regular expression, and of all of it: start, end, those of its
+    alternatives."""
     opened: list[list[int]] = [[0]]
     at = 0
     while at < len(pattern):
@@ -272,10 +308,23 @@ def _unknown(words: list[str], modules: Modules, experts: Sequence[str] = ()) ->
     names = {name.rpartition(".")[2] for name in (*modules.linear, modules.embedding, *experts) if name}
     parts = {part for name in (*modules.linear, *experts) for part in name.split(".")}
     dotted = [word for word in words if "." in word]
-    names |= {end for name in modules.linear for end in _ends(name) for word in dotted if end.count(".") == word.count(".")}
-    near = [one for word in words if word not in parts for one in difflib.get_close_matches(word, sorted(names), 2, NEAR)]
+    names |= {
+        end
+        for name in modules.linear
+        for end in _ends(name)
+        for word in dotted
+        if end.count(".") == word.count(".")
+    }
+    near = [
+        one
+        for word in words
+        if word not in parts
+        for one in difflib.get_close_matches(word, sorted(names), 2, NEAR)
+    ]
     meant = f"did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
-    return f"no linear layer of {modules.model_type} has such a name; {meant}it has {_leaves(modules, experts)}"
+    return (
+        f"no linear layer of {modules.model_type} has such a name; {meant}it has {_leaves(modules, experts)}"
+    )
 
 
 def _leaves(modules: Modules, experts: Sequence[str] = ()) -> str:

@@ -1,7 +1,7 @@
 """Adapters put into a model, with every tensor of their file, and no other.
 
-PEFT builds the layers that adapter_config.json names, and leaves out the file's tensors of other layers without a word. A base
-with a part of an adapter is not a model that anyone has trained.
+PEFT builds the layers that adapter_config.json names, and leaves out the file's tensors of other layers
+without a word. A base with a part of an adapter is not a model that anyone has trained.
 """
 
 import re
@@ -45,10 +45,16 @@ def check(model: Any, folder: Path, name: str) -> None:
     with safe_open(str(folder / WEIGHTS), framework="numpy") as tensors:
         stored = set(tensors.keys())
     places = _places(model, name)
-    if unused := sorted(stored - {file for files in places.values() for file in files} - model.state_dict().keys()):
-        raise ValueError(f"{_listed(unused)} of {WEIGHTS} would not be used: {CONFIG} names no such layer ({_CAUSES})")
+    if unused := sorted(
+        stored - {file for files in places.values() for file in files} - model.state_dict().keys()
+    ):
+        raise ValueError(
+            f"{_listed(unused)} of {WEIGHTS} would not be used: {CONFIG} names no such layer ({_CAUSES})"
+        )
     if missing := sorted(min(files) for files in places.values() if not files & stored):
-        raise ValueError(f"Found missing adapter keys: {_listed(missing)}: {CONFIG} asks for what {WEIGHTS} does not have")
+        raise ValueError(
+            f"Found missing adapter keys: {_listed(missing)}: {CONFIG} asks for what {WEIGHTS} does not have"
+        )
 
 
 def _listed(names: list[str]) -> str:
@@ -56,7 +62,8 @@ def _listed(names: list[str]) -> str:
 
 
 def _places(model: Any, name: str) -> dict[int, set[str]]:
-    """Return the names that a file may have for each of an adapter's parameters; tied ones are one parameter."""
+    """Return the names that a file may have for each of an adapter's parameters; tied ones are one
+    parameter."""
     one = re.escape(name)
     own = re.compile(rf"\.(lora_\w+|trainable_tokens_delta)\.{one}(?=\.|$)")
     table = re.compile(rf"\.modules_to_save\.{one}\.")

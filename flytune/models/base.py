@@ -1,7 +1,8 @@
-"""Files of the base model: their source, those that a run needs, and their copy for pods without access to the hub.
+"""Files of the base model: their source, those that a run needs, and their copy for pods without access to
+the hub.
 
-A model is a folder, an id of the Hugging Face hub (owner/name), or an fsspec address (s3://bucket/artifact). Libraries get
-`local_name`; records keep the recipe's name.
+A model is a folder, an id of the Hugging Face hub (owner/name), or an fsspec address (s3://bucket/artifact).
+Libraries get `local_name`; records keep the recipe's name.
 """
 
 import functools
@@ -62,7 +63,8 @@ def is_on_hub(model: Model) -> bool:
 
 
 def hub_answers() -> bool:
-    """Return whether the hub or its proxy accepts a connection within a second; huggingface_hub tries for half a minute."""
+    """Return whether the hub or its proxy accepts a connection within a second; huggingface_hub tries for
+    half a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -77,7 +79,8 @@ def hub_answers() -> bool:
 
 @contextmanager
 def without_waiting_for_the_hub() -> Iterator[None]:
-    """Read this machine's cache alone in the block where the hub does not answer, instead of asking it again and again."""
+    """Read this machine's cache alone in the block where the hub does not answer, instead of asking it again
+    and again."""
     if hub_answers():
         yield
         return
@@ -91,14 +94,17 @@ def _connects(address: str) -> bool:
         proxy = proxies.get(to.scheme) or proxies.get("all")
         if proxy and not urllib.request.proxy_bypass(to.hostname or ""):
             to = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        socket.create_connection((to.hostname, to.port or (443 if to.scheme == "https" else 80)), _CONNECT_SECONDS).close()
+        socket.create_connection(
+            (to.hostname, to.port or (443 if to.scheme == "https" else 80)), _CONNECT_SECONDS
+        ).close()
     except (OSError, ValueError):  # ValueError: an invalid address
         return False
     return True
 
 
 def commit_of(model: Model) -> str | None:
-    """Return the current commit of `revision` of a model on the hub, from this machine's cache if the hub does not answer.
+    """Return the current commit of `revision` of a model on the hub, from this machine's cache if the hub
+    does not answer.
 
     None for a model that is not on the hub, and if the commit is unknown.
     """
@@ -107,7 +113,9 @@ def commit_of(model: Model) -> str | None:
     from huggingface_hub import HfApi
 
     try:
-        found = HfApi().resolve_revision(model.name_or_path, revision=model.revision, local_files_only=not hub_answers())
+        found = HfApi().resolve_revision(
+            model.name_or_path, revision=model.revision, local_files_only=not hub_answers()
+        )
         return str(found.resolved)
     except Exception as error:  # noqa: BLE001 (the hub's errors are OSErrors; those of a proxy are not)
         log.warning("%s: its commit is unknown: %s", model.name_or_path, type(error).__name__)
@@ -132,8 +140,8 @@ def require_commit(wanted: BaseRequest, model: Model) -> BaseRequest:
     """
     if wanted.commit is None and is_on_hub(model):
         raise RecipeError(
-            f"model.name_or_path: {wanted.name_or_path}: its commit is unknown because the hub did not answer; run again, "
-            "or give model.revision: a commit"
+            f"model.name_or_path: {wanted.name_or_path}: its commit is unknown because the hub did not "
+            "answer; run again, or give model.revision: a commit"
         )
     return wanted
 
@@ -144,7 +152,8 @@ def pinned(model: Model, commit: str | None) -> Model:
 
 
 def tokenizer_identity(model: Model) -> str:
-    """Return 16 hex digits that change when the config or tokenizer files of a folder or an address may have changed.
+    """Return 16 hex digits that change when the config or tokenizer files of a folder or an address may have
+    changed.
 
     Empty for a model on the hub, which the commit identifies.
 
@@ -174,7 +183,8 @@ def local_name(model: Model, weights: bool = True) -> str:
         weights: whether more than config and tokenizer is needed.
 
     Raises:
-        RecipeError: the folder is not on this machine, or holds what is not a file; the address cannot be read or has no model.
+        RecipeError: the folder is not on this machine, or holds what is not a file; the address cannot be
+            read or has no model.
         ExportError: the folder is an artifact, and a file of it was changed.
         StorageError: the address's storage is away.
     """
@@ -189,23 +199,25 @@ def local_name(model: Model, weights: bool = True) -> str:
         return str(folder)
     if is_path(name):
         raise RecipeError(
-            f"model.name_or_path: {name}: no such folder (seen from {Path.cwd().name}/), and not a hub id of the form "
-            "owner/name; pods of a cluster see mounted folders and addresses (s3://...) alone"
+            f"model.name_or_path: {name}: no such folder (seen from {Path.cwd().name}/), and not a hub id of "
+            "the form owner/name; pods of a cluster see mounted folders and addresses (s3://...) alone"
         )
     return name
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse a folder with a pipe, a device or an endless file, which the libraries would open by its name, or with an adapter.
+    """Refuse a folder with a pipe, a device or an endless file, which the libraries would open by its name,
+    or with an adapter.
 
     Raises:
         RecipeError: there is one.
     """
     if (folder / "adapter_config.json").is_file() and (folder / "config.json").is_file():
         raise RecipeError(
-            f"model.name_or_path: {folder}: adapter_config.json is beside config.json, so that transformers would load that "
-            "adapter, and the base that it names, in place of this model; move adapter_config.json and "
-            "adapter_model.safetensors into a folder of their own (method.adapter can start from it)"
+            f"model.name_or_path: {folder}: adapter_config.json is beside config.json, so that transformers "
+            "would load that adapter, and the base that it names, in place of this model; move "
+            "adapter_config.json and adapter_model.safetensors into a folder of their own (method.adapter "
+            "can start from it)"
         )
     for path in sorted([*folder.iterdir(), *folder.glob("additional_chat_templates/*")]):
         if path.exists() and not path.is_dir():
@@ -217,7 +229,8 @@ def _check_files(folder: Path) -> None:
 
 @functools.cache
 def _verify(folder: Path) -> None:
-    """Compare the files of a folder that is an artifact with its hashes, once on each node; another folder has none."""
+    """Compare the files of a folder that is an artifact with its hashes, once on each node; another folder
+    has none."""
     if (folder / contents.CONTENTS).is_file() and os.environ.get("LOCAL_RANK", "0") == "0":
         contents.verify(folder)
 
@@ -228,15 +241,18 @@ def cached_name(name: str) -> str:
 
 
 def copy_from_hub(
-    wanted: BaseRequest, put: Callable[[Path, str], Any], scratch: Path, has: Callable[[str, int], bool] | None = None
+    wanted: BaseRequest,
+    put: Callable[[Path, str], Any],
+    scratch: Path,
+    has: Callable[[str, int], bool] | None = None,
 ) -> None:
-    """Hand each file that loading a model of the hub needs to `put`, with its path in a Hugging Face cache, one by one.
+    """Hand each file that loading a model of the hub needs to `put`, with its path in a Hugging Face cache,
+    one by one.
 
     Args:
-        wanted: the model, with its commit.
-        put: function that stores a file before it returns; the file is then deleted, so that the disk holds one at a time.
-        scratch: a folder for that file.
-        has: function that returns whether a file with this path and this number of bytes is stored already.
+        wanted: the model, with its commit. put: function that stores a file before it returns; the file is
+        then deleted, so that the disk holds one at a time. scratch: a folder for that file. has: function
+        that returns whether a file with this path and this number of bytes is stored already.
 
     Raises:
         RecipeError: the hub refuses the model or cannot be reached, or the model has no safetensors.
@@ -272,7 +288,8 @@ def copy_from_hub(
 
 
 def refused(error: Exception, where: str, otherwise: str = "") -> RecipeError:
-    """Return the error for the hub's answer, with advice; `otherwise` is the advice for a hub that cannot be reached."""
+    """Return the error for the hub's answer, with advice; `otherwise` is the advice for a hub that cannot be
+    reached."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -283,13 +300,23 @@ def refused(error: Exception, where: str, otherwise: str = "") -> RecipeError:
     )
 
     if isinstance(error, GatedRepoError):
-        token = "the token's account has not been granted access" if os.environ.get("HF_TOKEN") else "no HF_TOKEN is set"
-        return RecipeError(f"{where}: gated on the hub, and {token}; ask for access on its page, then set HF_TOKEN")
+        token = (
+            "the token's account has not been granted access"
+            if os.environ.get("HF_TOKEN")
+            else "no HF_TOKEN is set"
+        )
+        return RecipeError(
+            f"{where}: gated on the hub, and {token}; ask for access on its page, then set HF_TOKEN"
+        )
     if isinstance(error, RevisionNotFoundError):
         return RecipeError(f"{where}: the hub has no such model.revision")
     if isinstance(error, RepositoryNotFoundError):
-        return RecipeError(f"{where}: no such folder, and no such repository on the hub (or private: set HF_TOKEN)")
+        return RecipeError(
+            f"{where}: no such folder, and no such repository on the hub (or private: set HF_TOKEN)"
+        )
     if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled):
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"no answer from {constants.ENDPOINT}"
-        return RecipeError(f"{where}: no such folder, and the hub cannot be reached ({why}){otherwise and f'; {otherwise}'}")
+        return RecipeError(
+            f"{where}: no such folder, and the hub cannot be reached ({why}){otherwise and f'; {otherwise}'}"
+        )
     return RecipeError(f"{where}: the hub did not give it: {' '.join(str(error).split())[:200]}")

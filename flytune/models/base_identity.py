@@ -1,9 +1,11 @@
-"""Identity of a base model: a text that changes when its weights or its config.json do, without reading a large model.
+"""Identity of a base model: a text that changes when its weights or its config.json do, without reading a
+large model.
 
-A model of the hub is identified by its commit; one at an address by what its storage keeps of each file (checksum or time, and
-size). Of a folder, config.json, the index and the headers of all safetensors files are read, and of the weights themselves all
-bytes up to WHOLE; of larger ones, the first and the last SAMPLE bytes of up to TENSORS tensors of a file, spread evenly.
-Further training changes nearly all tensors, and is noticed; a change of single numbers in a large model need not be.
+A model of the hub is identified by its commit; one at an address by what its storage keeps of each file
+(checksum or time, and size). Of a folder, config.json, the index and the headers of all safetensors files are
+read, and of the weights themselves all bytes up to WHOLE; of larger ones, the first and the last SAMPLE bytes
+of up to TENSORS tensors of a file, spread evenly. Further training changes nearly all tensors, and is
+noticed; a change of single numbers in a large model need not be.
 """
 
 import functools
@@ -38,7 +40,9 @@ def identity_of(model: Model) -> str:
         commit = base.commit_of(model)
         return f"{model.name_or_path}@{commit}" if commit else ""
     folder = Path(model.name_or_path).expanduser().resolve()
-    files = sorted(path for path in folder.iterdir() if path.name in _TEXTS or path.suffix in _suffixes(model))
+    files = sorted(
+        path for path in folder.iterdir() if path.name in _TEXTS or path.suffix in _suffixes(model)
+    )
     # Files that are replaced while the process lives are read again.
     return _digest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
 
@@ -75,7 +79,9 @@ def _add_sample(digest: Any, content: Any, where: str) -> None:
         described = json_core.load(header, length)
         offsets = [entry["data_offsets"] for name, entry in described.items() if name != "__metadata__"]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise RecipeError(f"model.name_or_path: {where}: its header cannot be read: {error}; download it again") from None
+        raise RecipeError(
+            f"model.name_or_path: {where}: its header cannot be read: {error}; download it again"
+        ) from None
     step = max(1, math.ceil(len(offsets) / TENSORS))
     for begin, end in sorted(offsets)[::step]:
         for place in (begin, max(begin, end - SAMPLE)):

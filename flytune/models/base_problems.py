@@ -8,8 +8,8 @@ from flytune.sentences import counted
 from training_estimates.sizes import Geometry
 
 TRAINABLE_QUANTIZATION = "bitsandbytes"
-"""Published quantization whose weights train an adapter: the libraries of all others, or the gradients of their kernels, are
-missing."""
+"""Published quantization whose weights train an adapter: the libraries of all others, or the gradients of
+their kernels, are missing."""
 
 
 def of_base(recipe: Recipe, geometry: Geometry, in_slices: bool) -> list[str]:
@@ -35,17 +35,20 @@ def _of_method(recipe: Recipe, geometry: Geometry, in_slices: bool) -> Iterator[
     """Yield the problems of the section method."""
     name, quantized, method = recipe.model.name_or_path, geometry.quantized, recipe.method
     trusts_code = recipe.model.trust_remote_code
-    if reason := model_types.training_problem(_kind(geometry), method.name, in_slices, trusts_code, method.experts):
+    if reason := model_types.training_problem(
+        _kind(geometry), method.name, in_slices, trusts_code, method.experts
+    ):
         yield f"model.name_or_path {name}: {_kind(geometry)} with method {method.name}: {reason}"
     if quantized and method.name == "full":
         yield (
-            f"method: full, but the weights of {name} are quantized ({quantized}): they have no gradients; train an adapter "
-            "on them (method: qlora), or name the 16-bit model that they were made from"
+            f"method: full, but the weights of {name} are quantized ({quantized}): they have no gradients; "
+            "train an adapter on them (method: qlora), or name the 16-bit model that they were made from"
         )
     elif quantized and quantized != TRAINABLE_QUANTIZATION:
         yield (
-            f"method: {method.name}, but the weights of {name} are quantized ({quantized}): of quantized weights only "
-            f"those of {TRAINABLE_QUANTIZATION} train an adapter here; name the 16-bit model that they were made from"
+            f"method: {method.name}, but the weights of {name} are quantized ({quantized}): of quantized "
+            f"weights only those of {TRAINABLE_QUANTIZATION} train an adapter here; name the 16-bit model "
+            "that they were made from"
         )
 
 
@@ -56,28 +59,35 @@ def _of_model(recipe: Recipe, geometry: Geometry) -> Iterator[str]:
     if reason := model_types.attention_problem(kind, model.attn_implementation, model.trust_remote_code):
         yield f"model.attn_implementation: {reason}"
     if model.dtype == "float32" and model.attn_implementation.startswith("flash"):
-        yield "model.attn_implementation: FlashAttention computes in 16 bits; use sdpa, or another model.dtype"
+        yield (
+            "model.attn_implementation: FlashAttention computes in 16 bits; use sdpa, or another model.dtype"
+        )
     if model.dtype != "float32" and (reason := model_types.dtype_problem(kind, model.trust_remote_code)):
         yield f"model.dtype: {reason}"
     if model.dtype == "float16" and geometry.dtype == "bfloat16":
         yield (
-            f"model.dtype: float16, but {model.name_or_path} was trained in bfloat16, whose range float16 does not have (its "
-            "activations overflow); use bfloat16 or float32"
+            f"model.dtype: float16, but {model.name_or_path} was trained in bfloat16, whose range float16 "
+            "does not have (its activations overflow); use bfloat16 or float32"
         )
     if reason := heads.head_of(recipe).loss_problem(geometry):
         yield f"model.name_or_path: {model.name_or_path}: {reason}"
-    if model.revision is not None and (model.name_or_path.startswith((".", "/", "~")) or "://" in model.name_or_path):
+    if model.revision is not None and (
+        model.name_or_path.startswith((".", "/", "~")) or "://" in model.name_or_path
+    ):
         yield "model.revision: only models on the hub have one, folders and addresses do not"
 
 
 def _of_training(recipe: Recipe, geometry: Geometry) -> Iterator[str]:
     """Yield the problems of the section training."""
     training, trusts_code = recipe.training, recipe.model.trust_remote_code
-    if training.activation_checkpointing and (reason := model_types.checkpointing_problem(_kind(geometry), trusts_code)):
+    if training.activation_checkpointing and (
+        reason := model_types.checkpointing_problem(_kind(geometry), trusts_code)
+    ):
         yield f"training.activation_checkpointing: {reason}"
     if training.router_aux_loss_coef and geometry.experts == 1:
         yield (
-            f"training.router_aux_loss_coef: {geometry.model_type} has no experts, and no balance loss of them; leave it out"
+            f"training.router_aux_loss_coef: {geometry.model_type} has no experts, and no balance loss of "
+            "them; leave it out"
         )
     if training.use_liger_kernel and (reason := liger.refusal(geometry.model_type, trusts_code)):
         yield f"training.use_liger_kernel: {reason}"
@@ -88,11 +98,14 @@ def _of_data(recipe: Recipe, geometry: Geometry) -> Iterator[str]:
     model = recipe.model
     if geometry.bounds_positions and is_beyond(recipe, geometry):
         yield (
-            f"data.max_length: {counted(recipe.data.max_length, 'token')}, but {model.name_or_path} ({geometry.model_type}) "
-            f"has {counted(geometry.positions or 0, 'position')}, and fails on a longer sample; write at most as many"
+            f"data.max_length: {counted(recipe.data.max_length, 'token')}, but {model.name_or_path} "
+            f"({geometry.model_type}) has {counted(geometry.positions or 0, 'position')}, and fails on a "
+            "longer sample; write at most as many"
         )
     if recipe.data.packing and (
-        reason := model_types.packing_problem(_kind(geometry), model.attn_implementation, model.trust_remote_code)
+        reason := model_types.packing_problem(
+            _kind(geometry), model.attn_implementation, model.trust_remote_code
+        )
     ):
         yield f"data.packing: {reason}"
 

@@ -1,9 +1,9 @@
 """Chat templates of anybody, rendered in a process of their own, with limits of time, memory and output.
 
-A template is a program. jinja2's sandbox keeps it from files and from Python's own objects, but not from computing for ever or
-from making a text of any length, often within one operation that nothing in its process can interrupt. So each process that
-renders has a second one, a copy of itself without any of its files, which the kernel ends at a limit. A chat takes some 30
-microseconds longer by it.
+A template is a program. jinja2's sandbox keeps it from files and from Python's own objects, but not from
+computing for ever or from making a text of any length, often within one operation that nothing in its process
+can interrupt. So each process that renders has a second one, a copy of itself without any of its files, which
+the kernel ends at a limit. A chat takes some 30 microseconds longer by it.
 """
 
 import datetime
@@ -26,7 +26,8 @@ from flytune.errors import DataError
 from flytune.sentences import one_line
 
 SECONDS = 2.0
-"""Processor time of one rendering; a usual chat takes some 20 microseconds, the longest ones some milliseconds."""
+"""Processor time of one rendering; a usual chat takes some 20 microseconds, the longest ones some
+milliseconds."""
 MEMORY = 400_000_000
 """Bytes of address space that renderings may add."""
 LONGEST = 1_000_000
@@ -41,7 +42,8 @@ Span = tuple[int, int]
 
 
 class TemplateError(DataError):
-    """Failure of a template; `kind` is the name of the error's class, "" at a limit; `line` is one of the template, or 0."""
+    """Failure of a template; `kind` is the name of the error's class, "" at a limit; `line` is one of the
+    template, or 0."""
 
     def __init__(self, message: str, kind: str = "", line: int = 0) -> None:
         super().__init__(message)
@@ -51,13 +53,13 @@ class TemplateError(DataError):
 def render(
     source: str, messages: Sequence[Any], is_text: bool = False, tools: Any = None, **options: Any
 ) -> tuple[str, list[Span]]:
-    """Return the text of a chat, and the characters of each generation block if `return_assistant_tokens_mask` is given.
+    """Return the text of a chat, and the characters of each generation block if
+    `return_assistant_tokens_mask` is given.
 
     Args:
-        source: the template.
-        messages: the chat.
-        is_text: True for messages of nothing but texts, and no option but special tokens: this takes a third of the time.
-        tools: as `options`, what transformers' render_jinja_template takes; also `template_date`, the day (2026-01-31) that the
+        source: the template. messages: the chat. is_text: True for messages of nothing but texts, and no
+        option but special tokens: this takes a third of the time. tools: as `options`, what transformers'
+        render_jinja_template takes; also `template_date`, the day (2026-01-31) that the
             template's strftime_now writes in place of today.
 
     Raises:
@@ -92,14 +94,18 @@ def require_text(source: Any, where: str) -> str:
         DataError: it is not.
     """
     if not isinstance(source, str):
-        raise DataError(f"{where}: chat_template must be text, found {source!r:.60}; correct tokenizer_config.json")
+        raise DataError(
+            f"{where}: chat_template must be text, found {source!r:.60}; correct tokenizer_config.json"
+        )
     return source
 
 
 def limited(tokenizer: Any, where: str) -> Any:
-    """Return a tokenizer whose chat templates are texts, and whose apply_chat_template renders with the limits.
+    """Return a tokenizer whose chat templates are texts, and whose apply_chat_template renders with the
+    limits.
 
-    Templates by names of which none is `default` are none: transformers would refuse each use that names none.
+    Templates by names of which none is `default` are none: transformers would refuse each use that names
+    none.
 
     Raises:
         DataError: a chat template is not text.
@@ -114,7 +120,11 @@ def limited(tokenizer: Any, where: str) -> Any:
 
 
 def _render_all(
-    conversations: Sequence[Any], *, chat_template: str, return_assistant_tokens_mask: bool = False, **options: Any
+    conversations: Sequence[Any],
+    *,
+    chat_template: str,
+    return_assistant_tokens_mask: bool = False,
+    **options: Any,
 ) -> tuple[list[str], list[list[Span]]]:
     """Return what transformers' render_jinja_template does."""
     options["return_assistant_tokens_mask"] = return_assistant_tokens_mask
@@ -125,13 +135,19 @@ def _render_all(
         return rendered[0], rendered[1]
     found = [render(chat_template, one, **options) for one in conversations]
     if any("\ud800" <= letter <= "\udfff" for text, _ in found if not text.isascii() for letter in text):
-        raise DataError("the chat template writes half of a surrogate pair, which is not a character; correct the template")
-    return [text for text, _ in found], [blocks for _, blocks in found] if return_assistant_tokens_mask else []
+        raise DataError(
+            "the chat template writes half of a surrogate pair, which is not a character; correct the "
+            "template"
+        )
+    return [text for text, _ in found], [
+        blocks for _, blocks in found
+    ] if return_assistant_tokens_mask else []
 
 
 @contextmanager
 def in_process() -> Iterator[None]:
-    """Let tokenizers render in this process: in one that trains, whose template has rendered all samples with the limits.
+    """Let tokenizers render in this process: in one that trains, whose template has rendered all samples with
+    the limits.
 
     A copy of a process with the threads and connections of torch.distributed may not live.
     """
@@ -160,11 +176,15 @@ class _Process:
         self._lock = threading.Lock()
         self._numbers: dict[str, int] = {}
         self.connection, other = Pipe()
-        self._stderr = os.memfd_create("stderr") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+        self._stderr = (
+            os.memfd_create("stderr") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
+        )
         try:
             self._pid = os.fork()
         except OSError as error:
-            raise DataError(f"no process can be started that renders chat templates: {error.strerror}") from None
+            raise DataError(
+                f"no process can be started that renders chat templates: {error.strerror}"
+            ) from None
         if not self._pid:
             try:
                 _serve(other, self._stderr, upstream)
@@ -173,17 +193,22 @@ class _Process:
         other.close()
 
     def ask(self, source: str, request: Any) -> tuple[str, list[Span]]:
-        """Return the text and blocks that the second process renders; TemplateError if it fails or is ended."""
+        """Return the text and blocks that the second process renders; TemplateError if it fails or is
+        ended."""
         global _current
         if len(source) > LONGEST_SOURCE:
-            raise TemplateError(f"it has {len(source):,} characters, and {LONGEST_SOURCE:,} are the most; {_ADVICE}")
+            raise TemplateError(
+                f"it has {len(source):,} characters, and {LONGEST_SOURCE:,} are the most; {_ADVICE}"
+            )
         with self._lock:
             number = self._numbers.get(source)
             is_new = number is None
             if number is None:
                 number = self._numbers[source] = len(self._numbers)
             try:
-                self.connection.send_bytes(pickle.dumps((number, source if is_new else None, request), protocol=5))
+                self.connection.send_bytes(
+                    pickle.dumps((number, source if is_new else None, request), protocol=5)
+                )
                 answer = self.connection.recv_bytes()
             except (EOFError, OSError):
                 _current = None
@@ -199,7 +224,9 @@ class _Process:
         if answer[:1] in b"!?":
             raise TemplateError(*json.loads(answer[1:]))
         head, _, text = answer.partition(b"\n")
-        return text.decode("utf-8", "surrogatepass"), [(start, end) for start, end in json.loads(head)] if head else []
+        return text.decode("utf-8", "surrogatepass"), [
+            (start, end) for start, end in json.loads(head)
+        ] if head else []
 
     def close(self) -> None:
         """Let the second process end."""
@@ -207,7 +234,8 @@ class _Process:
         os.close(self._stderr)
 
     def _ended(self) -> tuple[str, bool]:
-        """Close the connection, by which the second process ends; return why it has ended, and if that is the limit of time."""
+        """Close the connection, by which the second process ends; return why it has ended, and if that is the
+        limit of time."""
         self.connection.close()
         try:
             status = os.waitpid(self._pid, 0)[1]
@@ -234,7 +262,8 @@ def _process() -> _Process:
 
 
 def _ask(source: str, request: Any) -> tuple[str, list[Span]]:
-    """Ask the second process, and a new one if it ended below the limits, which need not be the template's fault."""
+    """Ask the second process, and a new one if it ended below the limits, which need not be the template's
+    fault."""
     try:
         return _process().ask(source, request)
     except _Ended:
@@ -267,7 +296,9 @@ def _serve(connection: Connection, stderr: int, upstream: Any) -> None:
         try:
             answer = _answer(upstream, source, request, LONGEST + 10 * len(content))
         except MemoryError:
-            answer = b"!" + json.dumps([f"it takes more than {MEMORY // 10**6} MB of memory; {_ADVICE}"]).encode()
+            answer = (
+                b"!" + json.dumps([f"it takes more than {MEMORY // 10**6} MB of memory; {_ADVICE}"]).encode()
+            )
         except Exception as error:  # noqa: BLE001 (a template may raise any)
             answer = b"?" + json.dumps(_failure(error)).encode()
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -275,7 +306,8 @@ def _serve(connection: Connection, stderr: int, upstream: Any) -> None:
 
 
 def _leave_all(kept: int, stderr: int) -> None:
-    """Leave files, signals and memory to the first process, and set limits; `stderr` becomes standard error."""
+    """Leave files, signals and memory to the first process, and set limits; `stderr` becomes standard
+    error."""
     for number in signal.valid_signals() - _NEVER_RESET:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for the first process
@@ -287,18 +319,23 @@ def _leave_all(kept: int, stderr: int) -> None:
     gc.freeze()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
     except OSError:  # not Linux
         return
     most = resource.getrlimit(resource.RLIMIT_AS)[1]
     wanted = used + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most)
+    )
 
 
 def _close_all_but(kept: int) -> None:
     """Close all files but the standard ones, `kept`, and the kernel's own for waiting.
 
-    gRPC starts its threads again in a fork of a process that has used it, and aborts where what they wait at is closed.
+    gRPC starts its threads again in a fork of a process that has used it, and aborts where what they wait at
+    is closed.
     """
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
@@ -332,7 +369,9 @@ def _answer(upstream: Any, source: str, request: Any, longest: int) -> bytes:
         texts, found = upstream.render_jinja_template([messages], chat_template=source, **options)
         text, blocks = texts[0], found[0] if found else []
     if len(text) > longest:
-        raise _TooLong(f"it makes {len(text):,} characters of a chat, and {longest:,} are the most; {_ADVICE}")
+        raise _TooLong(
+            f"it makes {len(text):,} characters of a chat, and {longest:,} are the most; {_ADVICE}"
+        )
     return (json.dumps(blocks).encode() if blocks else b"") + b"\n" + text.encode("utf-8", "surrogatepass")
 
 
@@ -346,4 +385,8 @@ def _failure(error: Exception) -> tuple[str, str, int]:
         return str(error), "", 0
     name, text = type(error).__name__, " ".join(str(getattr(error, "message", None) or error).split())[:300]
     line = getattr(error, "lineno", None)
-    return text if text and name.startswith("Template") else f"{name}: {text}", name, line if isinstance(line, int) else 0
+    return (
+        text if text and name.startswith("Template") else f"{name}: {text}",
+        name,
+        line if isinstance(line, int) else 0,
+    )

@@ -1,6 +1,7 @@
 """Process without leftovers of training: evaluation in a local run, where one process does all stages.
 
-It is forked before this process computes, so that it imports nothing again; otherwise it is a new interpreter.
+It is forked before this process computes, so that it imports nothing again; otherwise it is a new
+interpreter.
 """
 
 import ctypes
@@ -35,19 +36,24 @@ def note_training() -> None:
 
 
 def has_computed() -> bool:
-    """Return True if this process has trained or evaluated: its threads would be missing in a forked process."""
+    """Return True if this process has trained or evaluated: its threads would be missing in a forked
+    process."""
     return _State.has_computed
 
 
 def fork() -> None:
-    """Fork the process in which `run` calls functions; do nothing if there is one, or this process has computed."""
+    """Fork the process in which `run` calls functions; do nothing if there is one, or this process has
+    computed."""
     if _State.pool is None and not _State.has_computed:
-        _State.pool = ProcessPoolExecutor(1, multiprocessing.get_context("fork"), initializer=_end_with_parent)
+        _State.pool = ProcessPoolExecutor(
+            1, multiprocessing.get_context("fork"), initializer=_end_with_parent
+        )
         _State.pool.submit(gc.freeze).result()
 
 
 def run(function: Callable[..., _T], *arguments: Any) -> _T:
-    """Return the result of `function`: from the forked process, or from a new one if this one has trained, else from this one.
+    """Return the result of `function`: from the forked process, or from a new one if this one has trained,
+    else from this one.
 
     A pod never trains before it evaluates; a local run does both.
 
@@ -72,7 +78,8 @@ def run(function: Callable[..., _T], *arguments: Any) -> _T:
         # The next one is a new interpreter.
         note_training()
         raise ExportError(
-            "the process that evaluates ended without an error message, usually because host memory ran out; nothing was stored"
+            "the process that evaluates ended without an error message, usually because host memory ran out; "
+            "nothing was stored"
         ) from None
 
 
@@ -82,8 +89,10 @@ def _free_gpu_memory() -> None:
 
 
 def free_memory() -> None:
-    """Free what this process has computed with, and what torch caches of a GPU's memory, which no other process can use."""
-    # A library that was imported while a trainer existed has had the collector pass over it (flytune/garbage_collection.py).
+    """Free what this process has computed with, and what torch caches of a GPU's memory, which no other
+    process can use."""
+    # A library that was imported while a trainer existed has had the collector pass over it
+    # (flytune/garbage_collection.py).
     gc.unfreeze()
     gc.collect()
     gc.freeze()

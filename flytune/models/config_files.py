@@ -14,7 +14,8 @@ _KNOWN_FILE = _SHIPPED_FILE.with_name("known_models.json")
 
 
 def table_rows(model: Model) -> int | None:
-    """Return the rows of the embedding that config.json describes; None where it grows with added tokens, or is unknown."""
+    """Return the rows of the embedding that config.json describes; None where it grows with added tokens, or
+    is unknown."""
     if model.extra_special_tokens:
         return None
     try:
@@ -26,9 +27,11 @@ def table_rows(model: Model) -> int | None:
 
 
 def shipped_config(model: Model) -> dict[str, Any] | None:
-    """Return base_models.json's part of the model's config.json at that revision; None if the model's own is read.
+    """Return base_models.json's part of the model's config.json at that revision; None if the model's own is
+    read.
 
-    A folder of this machine is read. For another revision, or none, the hub is asked, as it may have another model.
+    A folder of this machine is read. For another revision, or none, the hub is asked, as it may have another
+    model.
     """
     entry = shipped().get(model.name_or_path)
     if entry is None or entry["revision"] != model.revision or not base.is_on_hub(model):
@@ -38,8 +41,8 @@ def shipped_config(model: Model) -> dict[str, Any] | None:
 
 
 def known_config(model: Model) -> dict[str, Any] | None:
-    """Return what Flytune knows of the config.json of a model on the hub that is named without a revision, for planning
-    while the hub does not answer; None for all others.
+    """Return what Flytune knows of the config.json of a model on the hub that is named without a revision,
+    for planning while the hub does not answer; None for all others.
 
     A name's sizes hardly ever change, and training reads the model itself.
     """
@@ -48,7 +51,8 @@ def known_config(model: Model) -> dict[str, Any] | None:
 
 
 def known_name(name: str) -> dict[str, Any] | None:
-    """Return what Flytune knows of the config.json of a model on the hub, of whatever revision; None for unknown names."""
+    """Return what Flytune knows of the config.json of a model on the hub, of whatever revision; None for
+    unknown names."""
     config: dict[str, Any] | None = _known().get(name)
     return config
 
@@ -62,13 +66,15 @@ def _known() -> dict[str, Any]:
 
 @cache
 def shipped() -> dict[str, Any]:
-    """Return the base models of shipped recipes: `revision`, `source`, and the part of config.json that sizes need."""
+    """Return the base models of shipped recipes: `revision`, `source`, and the part of config.json that sizes
+    need."""
     entries: dict[str, Any] = json_core.load(_SHIPPED_FILE.read_bytes())
     return entries
 
 
 def config_file(model: Model) -> Path:
-    """Return the local path of the model's config.json; it is fetched from the hub or its address if necessary.
+    """Return the local path of the model's config.json; it is fetched from the hub or its address if
+    necessary.
 
     Raises:
         RecipeError: there is none, or it cannot be read.
@@ -84,7 +90,11 @@ def config_file(model: Model) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, "config.json", revision=model.revision, local_files_only=not base.hub_answers()))
+        return Path(
+            hf_hub_download(
+                name, "config.json", revision=model.revision, local_files_only=not base.hub_answers()
+            )
+        )
     except Exception as error:  # noqa: BLE001 (the hub's errors are OSErrors; those of a proxy are not)
         raise base.refused(error, where, _how_to_plan(model)) from None
 
@@ -96,6 +106,8 @@ def _how_to_plan(model: Model) -> str:
     entry = shipped().get(model.name_or_path)
     pin = f"write model.revision: {entry['revision']}, whose sizes Flytune has; or " if entry else ""
     offline = (
-        "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "set HF_HUB_OFFLINE=1 where this machine's cache has the model"
+        "unset HF_HUB_OFFLINE"
+        if constants.HF_HUB_OFFLINE
+        else "set HF_HUB_OFFLINE=1 where this machine's cache has the model"
     )
     return f"{pin}name a folder that holds the model's config.json (it is enough for a plan), or {offline}"

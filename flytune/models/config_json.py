@@ -1,4 +1,5 @@
-"""A config.json from outside, read strictly; what is wrong with its sizes is an error of the recipe that names the model."""
+"""A config.json from outside, read strictly; what is wrong with its sizes is an error of the recipe that
+names the model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

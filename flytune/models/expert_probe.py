@@ -1,7 +1,9 @@
-"""The probe of experts: numbers of each expert's adapter, of the live model and of every copy, and of merged weights.
+"""The probe of experts: numbers of each expert's adapter, of the live model and of every copy, and of merged
+weights.
 
-The fixed prompts of flytune/models/probe.py reach some experts of a layer, and a fault in another one would not be seen in
-their answers. Each expert's change of its weight is therefore multiplied by fixed vectors from both sides.
+The fixed prompts of flytune/models/probe.py reach some experts of a layer, and a fault in another one would
+not be seen in their answers. Each expert's change of its weight is therefore multiplied by fixed vectors from
+both sides.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +17,8 @@ _WRAPPERS = ("_orig_mod", "base_layer")
 
 
 def adapted(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield PEFT's layers around parameters of experts, each with the name of its parameter in the base, in a fixed order."""
+    """Yield PEFT's layers around parameters of experts, each with the name of its parameter in the base, in a
+    fixed order."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     for name, module in base.named_modules():
         if type(module).__name__ == "ParamWrapper":
@@ -23,7 +26,8 @@ def adapted(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def listed(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the adapted linear layers of experts that a model has in lists, each with its name in the base."""
+    """Yield the adapted linear layers of experts that a model has in lists, each with its name in the
+    base."""
     for name, module in model.named_modules():
         if hasattr(module, "lora_B") and expert_layers.is_listed(base_name(name)):
             yield base_name(name).removeprefix("base_model.model."), module
@@ -36,17 +40,25 @@ def _probed(model: Any) -> list[tuple[str, Any, int]]:
 
 
 def base_name(module: str) -> str:
-    """Return a module's name in the base model, without the layers that PEFT and torch.compile put around it."""
+    """Return a module's name in the base model, without the layers that PEFT and torch.compile put around
+    it."""
     return ".".join(part for part in module.split(".") if part not in _WRAPPERS)
 
 
 def names(model: Any) -> list[str]:
     """Return a name for each number of `fingerprints`: parameter and expert."""
-    return [name if count == 1 else f"{name}, expert {expert}" for name, _, count in _probed(model) for expert in range(count)]
+    return [
+        name if count == 1 else f"{name}, expert {expert}"
+        for name, _, count in _probed(model)
+        for expert in range(count)
+    ]
 
 
-def fingerprints(model: Any, gather: Callable[[Any], Any] = lambda parameter: parameter, adapter: str = "default") -> Any:
-    """Return the numbers of each expert's adapter, float64 (experts of all parameters, PROBES); None without such adapters.
+def fingerprints(
+    model: Any, gather: Callable[[Any], Any] = lambda parameter: parameter, adapter: str = "default"
+) -> Any:
+    """Return the numbers of each expert's adapter, float64 (experts of all parameters, PROBES); None without
+    such adapters.
 
     Every process of a sharded model calls it, and `gather` returns a complete parameter.
     """
@@ -55,7 +67,8 @@ def fingerprints(model: Any, gather: Callable[[Any], Any] = lambda parameter: pa
     found = []
     for _, layer, count in _probed(model):
         first, second = (
-            gather(factor[adapter].weight).detach().to("cpu", torch.float64) for factor in (layer.lora_A, layer.lora_B)
+            gather(factor[adapter].weight).detach().to("cpu", torch.float64)
+            for factor in (layer.lora_A, layer.lora_B)
         )
         # (experts x rank, in) and (out, rank x experts): PEFT, ParamWrapper.get_delta_factors
         inner = (first @ _vectors(first.shape[1], 1)).reshape(count, -1, PROBES)

@@ -1,4 +1,5 @@
-"""Generation of answers to tokenized prompts: in batches of similar length, padded on the left, up to an end marker."""
+"""Generation of answers to tokenized prompts: in batches of similar length, padded on the left, up to an end
+marker."""
 
 import hashlib
 import logging
@@ -32,7 +33,8 @@ class Generation(Strict):
     seed: Annotated[int, Field(ge=-limits.SEED, le=limits.SEED)] = 0
     """Seed of sampling."""
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Fraction of rows that may be bad; they are skipped, and listed in bad_rows.jsonl. 0 stops at the first bad row."""
+    """Fraction of rows that may be bad; they are skipped, and listed in bad_rows.jsonl. 0 stops at the first
+    bad row."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -56,7 +58,8 @@ class GeneratedAnswer:
 
 
 def end_markers(tokenizer: Any, model: Any) -> list[int]:
-    """Return the tokens that end an answer: EOS, the model's own, and the one that the chat template adds after an answer.
+    """Return the tokens that end an answer: EOS, the model's own, and the one that the chat template adds
+    after an answer.
 
     Raises:
         ExportError: the model's own are not ids of tokens.
@@ -64,14 +67,18 @@ def end_markers(tokenizer: Any, model: Any) -> list[int]:
     own = model.generation_config.eos_token_id if model.generation_config else None
     owns = own if isinstance(own, list) else [own]
     if wrong := [one for one in owns if one is not None and (type(one) is not int or one < 0)]:
-        raise ExportError(f"generation_config.json: eos_token_id: must be ids of tokens; found {wrong[0]!r:.60}")
+        raise ExportError(
+            f"generation_config.json: eos_token_id: must be ids of tokens; found {wrong[0]!r:.60}"
+        )
     ends = {tokenizer.eos_token_id, *owns}
     if tokenizer.chat_template is not None:
         # A private-use character, which no template contains.
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "\ue000"}]
         try:
             behind = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("\ue000")[2].lstrip()
-        except chat_templates.TemplateError as error:  # rows that are not chats are not rendered, so it may never have worked
+        except (
+            chat_templates.TemplateError
+        ) as error:  # rows that are not chats are not rendered, so it may never have worked
             log.debug("no end marker of the chat template: %s", error)
             behind = ""
         first = next(iter(tokenizer(behind, add_special_tokens=False)["input_ids"]), None) if behind else None
@@ -113,7 +120,8 @@ def answer(
     bar: Any = None,
     salt: str = "",
 ) -> list[GeneratedAnswer]:
-    """Return the model's answers to tokenized prompts, in their order; batches have similar lengths, the longest first.
+    """Return the model's answers to tokenized prompts, in their order; batches have similar lengths, the
+    longest first.
 
     An answer ends where the model has no further positions.
 

@@ -1,4 +1,5 @@
-"""The heads of models: which class of transformers loads them, how they begin, and what compares them after an export."""
+"""The heads of models: which class of transformers loads them, how they begin, and what compares them after
+an export."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -47,7 +48,8 @@ class Head:
         return geometry.loss_problem
 
     def own_logits(self, geometry: Geometry) -> str | None:
-        """Return why the loss is computed of all of the model's logits; None where TRL's chunked loss is its own."""
+        """Return why the loss is computed of all of the model's logits; None where TRL's chunked loss is its
+        own."""
         return geometry.own_logits
 
     def draw(self, model: Any, missing: Iterable[str], seed: int) -> None:
@@ -82,7 +84,10 @@ class ScalarHead(Head):
     drawn = (reward_head.NAME,)
     pipeline_tag = "text-classification"
     loss_unit = "nats per pair"
-    no_words = "a reward model, which has no head of words; load it with transformers, as the README.md of the artifact shows"
+    no_words = (
+        "a reward model, which has no head of words; load it with transformers, as the README.md of "
+        "the artifact shows"
+    )
 
     def geometry(self, geometry: Geometry) -> Geometry:
         return geometry.with_reward_head()
@@ -106,7 +111,9 @@ class ScalarHead(Head):
 
     def loss(self, model: Any, sequences: Sequence[Row], pad_token_id: int, recipe: Recipe) -> float:
         assert isinstance(recipe.objective, Reward)
-        found = reward_head.finite_rewards(model, sequences, pad_token_id, recipe.evaluation.batch_size, "tuned model")
+        found = reward_head.finite_rewards(
+            model, sequences, pad_token_id, recipe.evaluation.batch_size, "tuned model"
+        )
         return float(reward_head.pair_losses(found, recipe.objective.center_rewards_coefficient).mean())
 
 

@@ -1,4 +1,5 @@
-"""The adapter that a run starts from: checked against the recipe at plan time, loaded into the model at load time."""
+"""The adapter that a run starts from: checked against the recipe at plan time, loaded into the model at load
+time."""
 
 import hashlib
 import re
@@ -15,15 +16,24 @@ from flytune.sentences import counted
 from flytune.storage import Storage
 
 CONFIG, WEIGHTS = adapter_config.CONFIG, "adapter_model.safetensors"
-# PEFT's settings of the adapters that Flytune trains; with other values there are parameters that a recipe cannot name.
+# PEFT's settings of the adapters that Flytune trains; with other values there are parameters that a recipe
+# cannot name.
 _PLAIN = {"peft_type": "LORA", "bias": "none", "layers_to_transform": None}
-_SAME = {"r": 0, "lora_alpha": 0, "use_dora": False, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
+_SAME = {
+    "r": 0,
+    "lora_alpha": 0,
+    "use_dora": False,
+    "use_rslora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+}
 """Fields that the recipe has too, with the value of a configuration without them."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def problems(recipe: Recipe) -> list[str]:
-    """Return the reasons why the recipe cannot start from its method.adapter; reads adapter_config.json alone.
+    """Return the reasons why the recipe cannot start from its method.adapter; reads adapter_config.json
+    alone.
 
     If target_modules is a pattern (all-linear), the layers are compared when the adapter is loaded.
     """
@@ -45,14 +55,20 @@ def problems(recipe: Recipe) -> list[str]:
     wanted, has = recipe.method.target_modules, config.get("target_modules")
     if isinstance(wanted, list) and (not isinstance(has, list) or set(wanted) != set(has)):
         shown = sorted(has) if isinstance(has, list) else has
-        found.append(f"method.target_modules: {sorted(wanted)}, but the adapter of method.adapter has {shown}")
+        found.append(
+            f"method.target_modules: {sorted(wanted)}, but the adapter of method.adapter has {shown}"
+        )
     if bool(config.get("target_parameters")) != recipe.method.experts:
         has = "adapts experts" if config.get("target_parameters") else "adapts no experts"
-        found.append(f"method.experts: {recipe.method.experts}, but the adapter of method.adapter {has}; write that")
+        found.append(
+            f"method.experts: {recipe.method.experts}, but the adapter of method.adapter {has}; write that"
+        )
     found += _table_problems(recipe, config)
     for name, plain in _PLAIN.items():
         if (value := config.get(name, plain)) != plain:
-            found.append(f"method.adapter: {name} {value!r} in {CONFIG}; a run can start from plain LoRA adapters only")
+            found.append(
+                f"method.adapter: {name} {value!r} in {CONFIG}; a run can start from plain LoRA adapters only"
+            )
     return found + _base_problems(recipe, config)
 
 
@@ -62,24 +78,26 @@ def _table_problems(recipe: Recipe, config: dict[str, Any]) -> list[str]:
     complete, rows = config.get("modules_to_save") or [], _rows_of(config)
     if len(complete) != len(method.modules_to_save):
         found.append(
-            f"method.modules_to_save: {method.modules_to_save}, but the adapter of method.adapter has {complete}; write that"
+            f"method.modules_to_save: {method.modules_to_save}, but the adapter of method.adapter has "
+            f"{complete}; write that"
         )
     wanted = recipe.model.extra_special_tokens or method.trainable_token_indices
     if rows and not wanted:
         found.append(
-            f"model.extra_special_tokens: none, but the adapter of method.adapter trains rows of {', '.join(rows)}; write the "
-            "tokens of its recipe.yaml, or method.trainable_token_indices"
+            "model.extra_special_tokens: none, but the adapter of method.adapter trains rows of "
+            f"{', '.join(rows)}; write the tokens of its recipe.yaml, or method.trainable_token_indices"
         )
     if wanted and not rows and not complete:
         found.append(
-            "model.extra_special_tokens: the adapter of method.adapter trains no rows of tokens; start from one that does, or "
-            "from none"
+            "model.extra_special_tokens: the adapter of method.adapter trains no rows of tokens; start from "
+            "one that does, or from none"
         )
     return found
 
 
 def _rows_of(config: dict[str, Any]) -> dict[str, list[int]]:
-    """Return the ids of the tokens whose rows are trained, by table; PEFT takes a list for those of the embedding."""
+    """Return the ids of the tokens whose rows are trained, by table; PEFT takes a list for those of the
+    embedding."""
     rows = config.get("trainable_token_indices") or {}
     return {"embed_tokens": rows} if isinstance(rows, list) else rows
 
@@ -90,7 +108,10 @@ def _base_problems(recipe: Recipe, config: dict[str, Any]) -> list[str]:
     # One of them may be the folder that the other was downloaded to: then only the last part can be compared.
     both_ids = _is_id(base) and _is_id(name)
     if base and base != name and (both_ids or _last(base) != _last(name)):
-        return [f"model.name_or_path: {name}, but the adapter of method.adapter was trained on {base}; name that one"]
+        return [
+            f"model.name_or_path: {name}, but the adapter of method.adapter was trained on {base}; name that "
+            "one"
+        ]
     given = recipe.model.revision or ""
     if _COMMIT.fullmatch(revision) and _COMMIT.fullmatch(given) and revision != given:
         return [f"model.revision: {given}, but the adapter of method.adapter was trained on {revision}"]
@@ -106,7 +127,8 @@ def _last(name: str) -> str:
 
 
 def load_weights(model: Any, method: Method) -> None:
-    """Load the weights of method.adapter into the new adapter of a PEFT model that is not sharded yet, in each process.
+    """Load the weights of method.adapter into the new adapter of a PEFT model that is not sharded yet, in
+    each process.
 
     Raises:
         TrainingError: they are missing, truncated or not finite, or belong to other layers.
@@ -126,7 +148,9 @@ def load_weights(model: Any, method: Method) -> None:
     trained = {name: one for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
     parameters = get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False)
     wrong = sorted(parameters.keys() ^ state.keys())
-    wrong += [name for name in parameters.keys() & state.keys() if parameters[name].shape != state[name].shape]
+    wrong += [
+        name for name in parameters.keys() & state.keys() if parameters[name].shape != state[name].shape
+    ]
     if wrong:
         raise TrainingError(
             f"{where}: {wrong[0]} and {counted(len(wrong) - 1, 'other is', 'others are')} missing on one "
@@ -136,8 +160,8 @@ def load_weights(model: Any, method: Method) -> None:
     for name in sorted(state):
         if not state[name].is_floating_point() or not state[name].float().isfinite().all():
             raise TrainingError(
-                f"{where}: {name} in {WEIGHTS} has values that are not finite, or no floating-point numbers; the run stops: "
-                "start from another adapter"
+                f"{where}: {name} in {WEIGHTS} has values that are not finite, or no floating-point numbers; "
+                "the run stops: start from another adapter"
             )
     names: dict[int, list[str]] = {}
     for name, parameter in trained.items():
@@ -165,7 +189,9 @@ def weights_sha256(method: Method) -> str:
     try:
         return hashlib.sha256(_verified(_storage(method.adapter, RecipeError), WEIGHTS)).hexdigest()
     except (FileNotFoundError, ValueError) as error:
-        raise RecipeError(f"method.adapter: {method.adapter}: {WEIGHTS}: {error}; export the adapter again") from error
+        raise RecipeError(
+            f"method.adapter: {method.adapter}: {WEIGHTS}: {error}; export the adapter again"
+        ) from error
 
 
 def _check_rows(model: Any, method: Method, where: str) -> None:
@@ -179,8 +205,9 @@ def _check_rows(model: Any, method: Method, where: str) -> None:
         raise TrainingError(f"{where}: {CONFIG} cannot be read; the run stops: {error}") from error
     if (has := sorted(map(sorted, _rows_of(config).values()))) != wanted:
         raise TrainingError(
-            f"{where}: it trains the rows of tokens {has[0] if has else []}, and this run those of {wanted[0]}; write the same "
-            "model.extra_special_tokens and method.trainable_token_indices; the run stops"
+            f"{where}: it trains the rows of tokens {has[0] if has else []}, and this run those of "
+            f"{wanted[0]}; write the same model.extra_special_tokens and method.trainable_token_indices; the "
+            "run stops"
         )
 
 
@@ -189,7 +216,8 @@ def _config(storage: Storage) -> dict[str, Any]:
 
 
 def _verified(storage: Storage, name: str) -> bytes:
-    """Return the content of a file, which is the one that artifact.json lists if there is one: other tools write none.
+    """Return the content of a file, which is the one that artifact.json lists if there is one: other tools
+    write none.
 
     Raises:
         ValueError: it is not what was written, or the artifact does not list it.
@@ -210,9 +238,11 @@ def _storage(address: str, error: type[FlytuneError]) -> Storage:
 
 @contextmanager
 def recorded_first_values(trl_module: str) -> Iterator[dict[str, Any]]:
-    """Record the adapter of a quantized base that the trainer of TRL's module `trl_module` makes within the block.
+    """Record the adapter of a quantized base that the trainer of TRL's module `trl_module` makes within the
+    block.
 
-    Yields: by name, each trained parameter as PEFT makes it, before TRL rounds it to bfloat16; empty for other bases.
+    Yields: by name, each trained parameter as PEFT makes it, before TRL rounds it to bfloat16; empty for
+    other bases.
     """
     patch, recorded = patches.trl.NEW_ADAPTERS[trl_module], dict[str, Any]()
     make = patch.current()
@@ -220,7 +250,9 @@ def recorded_first_values(trl_module: str) -> Iterator[dict[str, Any]]:
     def make_and_record(model: Any, *args: Any, **kwargs: Any) -> Any:
         adapted = make(model, *args, **kwargs)
         if getattr(model, "hf_quantizer", None) is not None:
-            recorded.update((name, value.data) for name, value in adapted.named_parameters() if value.requires_grad)
+            recorded.update(
+                (name, value.data) for name, value in adapted.named_parameters() if value.requires_grad
+            )
         return adapted
 
     with patch.replaced(make_and_record):

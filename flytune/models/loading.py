@@ -1,4 +1,5 @@
-"""Base models and adapters as torch modules: loaded the same way for training, for the gate and for evaluation."""
+"""Base models and adapters as torch modules: loaded the same way for training, for the gate and for
+evaluation."""
 
 import importlib
 import inspect
@@ -12,7 +13,16 @@ from typing import Any
 
 from flytune import garbage_collection, patches
 from flytune.errors import RecipeError
-from flytune.models import adapted_layers, adapter_targets, adapter_tensors, base, heads, host_memory, tokenizers, vocabulary
+from flytune.models import (
+    adapted_layers,
+    adapter_targets,
+    adapter_tensors,
+    base,
+    heads,
+    host_memory,
+    tokenizers,
+    vocabulary,
+)
 from flytune.models.library_errors import named
 from flytune.recipe import Model, Recipe
 from flytune.records.contents import CONTENTS
@@ -21,21 +31,27 @@ log = logging.getLogger(__name__)
 
 
 def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_arguments: Any) -> Any:
-    """Return the recipe's base model in `dtype`, with rows for its added tokens; for qlora quantized, ready for an adapter.
+    """Return the recipe's base model in `dtype`, with rows for its added tokens; for qlora quantized, ready
+    for an adapter.
 
-    For a reward model it is a sequence classifier with one output; a base without that head gets its first values.
+    For a reward model it is a sequence classifier with one output; a base without that head gets its first
+    values.
 
-    `quant_storage` is the dtype that 4-bit weights are packed into; `load_arguments` go to from_pretrained (device_map,
-    max_memory). Only safetensors are read.
+    `quant_storage` is the dtype that 4-bit weights are packed into; `load_arguments` go to from_pretrained
+    (device_map, max_memory). Only safetensors are read.
 
     Raises:
-        RecipeError: the files make no sense to transformers. OSErrors and RuntimeErrors, which those of a storage and of a
-            device are too, stay as they are.
+        RecipeError: the files make no sense to transformers. OSErrors and RuntimeErrors, which those of a
+            storage and of a device are too, stay as they are.
     """
     if recipe.method.name == "qlora":
         load_arguments["quantization_config"] = quantization(recipe, quant_storage)
     head = heads.head_of(recipe)
-    with named(f"model.name_or_path: {recipe.model.name_or_path}: cannot be loaded", RecipeError, (OSError, RuntimeError)):
+    with named(
+        f"model.name_or_path: {recipe.model.name_or_path}: cannot be loaded",
+        RecipeError,
+        (OSError, RuntimeError),
+    ):
         model, read = head.loader().from_pretrained(
             base.local_name(recipe.model),
             revision=recipe.model.revision,
@@ -61,10 +77,13 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
 
 def _warn_of_missing(recipe: Recipe, names: Iterable[str]) -> None:
     """Warn of parameters that the files have no values for, once on each node; a new head is drawn."""
-    if (missing := sorted({*names} - {*heads.head_of(recipe).drawn})) and os.environ.get("LOCAL_RANK", "0") == "0":
+    if (missing := sorted({*names} - {*heads.head_of(recipe).drawn})) and os.environ.get(
+        "LOCAL_RANK", "0"
+    ) == "0":
         others = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         log.warning(
-            "model.name_or_path: %s has no values for %s%s: they are random; check that its files are of this type of model",
+            "model.name_or_path: %s has no values for %s%s: they are random; check that its files are of "
+            "this type of model",
             recipe.model.name_or_path,
             ", ".join(missing[:3]),
             others,
@@ -74,9 +93,10 @@ def _warn_of_missing(recipe: Recipe, names: Iterable[str]) -> None:
 def _keep_quantized(model: Any) -> Any:
     """Keep 4-bit layers from repacking their weights when a CPU with AVX512-BF16 first evaluates them.
 
-    From then on bitsandbytes 0.50 (nn/modules.py, Linear4bit.forward) computes with a bfloat16 kernel, in training too: the
-    kernel has no gradient, its results differ from training's, and `dequantize_4bit` misreads the repacked weights. Each layer
-    holds the choice in an attribute, which is set here on every CPU, so that all CPUs run the same code.
+    From then on bitsandbytes 0.50 (nn/modules.py, Linear4bit.forward) computes with a bfloat16 kernel, in
+    training too: the kernel has no gradient, its results differ from training's, and `dequantize_4bit`
+    misreads the repacked weights. Each layer holds the choice in an attribute, which is set here on every
+    CPU, so that all CPUs run the same code.
     """
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -108,7 +128,8 @@ def commit(model: Model, local: bool = False) -> str | None:
 
 
 def quantization(recipe: Recipe, storage: str = "uint8") -> Any:
-    """Return the format of a qlora base: 4 bits (Dettmers et al. 2023), computing in model.dtype, or LLM.int8 (2022)."""
+    """Return the format of a qlora base: 4 bits (Dettmers et al. 2023), computing in model.dtype, or LLM.int8
+    (2022)."""
     import torch
     from transformers import BitsAndBytesConfig
 
@@ -145,7 +166,8 @@ def is_quantized(module: Any) -> bool:
 
 
 def dequantized(layer: Any) -> Any:
-    """Return the weights that a quantized layer stands for, float32 of shape (out, in); None for other layers.
+    """Return the weights that a quantized layer stands for, float32 of shape (out, in); None for other
+    layers.
 
     8-bit layers also quantize their inputs, so that their results are not exactly those of these weights.
     """
@@ -161,7 +183,8 @@ def dequantized(layer: Any) -> Any:
 
 
 def train_in_float32(model: Any) -> None:
-    """Make trained parameters float32, in place; PEFT copies a table that it trains completely in the dtype of the base."""
+    """Make trained parameters float32, in place; PEFT copies a table that it trains completely in the dtype
+    of the base."""
     import torch
 
     for parameter in model.parameters():
@@ -170,7 +193,8 @@ def train_in_float32(model: Any) -> None:
 
 
 def weights_folder(folder: Path) -> Path:
-    """Return the folder of the weights: model/ or adapter/ of a training's output, the root of an artifact."""
+    """Return the folder of the weights: model/ or adapter/ of a training's output, the root of an
+    artifact."""
     if (folder / CONTENTS).is_file():
         return folder  # Checked were the files at its root.
     return next((folder / name for name in ("model", "adapter") if (folder / name).is_dir()), folder)
@@ -191,7 +215,8 @@ def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
     if is_adapter(trained):
         loaded = base_model(recipe, recipe.model.dtype, **load_arguments)
         heads.head_of(recipe).complete(
-            loaded, lambda: tokenizers.load(folder, trust_remote_code=recipe.model.trust_remote_code).pad_token_id
+            loaded,
+            lambda: tokenizers.load(folder, trust_remote_code=recipe.model.trust_remote_code).pad_token_id,
         )
         return adapter_tensors.put(loaded, Path(folder))
     loader = heads.head_of(recipe).loader()
@@ -215,7 +240,8 @@ def device_map() -> str | dict[str, str | int]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import libraries in this block without garbage collection, and without torch's compiler, which few runs ever call."""
+    """Import libraries in this block without garbage collection, and without torch's compiler, which few runs
+    ever call."""
     with garbage_collection.paused():
         compiled = patches.torch.COMPILE.current()  # torch is imported here
 

@@ -10,17 +10,26 @@ from flytune import json_core
 from training_estimates.config_json import shown
 
 FILE = Path(__file__).resolve().parent / "model_types.json"
-"""Written by `python -m benchmarks.model_types --write`: the version of transformers, and a row for each of its causal
-language models: packing (kinds of attention under which packed samples were as samples alone) and problems (reasons by
-packing, full, lora, experts, bfloat16, slices: the parts of the weights that processes read under fsdp). experts: true where
-there are routed experts, and adapters on them were tried. untried: true if only packing
-was tried. attention: kinds that the type has. checkpointing: false where transformers has no activation checkpointing of it.
+"""Written by `python -m benchmarks.model_types --write`: the version of transformers, and a row for each of
+its causal language models: packing (kinds of attention under which packed samples were as samples alone) and
+problems (reasons by packing, full, lora, experts, bfloat16, slices: the parts of the weights that processes
+read under fsdp). experts: true where there are routed experts, and adapters on them were tried. untried: true
+if only packing was tried. attention: kinds that the type has. checkpointing: false where transformers has no
+activation checkpointing of it.
 
-Of TRL's chunked loss: chunked_loss is false where it is not the model's own loss with any configuration; chunked_fields are
-those of CHUNKED_FIELDS that both read alike; own_fields, with their defaults, are fields with another value of which only the
-model's own logits give its loss, and loss_fields those of which its logits do not."""
-CHUNKED_FIELDS = ("final_logit_softcapping", "logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
-"""Fields of a configuration that TRL's chunked loss applies (trl 1.16, add_fused_lm_head), whether the model does or not."""
+Of TRL's chunked loss: chunked_loss is false where it is not the model's own loss with any configuration;
+chunked_fields are those of CHUNKED_FIELDS that both read alike; own_fields, with their defaults, are fields
+with another value of which only the model's own logits give its loss, and loss_fields those of which its
+logits do not."""
+CHUNKED_FIELDS = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "output_multiplier",
+    "lm_head_multiplier",
+    "logits_scaling",
+)
+"""Fields of a configuration that TRL's chunked loss applies (trl 1.16, add_fused_lm_head), whether the model
+does or not."""
 
 
 @cache
@@ -30,13 +39,16 @@ def table() -> dict[str, dict[str, Any]]:
 
 
 def packing_problem(model_type: str, attention: str, trust_remote_code: bool) -> str | None:
-    """Return why data.packing would not keep the samples of such a model apart; None if a run showed that it does.
+    """Return why data.packing would not keep the samples of such a model apart; None if a run showed that it
+    does.
 
     Args:
         attention: attn_implementation; FlashAttention 3 is handed the same arguments as 2.
     """
     if trust_remote_code:
-        return "model.trust_remote_code: whether code of the model's own keeps packed samples apart is not known"
+        return (
+            "model.trust_remote_code: whether code of the model's own keeps packed samples apart is not known"
+        )
     if (row := table().get(model_type)) is None:
         return f"no test shows that packed samples of {model_type} do not see each other; leave packing out"
     kind = "flash_attention_2" if attention.startswith("flash_attention") else attention
@@ -50,7 +62,8 @@ def packing_problem(model_type: str, attention: str, trust_remote_code: bool) ->
 def training_problem(
     model_type: str, method: str, in_slices: bool, trust_remote_code: bool, experts: bool = False
 ) -> str | None:
-    """Return why a model type cannot be trained; None if a run showed that it can, or if the table does not know it.
+    """Return why a model type cannot be trained; None if a run showed that it can, or if the table does not
+    know it.
 
     Args:
         method: full, lora or qlora; qlora adapts the layers that lora does.
@@ -60,12 +73,17 @@ def training_problem(
     row = None if trust_remote_code else table().get(model_type)
     if row is None:
         return None
-    checks = ["full" if method == "full" else "lora", *(["slices"] if in_slices else []), *(["experts"] if experts else [])]
+    checks = [
+        "full" if method == "full" else "lora",
+        *(["slices"] if in_slices else []),
+        *(["experts"] if experts else []),
+    ]
     return next((row["problems"][check] for check in checks if check in row["problems"]), None)
 
 
 def attention_problem(model_type: str, attention: str, trust_remote_code: bool) -> str | None:
-    """Return why transformers refuses to load a model type with a kind of attention; None if it has it, or is not known."""
+    """Return why transformers refuses to load a model type with a kind of attention; None if it has it, or is
+    not known."""
     found = _known(model_type, trust_remote_code).get("attention")
     kind = "flash_attention_2" if attention.startswith("flash_attention") else attention
     if found is None or kind in found:
@@ -74,14 +92,19 @@ def attention_problem(model_type: str, attention: str, trust_remote_code: bool) 
 
 
 def checkpointing_problem(model_type: str, trust_remote_code: bool) -> str | None:
-    """Return why activations of a model type cannot be recomputed; None if they can, or if the table does not know it."""
+    """Return why activations of a model type cannot be recomputed; None if they can, or if the table does not
+    know it."""
     if _known(model_type, trust_remote_code).get("checkpointing", True):
         return None
-    return f"transformers has no activation checkpointing for {model_type}; set training.activation_checkpointing: false"
+    return (
+        f"transformers has no activation checkpointing for {model_type}; set "
+        "training.activation_checkpointing: false"
+    )
 
 
 def dtype_problem(model_type: str, trust_remote_code: bool) -> str | None:
-    """Return why a model type does not compute in 16 bits; None if it does, or if the table does not know it."""
+    """Return why a model type does not compute in 16 bits; None if it does, or if the table does not know
+    it."""
     if why := _known(model_type, trust_remote_code).get("problems", {}).get("bfloat16"):
         return f"{model_type} does not compute in 16 bits ({why}); set float32"
     return None
@@ -105,7 +128,9 @@ def own_logits(config: Mapping[str, Any], trust_remote_code: bool) -> str | None
     for name, value in _fields(config):
         if name in alike:
             # TRL and the models differ on a cap or a factor that is not a positive number.
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
+            ):
                 return f"{name}: {shown(value)}"
         elif (name in CHUNKED_FIELDS or name in own) and value != own.get(name):
             return f"{name}: {shown(value)}"
@@ -113,14 +138,15 @@ def own_logits(config: Mapping[str, Any], trust_remote_code: bool) -> str | None
 
 
 def loss_problem(config: Mapping[str, Any], trust_remote_code: bool) -> str | None:
-    """Return which field of a configuration gives the model's own loss a term that Flytune's has not; None if none does."""
+    """Return which field of a configuration gives the model's own loss a term that Flytune's has not; None if
+    none does."""
     kind = str(config.get("model_type"))
     fields = _known(kind, trust_remote_code and "auto_map" in config).get("loss_fields", {})
     for name, value in _fields(config):
         if name in fields and value != fields[name]:
             return (
-                f"its config.json has {name}: {shown(value)}, with which the loss of a {kind} has a term that is not trained "
-                f"here; write {json.dumps(fields[name])} in a copy of the model"
+                f"its config.json has {name}: {shown(value)}, with which the loss of a {kind} has a term "
+                f"that is not trained here; write {json.dumps(fields[name])} in a copy of the model"
             )
     return None
 

@@ -1,8 +1,9 @@
 """Loss of the model's own logits, where TRL's chunked loss would be another one.
 
-TRL multiplies the last hidden states by the output embedding, and knows five fields of a configuration that scale or cap the
-result. A prediction head, caps and multipliers of other names, an adapter on the head, and a quantized head are not in its
-product. The functions here take the place of TRL's for such models: with the same results for each token, and all logits.
+TRL multiplies the last hidden states by the output embedding, and knows five fields of a configuration that
+scale or cap the result. A prediction head, caps and multipliers of other names, an adapter on the head, and a
+quantized head are not in its product. The functions here take the place of TRL's for such models: with the
+same results for each token, and all logits.
 """
 
 import functools
@@ -21,7 +22,8 @@ TOKENS = 128
 
 
 def reason(model: Any, trust_remote_code: bool) -> str | None:
-    """Return why the chunked loss of a causal language model, with its adapter, is not its own; None where it is."""
+    """Return why the chunked loss of a causal language model, with its adapter, is not its own; None where it
+    is."""
     if why := model_types.own_logits(model.config.to_dict(), trust_remote_code):
         return why
     head = model.get_output_embeddings()
@@ -68,7 +70,10 @@ def chosen(trainer_class: Any, trust_remote_code: bool) -> Iterator[None]:
 
 
 def _add_own(
-    model: Any, outputs: tuple[str, ...] = ("log_probs",), temperature: float = 1.0, cast_lm_head_to_fp32: bool = False
+    model: Any,
+    outputs: tuple[str, ...] = ("log_probs",),
+    temperature: float = 1.0,
+    cast_lm_head_to_fp32: bool = False,
 ) -> None:
     """Let a model called with fused_lm_head=True return TRL's FusedCausalLMOutput, of its own logits.
 
@@ -94,7 +99,9 @@ def _add_own(
         loss = -results["log_probs"].sum() / mask.sum().clamp(min=1)
         balance = getattr(found, "aux_loss", None)
         if balance is None and kwargs.get("output_router_logits"):
-            balance = loss.new_zeros(())  # asked for by the configuration, and computed by no code of the model
+            balance = loss.new_zeros(
+                ()
+            )  # asked for by the configuration, and computed by no code of the model
         return FusedCausalLMOutput(loss=loss, label_mask=mask, aux_loss=balance, **results)
 
     patches.trl.OWN_FORWARD.on(model, MethodType(forward, model))
@@ -104,8 +111,8 @@ def _of_tokens(logits: Any, targets: Any, outputs: tuple[str, ...]) -> dict[str,
     """Return TRL's results for each token but the first of a row, float32 of shape (rows, length - 1).
 
     Args:
-        logits: (rows, length, vocabulary); those of the last position are not used, and not cut off: that would copy them.
-        targets: (rows, length - 1).
+        logits: (rows, length, vocabulary); those of the last position are not used, and not cut off: that
+        would copy them. targets: (rows, length - 1).
     """
     import torch
     from torch.nn.functional import pad
@@ -115,8 +122,12 @@ def _of_tokens(logits: Any, targets: Any, outputs: tuple[str, ...]) -> dict[str,
     ids = pad(targets, (0, 1)).flatten()
     for tile, wanted in zip(logits.flatten(0, 1).split(TOKENS), ids.split(TOKENS), strict=True):
         # The float32 logits are computed again in the backward pass.
-        parts.append(checkpoint(_of_tile, tile, wanted, outputs, use_reentrant=False, preserve_rng_state=False))
-    return {name: torch.cat([part[name] for part in parts]).view(logits.shape[:2])[:, :-1] for name in parts[0]}
+        parts.append(
+            checkpoint(_of_tile, tile, wanted, outputs, use_reentrant=False, preserve_rng_state=False)
+        )
+    return {
+        name: torch.cat([part[name] for part in parts]).view(logits.shape[:2])[:, :-1] for name in parts[0]
+    }
 
 
 def _of_tile(logits: Any, targets: Any, outputs: tuple[str, ...]) -> dict[str, Any]:
@@ -127,7 +138,9 @@ def _of_tile(logits: Any, targets: Any, outputs: tuple[str, ...]) -> dict[str, A
     found = {"log_probs": logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - total}
     with torch.no_grad():  # for the log alone, as TRL's trainers use them
         if "entropy" in outputs:
-            found["entropy"] = total - ((logits - total.unsqueeze(-1)).exp() * logits).nan_to_num().sum(dim=-1)
+            found["entropy"] = total - ((logits - total.unsqueeze(-1)).exp() * logits).nan_to_num().sum(
+                dim=-1
+            )
         if "log_sum_sq_probs" in outputs:
             found["log_sum_sq_probs"] = (2 * (logits - total.unsqueeze(-1))).logsumexp(dim=-1)
         if "mean_logits" in outputs:

@@ -1,7 +1,8 @@
 """PiSSA adapters as plain LoRA: of twice the rank, on the unchanged base.
 
-PiSSA (Meng et al. 2024) starts from the largest singular values of each weight: W = W' + s B0 A0, of which W' is frozen and the
-rest trained. What was trained is W' + s B A = W + s (B A - B0 A0): LoRA on W with the factors [B, -B0] and [A; A0].
+PiSSA (Meng et al. 2024) starts from the largest singular values of each weight: W = W' + s B0 A0, of which W'
+is frozen and the rest trained. What was trained is W' + s B A = W + s (B A - B0 A0): LoRA on W with the
+factors [B, -B0] and [A; A0].
 """
 
 import copy
@@ -27,7 +28,11 @@ def as_lora(state: dict[str, Any], initial: dict[str, Any]) -> dict[str, Any]:
         if name not in initial:
             return trained
         # Rows of A (r, in), columns of B (out, r).
-        return torch.cat([trained, initial[name]]) if ".lora_A." in name else torch.cat([trained, -initial[name]], dim=1)
+        return (
+            torch.cat([trained, initial[name]])
+            if ".lora_A." in name
+            else torch.cat([trained, -initial[name]], dim=1)
+        )
 
     return {name: joined(name, trained) for name, trained in state.items()}
 

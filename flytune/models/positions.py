@@ -4,7 +4,15 @@ from typing import Any, NamedTuple
 
 from flytune.models.config_json import text_part
 
-_ROBERTA = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")
+_ROBERTA = (
+    "camembert",
+    "data2vec-text",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
 BOUND = {
     **dict.fromkeys(("codegen", "gptj"), ("n_positions", 2048)),
     **dict.fromkeys(("gpt-sw3", "gpt2", "gpt_bigcode"), ("n_positions", 1024)),
@@ -12,25 +20,39 @@ BOUND = {
     "openai-gpt": ("n_positions", 512),
     "mpt": ("max_seq_len", 2048),
     "whisper": ("max_target_positions", 448),
-    **dict.fromkeys(("bart", "biogpt", "marian", "mbart", "mvp", "pegasus", "plbart"), ("max_position_embeddings", 1024)),
+    **dict.fromkeys(
+        ("bart", "biogpt", "marian", "mbart", "mvp", "pegasus", "plbart"), ("max_position_embeddings", 1024)
+    ),
     **dict.fromkeys(("big_bird", "bigbird_pegasus"), ("max_position_embeddings", 4096)),
     "blenderbot": ("max_position_embeddings", 128),
     **dict.fromkeys(("gpt_neo", "opt"), ("max_position_embeddings", 2048)),
     "roformer": ("max_position_embeddings", 1536),
     **dict.fromkeys(
         (
-            "bert", "bert-generation", "blenderbot-small", "electra", "ernie", "megatron-bert", "prophetnet", "rembert",
-            "roc_bert", "trocr", "xlm", *_ROBERTA,
+            "bert",
+            "bert-generation",
+            "blenderbot-small",
+            "electra",
+            "ernie",
+            "megatron-bert",
+            "prophetnet",
+            "rembert",
+            "roc_bert",
+            "trocr",
+            "xlm",
+            *_ROBERTA,
         ),
         ("max_position_embeddings", 512),
     ),
-}  # fmt: skip
-"""Model types that fail on a longer sequence (they have a table with a row for each position), with the key of config.json that
-says how many there are and its default. tests/models/test_positions.py runs one of every type."""
+}
+"""Model types that fail on a longer sequence (they have a table with a row for each position), with the key
+of config.json that says how many there are and its default. tests/models/test_positions.py runs one of every
+type."""
 _BEFORE_FIRST = dict.fromkeys(_ROBERTA, 1) | {"prophetnet": 2}
 """Rows that no token gets, beside those up to pad_token_id."""
 _STRETCHED = ("linear", "dynamic", "yarn", "ntk")
-"""Kinds of RoPE scaling by which a base reads `factor` times the positions; the others' are max_position_embeddings already."""
+"""Kinds of RoPE scaling by which a base reads `factor` times the positions; the others' are
+max_position_embeddings already."""
 
 
 class Positions(NamedTuple):
@@ -42,7 +64,8 @@ class Positions(NamedTuple):
 
 
 def of(config: dict[str, Any], name: str, trust_remote_code: bool = False) -> Positions | None:
-    """Return the positions of the decoder in a config.json; None where it does not limit them, or does not say."""
+    """Return the positions of the decoder in a config.json; None where it does not limit them, or does not
+    say."""
     part = text_part(config, name)
     content, kind = part.content, part.kind
     if kind in BOUND and not trust_remote_code:

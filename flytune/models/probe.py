@@ -1,4 +1,5 @@
-"""The probe: a model's logits for 16 fixed prompts, recorded from the live model and compared with those of every copy."""
+"""The probe: a model's logits for 16 fixed prompts, recorded from the live model and compared with those of
+every copy."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from flytune.models import expert_probe, reward_head
 from flytune.models.scoring import padded
 
 PROBE = "gate/probe.safetensors"
-"""Path of the record, in a folder of its own: servers load every *.safetensors next to a config.json as weights."""
+"""Path of the record, in a folder of its own: servers load every *.safetensors next to a config.json as
+weights."""
 PROMPTS = (
     "What is the capital of France?",
     "Write one sentence about the sea in winter.",
@@ -42,12 +44,15 @@ class Answers:
     lengths: Any
     """Number of tokens of each prompt, int64 (prompts,)."""
     logits: Any
-    """Logits after the last token of each prompt, float32 (prompts, vocabulary); of a reward model (prompts, 1)."""
+    """Logits after the last token of each prompt, float32 (prompts, vocabulary); of a reward model (prompts,
+    1)."""
     loss: Any
-    """Logits after the last token of each prompt, float32 (prompts, vocabulary); rewards of a reward model (prompts, 1)."""
+    """Logits after the last token of each prompt, float32 (prompts, vocabulary); rewards of a reward model
+    (prompts, 1)."""
 
     experts: Any = None
-    """Numbers of each expert's adapter (expert_probe.fingerprints), float64; None without adapters on experts."""
+    """Numbers of each expert's adapter (expert_probe.fingerprints), float64; None without adapters on
+    experts."""
 
     def write(self, file: Path) -> None:
         from safetensors.torch import save_file
@@ -64,14 +69,20 @@ class Answers:
 
     @property
     def prompts(self) -> list[list[int]]:
-        return [row[:length] for row, length in zip(self.input_ids.tolist(), self.lengths.tolist(), strict=True)]
+        return [
+            row[:length] for row, length in zip(self.input_ids.tolist(), self.lengths.tolist(), strict=True)
+        ]
 
 
 def tokenized(tokenizer: Any) -> list[list[int]]:
-    """Return the tokens of PROMPTS: as a user's turn in the chat template if there is one, as plain text otherwise."""
+    """Return the tokens of PROMPTS: as a user's turn in the chat template if there is one, as plain text
+    otherwise."""
     if tokenizer.chat_template:
         chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-        found = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
+        found = [
+            tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+            for chat in chats
+        ]
     else:
         found = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     # The answer depends on the end of a rendered chat, so tokens are cut from its beginning.
@@ -95,7 +106,8 @@ def record(trainer: Any, tokenizer: Any, file: Path, sharding: Any) -> None:
 
 
 def ask(model: Any, prompts: list[list[int]]) -> Answers:
-    """Return the answers of a model, live or reloaded. Batches are fixed, because padding changes rounding."""
+    """Return the answers of a model, live or reloaded. Batches are fixed, because padding changes
+    rounding."""
     import torch
 
     lengths = torch.tensor([len(prompt) for prompt in prompts])
@@ -106,12 +118,15 @@ def ask(model: Any, prompts: list[list[int]]) -> Answers:
     for ids, logits in logits_of(model, prompts):
         last.append(logits[-1])
         is_scored = len(ids) > 1
-        losses.append(torch.nn.functional.cross_entropy(logits[:-1], ids[1:]) if is_scored else torch.tensor(0.0))
+        losses.append(
+            torch.nn.functional.cross_entropy(logits[:-1], ids[1:]) if is_scored else torch.tensor(0.0)
+        )
     return Answers(padded(prompts, 0), lengths, torch.stack(last), torch.stack(losses))
 
 
 def logits_of(model: Any, prompts: list[list[int]]) -> Any:
-    """Yield the tokens (n,) of each prompt and the logits after each token, float32 (n, vocabulary), in host memory.
+    """Yield the tokens (n,) of each prompt and the logits after each token, float32 (n, vocabulary), in host
+    memory.
 
     One batch of prompts is in memory at a time. The model's training mode is restored afterwards.
     """
@@ -124,7 +139,9 @@ def logits_of(model: Any, prompts: list[list[int]]) -> Any:
             batch = prompts[start : start + _BATCH]
             mask = padded([[1] * len(prompt) for prompt in batch], 0).to(device)
             with torch.no_grad():
-                logits = model(input_ids=padded(batch, 0).to(device), attention_mask=mask, use_cache=False).logits
+                logits = model(
+                    input_ids=padded(batch, 0).to(device), attention_mask=mask, use_cache=False
+                ).logits
             for ids, row in zip(batch, logits, strict=True):
                 yield torch.tensor(ids), row[: len(ids)].float().cpu()
     finally:
@@ -132,11 +149,13 @@ def logits_of(model: Any, prompts: list[list[int]]) -> Any:
 
 
 def distance(logits: Any, others: Any) -> Any:
-    """Return the distance of two models' logits (n, vocabulary): RMS difference relative to the spread of the first, (n,).
+    """Return the distance of two models' logits (n, vocabulary): RMS difference relative to the spread of the
+    first, (n,).
 
-    A shift common to all tokens has no effect, as in softmax. It shows differences that a KL divergence misses for flat
-    distributions, and unlike the maximum difference it does not depend on one token of a hundred thousand. Rewards (n, 1) have
-    no spread of their own: their difference is relative to the RMS of all rewards of the first.
+    A shift common to all tokens has no effect, as in softmax. It shows differences that a KL divergence
+    misses for flat distributions, and unlike the maximum difference it does not depend on one token of a
+    hundred thousand. Rewards (n, 1) have no spread of their own: their difference is relative to the RMS of
+    all rewards of the first.
     """
     if logits.shape[-1] == 1:
         size = logits.double().square().mean().sqrt().clamp_min(1e-12)

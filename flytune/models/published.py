@@ -1,8 +1,10 @@
-"""Files of the base model as they were published: what is written of a trained model has their keys and their spelling.
+"""Files of the base model as they were published: what is written of a trained model has their keys and their
+spelling.
 
-transformers 5 writes config.json in a form of its own, which version 4 and programs that read as it does take for another
-model: a rotary base of 10,000 instead of 500,000, without an error. So the base's files are written again, and only what
-training has changed is changed in them. Where the form differs between versions, both are there.
+transformers 5 writes config.json in a form of its own, which version 4 and programs that read as it does take
+for another model: a rotary base of 10,000 instead of 500,000, without an error. So the base's files are
+written again, and only what training has changed is changed in them. Where the form differs between versions,
+both are there.
 """
 
 import copy
@@ -68,7 +70,9 @@ def content_of(model: Model, name: str) -> dict[str, Any] | None:
     try:
         content: dict[str, Any] = json_core.load_object(path.read_bytes(), LARGEST)
     except json_core.JSONError as error:
-        raise RecipeError(f"model.name_or_path: {model.name_or_path}: its {name} cannot be read: {error}") from None
+        raise RecipeError(
+            f"model.name_or_path: {model.name_or_path}: its {name} cannot be read: {error}"
+        ) from None
     return content
 
 
@@ -102,7 +106,8 @@ def write_config(config: Any, model: Model, dtype: str, architecture: str, folde
 
 
 def write_generation_config(generation_config: Any, model: Model, folder: Path) -> None:
-    """Write generation_config.json into `folder`: that of the base, with the live one's tokens that end and pad.
+    """Write generation_config.json into `folder`: that of the base, with the live one's tokens that end and
+    pad.
 
     transformers refuses to write a temperature without do_sample, and many published files have one.
     """
@@ -113,7 +118,9 @@ def write_generation_config(generation_config: Any, model: Model, folder: Path) 
         value = getattr(generation_config, key)
         if value is not None and value != content.get(key) and [value] != content.get(key):
             content[key] = value
-    (folder / GENERATION_CONFIG).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / GENERATION_CONFIG).write_text(
+        json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def make_savable(model: Any) -> None:
@@ -144,7 +151,8 @@ def _parts(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _change(content: dict[str, Any], before: dict[str, Any], after: dict[str, Any], config: Any) -> None:
-    """Change the keys in `content` that have changed from `before` to `after`, in the spelling that `content` has."""
+    """Change the keys in `content` that have changed from `before` to `after`, in the spelling that `content`
+    has."""
     for key in sorted({*before, *after} - _OF_THE_RUN):
         old, new = before.get(key, _MISSING), after.get(key, _MISSING)
         if old == new or key.startswith("_"):
@@ -153,7 +161,9 @@ def _change(content: dict[str, Any], before: dict[str, Any], after: dict[str, An
         if isinstance(old, dict) and isinstance(new, dict) and hasattr(inner, "to_dict"):
             _change(content.setdefault(key, {}), old, new, inner)
             continue
-        aliases = [alias for alias, name in (getattr(config, "attribute_map", None) or {}).items() if name == key]
+        aliases = [
+            alias for alias, name in (getattr(config, "attribute_map", None) or {}).items() if name == key
+        ]
         for name in [name for name in (key, *aliases) if name in content] or [key]:
             content.pop(name, None) if new is _MISSING else content.update({name: new})
         if key == "rope_parameters":
@@ -164,7 +174,8 @@ def _change(content: dict[str, Any], before: dict[str, Any], after: dict[str, An
 
 
 def _in_both_forms(content: dict[str, Any], config: Any) -> dict[str, Any]:
-    """Return a configuration with the rotary embedding in both forms, where transformers then reads the same."""
+    """Return a configuration with the rotary embedding in both forms, where transformers then reads the
+    same."""
     found = copy.deepcopy(content)
     _add_forms(found, config)
     try:
@@ -194,7 +205,11 @@ def _add_forms(content: dict[str, Any], config: Any) -> None:
 def _in_old_form(parameters: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
     """Return the keys by which transformers 4 reads rope_parameters."""
     kind, found = str(content.get("model_type")), dict[str, Any]()
-    theta, share = ("rotary_emb_base", "rotary_pct") if kind.startswith("gpt_neox") else ("rope_theta", "partial_rotary_factor")
+    theta, share = (
+        ("rotary_emb_base", "rotary_pct")
+        if kind.startswith("gpt_neox")
+        else ("rope_theta", "partial_rotary_factor")
+    )
     if isinstance(local := parameters.get("sliding_attention"), dict):
         found["rope_local_base_freq"] = local.get("rope_theta")
     if isinstance(inner := parameters.get("full_attention"), dict):
@@ -202,7 +217,9 @@ def _in_old_form(parameters: dict[str, Any], content: dict[str, Any]) -> dict[st
     for key, name in (("rope_theta", theta), ("partial_rotary_factor", share)):
         if key in parameters:
             found[name] = parameters[key]
-    scaling = {key: value for key, value in parameters.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    scaling = {
+        key: value for key, value in parameters.items() if key not in ("rope_theta", "partial_rotary_factor")
+    }
     if (kind := scaling.get("rope_type", "default")) == "longrope":
         # Version 4 takes these three alone, and the length from the configuration.
         found["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")

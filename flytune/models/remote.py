@@ -1,4 +1,5 @@
-"""Local copies of what is at fsspec addresses (s3://bucket/artifact): a base model's files, or a complete folder."""
+"""Local copies of what is at fsspec addresses (s3://bucket/artifact): a base model's files, or a complete
+folder."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +31,8 @@ class _Listing(NamedTuple):
 
 
 def identity(address: str) -> str:
-    """Return 16 hex digits that change when the model at an address does, as far as its storage keeps checksums or times.
+    """Return 16 hex digits that change when the model at an address does, as far as its storage keeps
+    checksums or times.
 
     Raises:
         RecipeError: it cannot be read, or there is no model.
@@ -40,7 +42,8 @@ def identity(address: str) -> str:
 
 
 def files_to_fetch(files: Iterable[str], index: bytes | None, code: bool, where: str) -> list[str]:
-    """Return those of a model's files that loading it needs: config, tokenizer, and the weights that transformers chooses.
+    """Return those of a model's files that loading it needs: config, tokenizer, and the weights that
+    transformers chooses.
 
     Args:
         files: names of all files.
@@ -65,12 +68,16 @@ def files_to_fetch(files: Iterable[str], index: bytes | None, code: bool, where:
         except weight_index.IndexRefused as error:
             raise RecipeError(f"{where}: {INDEX}: {error}") from None
     if not weights:
-        raise RecipeError(f"{where}: it has no *.safetensors, and no other weights are read; it holds {', '.join(files[:8])}")
+        raise RecipeError(
+            f"{where}: it has no *.safetensors, and no other weights are read; it holds "
+            f"{', '.join(files[:8])}"
+        )
     return texts + weights
 
 
 def fetch_model(address: str, weights: bool, code: bool) -> Path:
-    """Return the local folder with the files of the model at an address; another folder once the files have changed.
+    """Return the local folder with the files of the model at an address; another folder once the files have
+    changed.
 
     Args:
         address: fsspec address of a model or an artifact.
@@ -102,7 +109,8 @@ def fetch_folder(address: str, key: str) -> Path:
 
 
 def _fetch(listing: _Listing, done: str, choose: Callable[[_Listing], list[str]]) -> Path:
-    """Download the chosen files into the folder of the listing's identity, once per machine; `done` is the marker file."""
+    """Download the chosen files into the folder of the listing's identity, once per machine; `done` is the
+    marker file."""
     from filelock import FileLock
 
     folder = caches.hub_folder(f"addresses/{listing.identity}")
@@ -120,7 +128,8 @@ def _fetch(listing: _Listing, done: str, choose: Callable[[_Listing], list[str]]
 
 
 def _compare(contents: Contents, folder: Path, file: str, where: str) -> None:
-    """Compare a downloaded file with the list of the artifact that it is part of; files that people added may not be used."""
+    """Compare a downloaded file with the list of the artifact that it is part of; files that people added may
+    not be used."""
     try:
         contents.check(file, (folder / file).stat().st_size, sha256_of(folder / file))
     except FileDiffers as error:
@@ -143,20 +152,25 @@ def _list(address: str, key: str) -> _Listing:
         found = storage.files()
     parts = [address.rstrip("/")]
     for file, info in sorted(found.items()):
-        kept = next((info[mark] for mark in ("ETag", "etag", "md5Hash", "crc32c", "mtime") if info.get(mark)), "")
+        kept = next(
+            (info[mark] for mark in ("ETag", "etag", "md5Hash", "crc32c", "mtime") if info.get(mark)), ""
+        )
         parts.append(f"{storage.path(file)} {info.get('size')} {kept}")
     return _Listing(storage, list(found), hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16])
 
 
 @contextmanager
 def _errors_translated(where: str) -> Iterator[None]:
-    """Raise a RecipeError for an address that is wrong or refused, and a StorageError that is retried for any other failure."""
+    """Raise a RecipeError for an address that is wrong or refused, and a StorageError that is retried for any
+    other failure."""
     try:
         yield
     except FileNotFoundError as error:
         raise RecipeError(f"{where}: cannot be read: {error} does not exist") from error
     except RecordError as error:
-        raise RecipeError(f"{where}: {CONTENTS}: {error}; restore the artifact, or publish it again") from None
+        raise RecipeError(
+            f"{where}: {CONTENTS}: {error}; restore the artifact, or publish it again"
+        ) from None
     except StorageError as error:
         cause = error.__cause__
         is_unknown = isinstance(cause, ValueError) and "rotocol" in str(cause)

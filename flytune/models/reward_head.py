@@ -1,7 +1,7 @@
 """The head of a reward model, `score`: its first values, and the rewards of sequences.
 
-A reward model is transformers' sequence classifier with one output: the head's product with the hidden state of the last token
-that is not padding.
+A reward model is transformers' sequence classifier with one output: the head's product with the hidden state
+of the last token that is not padding.
 """
 
 from collections.abc import Sequence
@@ -16,30 +16,72 @@ from flytune.models.scoring import Row, innermost, padded
 
 NAME = "score.weight"
 """Name of the head's weight, float of shape (1, hidden size)."""
-TYPES = frozenset((
-    "arcee", "cohere_compass_text", "deepseek_v2", "deepseek_v3", "diffllama", "doge", "exaone4", "gemma", "gemma2",
-    "gemma3_text", "glm", "glm4", "gpt_oss", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jamba", "jetmoe", "llama",
-    "minimax", "ministral", "ministral3", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "persimmon", "phi",
-    "phi3", "phimoe",
-    "qwen2", "qwen2_moe", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm",
-    "starcoder2",
-))  # fmt: skip
-"""Model types of text whose sequence classifier in transformers 5 is GenericForSequenceClassification, with that head."""
+TYPES = frozenset(
+    (
+        "arcee",
+        "cohere_compass_text",
+        "deepseek_v2",
+        "deepseek_v3",
+        "diffllama",
+        "doge",
+        "exaone4",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "gpt_oss",
+        "helium",
+        "hunyuan_v1_dense",
+        "hunyuan_v1_moe",
+        "jamba",
+        "jetmoe",
+        "llama",
+        "minimax",
+        "ministral",
+        "ministral3",
+        "mistral",
+        "mixtral",
+        "nemotron",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "persimmon",
+        "phi",
+        "phi3",
+        "phimoe",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_5_text",
+        "qwen3_moe",
+        "qwen3_next",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    )
+)
+"""Model types of text whose sequence classifier in transformers 5 is GenericForSequenceClassification, with
+that head."""
 _SCALE = 0.02
-"""Standard deviation of the first values where the configuration has no initializer_range, as in transformers."""
+"""Standard deviation of the first values where the configuration has no initializer_range, as in
+transformers."""
 
 
 def first_values(config: Any, seed: int) -> Any:
     """Return the head's first values, float32 of shape (1, hidden size).
 
-    They follow from the seed and the configuration alone, so that they are equal on every process, with every sharding, and
-    in every attempt.
+    They follow from the seed and the configuration alone, so that they are equal on every process, with every
+    sharding, and in every attempt.
     """
     import torch
 
     text = config.get_text_config()
     scale = getattr(text, "initializer_range", None) or _SCALE
-    drawn = torch.randn(1, text.hidden_size, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    drawn = torch.randn(
+        1, text.hidden_size, generator=torch.Generator().manual_seed(seed), dtype=torch.float32
+    )
     return drawn * scale
 
 
@@ -74,8 +116,11 @@ def is_reward_model(model: Any) -> bool:
     return getattr(innermost(model).config, "num_labels", 0) == 1 and hasattr(innermost(model), "score")
 
 
-def rewards(model: Any, sequences: Sequence[list[int]], pad_token_id: int, batch_size: int = 1, label: str = "rewards") -> Any:
-    """Return the reward of each sequence of tokens, float64 of shape (sequences,). The training mode is restored afterwards.
+def rewards(
+    model: Any, sequences: Sequence[list[int]], pad_token_id: int, batch_size: int = 1, label: str = "rewards"
+) -> Any:
+    """Return the reward of each sequence of tokens, float64 of shape (sequences,). The training mode is
+    restored afterwards.
 
     Under ZeRO-3 and FSDP every process must call it with equally many sequences.
     """
@@ -112,8 +157,9 @@ def finite_rewards(model: Any, rows: Sequence[Row], pad_token_id: int, batch_siz
     found = rewards(model, [row["input_ids"] for row in rows], pad_token_id, batch_size, f"{label}: rewards")
     if bad := numpy.flatnonzero(~numpy.isfinite(found)).tolist():
         raise ExportError(
-            f"{label}: the reward of held-out answer {bad[0]} is {found[bad[0]]} ({len(bad)} of {len(found)} are not finite): "
-            "its weights have diverged, or overflow in model.dtype; lower training.learning_rate, or use bfloat16"
+            f"{label}: the reward of held-out answer {bad[0]} is {found[bad[0]]} ({len(bad)} of {len(found)} "
+            "are not finite): its weights have diverged, or overflow in model.dtype; lower "
+            "training.learning_rate, or use bfloat16"
         )
     return found
 

@@ -1,7 +1,8 @@
 """Tensors of a folder of safetensors files, by the parameter names of a transformers model.
 
-Files are read with pread, not mapped: mapped pages would count as memory of the process until the file is closed.
-Renaming and conversion (fused experts, merged projections) are those of transformers, for one parameter at a time.
+Files are read with pread, not mapped: mapped pages would count as memory of the process until the file is
+closed. Renaming and conversion (fused experts, merged projections) are those of transformers, for one
+parameter at a time.
 """
 
 import copy
@@ -37,7 +38,8 @@ class TensorFiles:
     """Tensors of a folder, by name; one file is open at a time.
 
     Raises:
-        TrainingError: there are no safetensors files, or one is missing, truncated, or differs from the index.
+        TrainingError: there are no safetensors files, or one is missing, truncated, or differs from the
+            index.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +52,9 @@ class TensorFiles:
             self.file_of |= dict.fromkeys(self._file(path).keys(), path)
         for key, name in expected.items():
             if key not in self.file_of:
-                raise TrainingError(f"{folder / name}: has no {key}, which model.safetensors.index.json lists; {_AGAIN}")
+                raise TrainingError(
+                    f"{folder / name}: has no {key}, which model.safetensors.index.json lists; {_AGAIN}"
+                )
 
     def __getitem__(self, key: str) -> Any:
         """Return a lazy tensor: it has get_shape(), and reads the slices that it is indexed with."""
@@ -65,7 +69,9 @@ class TensorFiles:
             except FileNotFoundError:
                 raise TrainingError(f"{path}: no such file; {_AGAIN}") from None
             except (SafetensorError, OSError) as error:
-                raise TrainingError(f"{path}: truncated, or not a safetensors file ({error}); {_AGAIN}") from None
+                raise TrainingError(
+                    f"{path}: truncated, or not a safetensors file ({error}); {_AGAIN}"
+                ) from None
         return self._open[1]
 
 
@@ -82,9 +88,17 @@ def _index(folder: Path) -> dict[str, str]:
         except weight_index.IndexRefused as error:
             raise TrainingError(f"{index}: {error}; {_AGAIN}") from None
     if not (folder / "model.safetensors").is_file():
-        others = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".gguf"))
-        found = f"only {', '.join(others[:3])}, which must be converted first (save_pretrained)" if others else "no weights"
-        raise TrainingError(f"{folder}: has neither model.safetensors nor model.safetensors.index.json; found {found}")
+        others = sorted(
+            path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".gguf")
+        )
+        found = (
+            f"only {', '.join(others[:3])}, which must be converted first (save_pretrained)"
+            if others
+            else "no weights"
+        )
+        raise TrainingError(
+            f"{folder}: has neither model.safetensors nor model.safetensors.index.json; found {found}"
+        )
     return {}
 
 
@@ -145,7 +159,8 @@ class Converted:
         return self.files.file_of[key], key
 
     def read(self, part: ParameterPart) -> None:
-        """Convert and load `part`: of stacked experts only its own, otherwise the complete parameter is built."""
+        """Convert and load `part`: of stacked experts only its own, otherwise the complete parameter is
+        built."""
         if not part.local.numel():
             return
         index, keys, shape = part.index, self.keys, part.shape
@@ -156,18 +171,22 @@ class Converted:
         try:
             transform = copy.deepcopy(self.transform)
             dtype = part.local.dtype
-            transform.collected_tensors = {p: [self.files[key][...].to(dtype) for key in found] for p, found in keys.items()}
+            transform.collected_tensors = {
+                p: [self.files[key][...].to(dtype) for key in found] for p, found in keys.items()
+            }
             value = transform.convert(self.first, model=self.model, config=self.model.config)[self.target]
         except Exception as error:
             raise TrainingError(
-                f"{self.files.folder}: transformers cannot build {part.name} from {', '.join(self.keys)} by itself"
-                f" ({type(error).__name__}: {error}); set sharding to ddp or zero3, which load the whole model"
+                f"{self.files.folder}: transformers cannot build {part.name} from {', '.join(self.keys)} by "
+                f"itself ({type(error).__name__}: {error}); set sharding to ddp or zero3, which load the "
+                "whole model"
             ) from error
         value = value[0] if isinstance(value, list) else value
         if tuple(value.shape) != shape:
             raise TrainingError(
-                f"{self.files.folder}: {part.name} as transformers builds it from {', '.join(self.keys)} has the shape"
-                f" {list(value.shape)}, and not {list(shape)}; config.json and weights are not of the same model"
+                f"{self.files.folder}: {part.name} as transformers builds it from {', '.join(self.keys)} has "
+                f"the shape {list(value.shape)}, and not {list(shape)}; config.json and weights are not of "
+                "the same model"
             )
         part.local.copy_(value[index])
 
@@ -185,12 +204,19 @@ class Converted:
 
 
 def sources(files: TensorFiles, base: Any, tensors: dict[str, Any]) -> dict[str, StoredParameter | Converted]:
-    """Return the source of each parameter and persistent buffer of `base` (`tensors`, by name), if it has one.
+    """Return the source of each parameter and persistent buffer of `base` (`tensors`, by name), if it has
+    one.
 
-    The matching is transformers' own (core_model_loading.convert_and_load_state_dict_in_model, steps 1 and 2).
+    The matching is transformers' own (core_model_loading.convert_and_load_state_dict_in_model, steps 1 and
+    2).
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        dot_natural_key,
+        rename_source_key,
+    )
 
     mapping = getattr(base, "_weight_conversions", None) or get_model_conversion_mapping(base)
     renamings = [transform for transform in mapping if isinstance(transform, WeightRenaming)]
@@ -212,11 +238,19 @@ def sources(files: TensorFiles, base: Any, tensors: dict[str, Any]) -> dict[str,
             if not isinstance(made, Converted):
                 made = Converted(files, model, converter_of[pattern], target, target)
                 first, *others = made.transform.target_patterns
-                found |= {target.replace(first, other): replace(made, target=target.replace(first, other)) for other in others}
+                found |= {
+                    target.replace(first, other): replace(made, target=target.replace(first, other))
+                    for other in others
+                }
                 found[target] = made
             made.keys.setdefault(pattern, []).append(key)
     if unused:
-        logger.info("%s: %d tensors are not used by the model: %s ...", files.folder, len(unused), ", ".join(unused[:3]))
+        logger.info(
+            "%s: %d tensors are not used by the model: %s ...",
+            files.folder,
+            len(unused),
+            ", ".join(unused[:3]),
+        )
     # As from_pretrained does: conversions that were used are reverted when the model is saved.
     base._weight_conversions = [transform for transform in mapping if transform.was_used()]
     return found

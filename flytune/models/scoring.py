@@ -14,20 +14,21 @@ from flytune.errors import ExportError
 IGNORED = -100
 """Label of a token that is not part of the loss."""
 GATE_SAMPLES = 8
-"""Held-out samples that the live model is scored on before export; the evaluation compares the export with them."""
+"""Held-out samples that the live model is scored on before export; the evaluation compares the export with
+them."""
 # Rows of logits that are converted to float32 at a time: 512 MB for a vocabulary of 128k.
 _LOGIT_ROWS = 1024
 RESAMPLES = 2000
 """Number of resamples of the bootstrap."""
 
 Row = dict[str, Any]
-"""Sample with input_ids and labels, lists of equal length; a pair also has seq_lengths, the lengths of its two sequences, and a
-labelled answer label, 1 or 0."""
+"""Sample with input_ids and labels, lists of equal length; a pair also has seq_lengths, the lengths of its
+two sequences, and a labelled answer label, 1 or 0."""
 
 
 def sequences_of(rows: Sequence[Row]) -> list[Row]:
-    """Return the sequences of all rows: of pairs first the chosen sequence of each, then the rejected ones; of labelled answers
-    the desirable ones first; else the rows."""
+    """Return the sequences of all rows: of pairs first the chosen sequence of each, then the rejected ones;
+    of labelled answers the desirable ones first; else the rows."""
     if rows and "label" in rows[0]:
         return sorted(rows, key=lambda row: -row["label"])
     if not rows or "seq_lengths" not in rows[0]:
@@ -37,7 +38,8 @@ def sequences_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def gate_sequences(rows: Sequence[Row]) -> list[Row]:
-    """Return the sequences of all rows, of which those of prompts without a reference answer have the prompt's labels."""
+    """Return the sequences of all rows, of which those of prompts without a reference answer have the
+    prompt's labels."""
     return [
         row | {"labels": [IGNORED, *row["input_ids"][1:]]}
         if "fields" in row and all(label == IGNORED for label in row["labels"])
@@ -54,20 +56,27 @@ def samples_sha256(rows: Sequence[Row]) -> str:
     """Return the SHA-256 of the tokens and labels of rows, in their order."""
     digest = hashlib.sha256()
     for row in rows:
-        parts = [[int(value) for value in row[name]] for name in ("input_ids", "labels", "seq_lengths") if name in row]
+        parts = [
+            [int(value) for value in row[name]]
+            for name in ("input_ids", "labels", "seq_lengths")
+            if name in row
+        ]
         digest.update(json.dumps([*parts, int(row.get("label", -1))]).encode())
     return digest.hexdigest()
 
 
-def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str = "loss") -> tuple[Any, Any]:
+def heldout_loss(
+    model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str = "loss"
+) -> tuple[Any, Any]:
     """Return the loss of a causal language model, live or reloaded, on `rows`.
 
-    Logits are computed only at positions where a sample of the batch has a label, and converted to float32 in blocks.
-    Under ZeRO-3 every rank must call it with the same rows.
+    Logits are computed only at positions where a sample of the batch has a label, and converted to float32 in
+    blocks. Under ZeRO-3 every rank must call it with the same rows.
 
     Returns:
-        The negative log-likelihood of each row, summed over its tokens with a label, in nats (float64, shape (rows,)), and
-        the number of those tokens (int64, shape (rows,)). The first token of a row is not predicted and not scored.
+        The negative log-likelihood of each row, summed over its tokens with a label, in nats (float64, shape
+        (rows,)), and the number of those tokens (int64, shape (rows,)). The first token of a row is not
+        predicted and not scored.
     """
     import numpy
     import torch
@@ -91,7 +100,8 @@ def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size:
                 bar.update(len(batch))
                 if not len(positions):
                     continue
-                # Numbers, not a tensor: the hidden states that they index may be on another GPU than the tokens.
+                # Numbers, not a tensor: the hidden states that they index may be on another GPU than the
+                # tokens.
                 keep = {"logits_to_keep": positions.tolist()} if slices else {}
                 logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False, **keep).logits
                 if not slices:
@@ -114,7 +124,9 @@ def heldout_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size:
     return nll, tokens
 
 
-def finite_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str) -> tuple[Any, Any]:
+def finite_loss(
+    model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str
+) -> tuple[Any, Any]:
     """Return the `heldout_loss` of the model that `label` names.
 
     Raises:
@@ -125,18 +137,22 @@ def finite_loss(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: 
     nll, tokens = heldout_loss(model, rows, pad_token_id, batch_size, f"{label}: loss")
     if bad := numpy.flatnonzero(~numpy.isfinite(nll)).tolist():
         raise ExportError(
-            f"{label}: the loss of held-out sample {bad[0]} is {nll[bad[0]]} ({len(bad)} of {len(nll)} are not finite): "
-            "its weights have diverged, or overflow in model.dtype; lower training.learning_rate, or use bfloat16"
+            f"{label}: the loss of held-out sample {bad[0]} is {nll[bad[0]]} ({len(bad)} of {len(nll)} are "
+            "not finite): its weights have diverged, or overflow in model.dtype; lower "
+            "training.learning_rate, or use bfloat16"
         )
     return nll, tokens
 
 
-def bootstrap(nll: Any, tokens: Any, resamples: int = RESAMPLES, seed: int = 0) -> tuple[list[float], list[float], list[float]]:
+def bootstrap(
+    nll: Any, tokens: Any, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[list[float], list[float], list[float]]:
     """Return the loss per token of each column of `nll` (samples, models), with a 95 % percentile interval.
 
-    Complete samples are drawn with replacement (tokens of one sample are not independent), the same for all columns, so that
-    a column of differences is paired. Efron & Tibshirani, An Introduction to the Bootstrap (1993), chapter 13. Intervals of
-    fewer than about 20 samples are known to be too narrow; the interval of a single sample is unbounded.
+    Complete samples are drawn with replacement (tokens of one sample are not independent), the same for all
+    columns, so that a column of differences is paired. Efron & Tibshirani, An Introduction to the Bootstrap
+    (1993), chapter 13. Intervals of fewer than about 20 samples are known to be too narrow; the interval of a
+    single sample is unbounded.
 
     Returns:
         Point estimates, lower and upper ends, in nats per token, one for each column.
@@ -154,7 +170,8 @@ def bootstrap(nll: Any, tokens: Any, resamples: int = RESAMPLES, seed: int = 0) 
 
 
 def resampled(sums: Any, weights: Any, resamples: int = RESAMPLES, seed: int = 0) -> Any:
-    """Return the mean of each column of `sums` (samples, models) by `weights` in each resample, (resamples, models).
+    """Return the mean of each column of `sums` (samples, models) by `weights` in each resample, (resamples,
+    models).
 
     The samples that are drawn follow from their number and the seed alone.
     """
@@ -172,11 +189,14 @@ def resampled(sums: Any, weights: Any, resamples: int = RESAMPLES, seed: int = 0
 
 
 def padded(rows: list[list[int]], value: int, left: bool = False) -> Any:
-    """Return rows of tokens as one tensor (rows, longest), padded with `value` on the right, or on the left."""
+    """Return rows of tokens as one tensor (rows, longest), padded with `value` on the right, or on the
+    left."""
     import torch
 
     width = max(len(row) for row in rows)
-    return torch.tensor([[value] * (width - len(row)) + row if left else row + [value] * (width - len(row)) for row in rows])
+    return torch.tensor(
+        [[value] * (width - len(row)) + row if left else row + [value] * (width - len(row)) for row in rows]
+    )
 
 
 def _cross_entropy(logits: Any, targets: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Sharded loading: each process reads its own rows of a model's weights from the files; no process holds the whole model.
+"""Sharded loading: each process reads its own rows of a model's weights from the files; no process holds the
+whole model.
 
-The model is built on the meta device (`meta_model`), where parameters have a shape and no memory; fully_shard shards it
-there; then `load_weights` reads the rows of each parameter that this process holds.
+The model is built on the meta device (`meta_model`), where parameters have a shape and no memory; fully_shard
+shards it there; then `load_weights` reads the rows of each parameter that this process holds.
 """
 
 import logging
@@ -32,8 +33,9 @@ def meta_model(model: Model, dtype: str, head: Head = LANGUAGE_MODEL, seed: int 
 
     A new head gets the seed's first values where the files have none.
 
-    Buffers (rotary frequencies, embedding scales) and parameters that a model keeps in float32 are as from_pretrained makes
-    them. A buffer that its model computes only in `__init__` is zero here, and undefined in from_pretrained.
+    Buffers (rotary frequencies, embedding scales) and parameters that a model keeps in float32 are as
+    from_pretrained makes them. A buffer that its model computes only in `__init__` is zero here, and
+    undefined in from_pretrained.
 
     Raises:
         RecipeError: the model's weights are quantized already.
@@ -44,11 +46,14 @@ def meta_model(model: Model, dtype: str, head: Head = LANGUAGE_MODEL, seed: int 
     from transformers.initialization import meta_device_safe_creation_ops
 
     name = models_base.local_name(model, weights=False)
-    config = AutoConfig.from_pretrained(name, revision=model.revision, trust_remote_code=model.trust_remote_code)
+    config = AutoConfig.from_pretrained(
+        name, revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
     if quantization := getattr(config, "quantization_config", None):
         raise RecipeError(
-            f"model.name_or_path {model.name_or_path}: its weights are quantized ({quantization.get('quant_method')}), and"
-            " fsdp reads 16- or 32-bit weights only; name the model that was quantized"
+            f"model.name_or_path {model.name_or_path}: its weights are quantized "
+            f"({quantization.get('quant_method')}), and fsdp reads 16- or 32-bit weights only; name the "
+            "model that was quantized"
         )
     text = config.get_text_config()
     stored_rows, text.vocab_size = text.vocab_size, vocabulary.wanted_rows(model, text.vocab_size)
@@ -57,14 +62,19 @@ def meta_model(model: Model, dtype: str, head: Head = LANGUAGE_MODEL, seed: int 
         setattr(config, argument, value)
     with torch.device("meta"), meta_device_safe_creation_ops():
         built = kind.from_config(
-            config, dtype=dtype, attn_implementation=model.attn_implementation, trust_remote_code=model.trust_remote_code
+            config,
+            dtype=dtype,
+            attn_implementation=model.attn_implementation,
+            trust_remote_code=model.trust_remote_code,
         )
     for module in built.modules():
         for key, parameter in module._parameters.items():
             if parameter is not None and not parameter.is_meta:
-                # meta_device_safe_creation_ops makes what a model draws itself (DiffLlama's lambdas) on the CPU, and
-                # load_weights reads meta parameters only.
-                module._parameters[key] = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+                # meta_device_safe_creation_ops makes what a model draws itself (DiffLlama's lambdas) on the
+                # CPU, and load_weights reads meta parameters only.
+                module._parameters[key] = torch.nn.Parameter(
+                    parameter.to("meta"), requires_grad=parameter.requires_grad
+                )
     if plan := built._get_dtype_plan(getattr(torch, dtype)):
         kept = re.compile("|".join(pattern.replace("*", ".*") for pattern in plan))
         for key, parameter in built.named_parameters():
@@ -99,8 +109,8 @@ def _compute_buffers(model: Any) -> None:
 def real_adapters() -> Iterator[None]:
     """Let PEFT add real, initialized adapters to a model on the meta device within the block.
 
-    PEFT initializes an adapter on the CPU, then moves it to the device of its layer; meta would drop the values. They are
-    those of the same seed on a real model.
+    PEFT initializes an adapter on the CPU, then moves it to the device of its layer; meta would drop the
+    values. They are those of the same seed on a real model.
     """
     import torch
 
@@ -112,7 +122,9 @@ def real_adapters() -> Iterator[None]:
             return original(self, *arguments, **named)
         return self if dtype is None else original(self, dtype)
 
-    def update_layer(self: Any, *, base_layer: Any, lora_A: Any, lora_B: Any, scaling: float, **named: Any) -> None:
+    def update_layer(
+        self: Any, *, base_layer: Any, lora_A: Any, lora_B: Any, scaling: float, **named: Any
+    ) -> None:
         if base_layer.weight.is_meta:  # load_adapter_values computes the norms
             self.weight = torch.nn.Parameter(torch.empty(len(base_layer.weight)))
         else:
@@ -135,14 +147,16 @@ class _Slot:
 
 
 def load_weights(model: Any, folder: Path, device: str | None = None) -> None:
-    """Load this process's part of each parameter of `model` on the meta device from the safetensors in `folder`.
+    """Load this process's part of each parameter of `model` on the meta device from the safetensors in
+    `folder`.
 
-    Parameters may be plain, or DTensors as fully_shard makes them on any mesh, with checkpoint wrappers and PEFT adapters.
-    Real parameters are left as they are. Persistent buffers are read completely. dtypes are converted while reading. Besides
-    the loaded model, memory holds CHUNK_BYTES, or the tensors of one parameter that transformers converts.
+    Parameters may be plain, or DTensors as fully_shard makes them on any mesh, with checkpoint wrappers and
+    PEFT adapters. Real parameters are left as they are. Persistent buffers are read completely. dtypes are
+    converted while reading. Besides the loaded model, memory holds CHUNK_BYTES, or the tensors of one
+    parameter that transformers converts.
 
-    Call it after fully_shard and before creating an optimizer: parameters become new objects. Processes do not wait for each
-    other.
+    Call it after fully_shard and before creating an optimizer: parameters become new objects. Processes do
+    not wait for each other.
 
     Args:
         model: a model of `meta_model`.
@@ -150,8 +164,8 @@ def load_weights(model: Any, folder: Path, device: str | None = None) -> None:
         device: device of the parameters; by default that of the model's mesh. Under CPUOffloadPolicy: "cpu".
 
     Raises:
-        TrainingError: there are no safetensors; a file is missing or truncated; a parameter is in no file, has another shape
-            there, or has two values although the model ties them.
+        TrainingError: there are no safetensors; a file is missing or truncated; a parameter is in no file,
+            has another shape there, or has two values although the model ties them.
     """
     import torch
 
@@ -162,24 +176,31 @@ def load_weights(model: Any, folder: Path, device: str | None = None) -> None:
     _check_found(slots, sources, folder)
     device = device or _mesh_device(model)
     with torch.no_grad(), _progress(slots) as progress:
-        for slot in sorted(slots, key=lambda slot: min(sources[name].order for name in slot.names if name in sources)):
+        for slot in sorted(
+            slots, key=lambda slot: min(sources[name].order for name in slot.names if name in sources)
+        ):
             progress.update(_load_slot(slot, sources, device))
-    if left := [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]:
+    if left := [
+        name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta
+    ]:
         raise TrainingError(f"{_enumerate(left)}: without values although all of {folder} was read")
 
 
 def load_adapter_values(model: Any, folder: Path) -> None:
-    """Load what PEFT takes from the base into the adapter of a model on the meta device that is not sharded yet.
+    """Load what PEFT takes from the base into the adapter of a model on the meta device that is not sharded
+    yet.
 
-    Rows that are trained one by one, and DoRA's magnitudes: the norms of the rows of each adapted weight, which each process
-    reads completely, one after the other.
+    Rows that are trained one by one, and DoRA's magnitudes: the norms of the rows of each adapted weight,
+    which each process reads completely, one after the other.
     """
     import torch
     from peft.tuners.lora import LoraLayer
 
     base = model.get_base_model()
     by_row = [layer for _, layer in vocabulary.row_layers(base)]
-    norms = [layer for layer in base.modules() if isinstance(layer, LoraLayer) and layer.lora_magnitude_vector]
+    norms = [
+        layer for layer in base.modules() if isinstance(layer, LoraLayer) and layer.lora_magnitude_vector
+    ]
     if not by_row and not norms:
         return
     slots = _slots(base)
@@ -187,7 +208,10 @@ def load_adapter_values(model: Any, folder: Path) -> None:
     names = {id(slot.tensor): name for slot in slots for name in slot.names if name in sources}
 
     def read(table: Any, rows: slice) -> Any:
-        index, part = (rows, slice(0, table.shape[1])), torch.empty(rows.stop - rows.start, table.shape[1], dtype=table.dtype)
+        index, part = (
+            (rows, slice(0, table.shape[1])),
+            torch.empty(rows.stop - rows.start, table.shape[1], dtype=table.dtype),
+        )
         name = names[id(table)]
         sources[name].read(safetensors_files.ParameterPart(name, tuple(table.shape), index, part))
         return part
@@ -208,7 +232,8 @@ def load_adapter_values(model: Any, folder: Path) -> None:
 
 
 def _sources(folder: Path, base: Any, slots: list[_Slot]) -> dict[str, Any]:
-    """Return the source of each tensor that the files have; tables that added tokens made longer get rows for them."""
+    """Return the source of each tensor that the files have; tables that added tokens made longer get rows for
+    them."""
     tensors = {name: slot.tensor for slot in slots for name in slot.names}
     sources = safetensors_files.sources(safetensors_files.TensorFiles(folder), base, tensors)
     drawn: dict[str, Any] = getattr(base, "_drawn", {})
@@ -216,13 +241,16 @@ def _sources(folder: Path, base: Any, slots: list[_Slot]) -> dict[str, Any]:
 
 
 def allocate(model: Any, device: str | None = None) -> None:
-    """Allocate every parameter without values, for a checkpoint to be loaded into; otherwise as `load_weights`."""
+    """Allocate every parameter without values, for a checkpoint to be loaded into; otherwise as
+    `load_weights`."""
     import torch
 
     device = device or _mesh_device(model)
     for slot in _slots(model):
         if slot.tensor.is_meta:
-            value = torch.nn.Parameter(torch.empty_like(slot.tensor, device=device), requires_grad=slot.tensor.requires_grad)
+            value = torch.nn.Parameter(
+                torch.empty_like(slot.tensor, device=device), requires_grad=slot.tensor.requires_grad
+            )
             for module, name in slot.places:
                 module._parameters[name] = value
 
@@ -236,7 +264,11 @@ def _mesh_device(model: Any) -> str:
 def _slots(base: Any) -> list[_Slot]:
     slots: dict[int, _Slot] = {}
     for path, module in base.named_modules(remove_duplicate=False):
-        buffers = {name: buffer for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set}
+        buffers = {
+            name: buffer
+            for name, buffer in module._buffers.items()
+            if name not in module._non_persistent_buffers_set
+        }
         for name, tensor in (*module._parameters.items(), *buffers.items()):
             if tensor is not None:
                 slot = slots.setdefault(id(tensor), _Slot(tensor, is_buffer=name in buffers))
@@ -247,7 +279,10 @@ def _slots(base: Any) -> list[_Slot]:
 
 def _check_found(slots: list[_Slot], sources: Mapping[str, Any], folder: Path) -> None:
     if missing := [slot.names[0] for slot in slots if not any(name in sources for name in slot.names)]:
-        raise TrainingError(f"{_enumerate(missing)}: in no file of {folder}; config.json and weights are not of the same model")
+        raise TrainingError(
+            f"{_enumerate(missing)}: in no file of {folder}; config.json and weights are not of the same "
+            "model"
+        )
 
 
 def _enumerate(names: list[str]) -> str:
@@ -258,7 +293,11 @@ def _load_slot(slot: _Slot, sources: Mapping[str, Any], device: str) -> int:
     """Read this process's part of one parameter, and return its bytes."""
     import torch
 
-    value = slot.tensor if slot.is_buffer and not slot.tensor.is_meta else torch.empty_like(slot.tensor, device=device)
+    value = (
+        slot.tensor
+        if slot.is_buffer and not slot.tensor.is_meta
+        else torch.empty_like(slot.tensor, device=device)
+    )
     first, *others = [name for name in dict.fromkeys(slot.names) if name in sources]
     part = _part(first, value)
     sources[first].read(part)
@@ -267,8 +306,8 @@ def _load_slot(slot: _Slot, sources: Mapping[str, Any], device: str) -> int:
         sources[other].read(again)
         if not torch.equal(part.local, again.local):
             raise TrainingError(
-                f"{first} and {other}: one parameter by config.json, two values in {sources[first].order[0].parent};"
-                " set tie_word_embeddings in config.json to false"
+                f"{first} and {other}: one parameter by config.json, two values in "
+                f"{sources[first].order[0].parent}; set tie_word_embeddings in config.json to false"
             )
     if not slot.is_buffer:
         value = torch.nn.Parameter(value, requires_grad=slot.tensor.requires_grad)
@@ -278,7 +317,8 @@ def _load_slot(slot: _Slot, sources: Mapping[str, Any], device: str) -> int:
 
 
 def _part(name: str, value: Any) -> safetensors_files.ParameterPart:
-    """Return the part of `value` on this process; DTensor divides rows as torch.chunk does: the last processes may get none."""
+    """Return the part of `value` on this process; DTensor divides rows as torch.chunk does: the last
+    processes may get none."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

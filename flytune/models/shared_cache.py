@@ -1,7 +1,8 @@
 """Base models on a volume that all pods mount, downloaded from the hub once: cluster.yaml's `model_cache`.
 
-It has the layout of a Hugging Face cache, so that `hf download --cache-dir` may fill it too. Several pods may fill it at once
-without locks, which not all network file systems have: a file appears complete under its name, and is never replaced.
+It has the layout of a Hugging Face cache, so that `hf download --cache-dir` may fill it too. Several pods may
+fill it at once without locks, which not all network file systems have: a file appears complete under its
+name, and is never replaced.
 """
 
 import shutil
@@ -50,8 +51,8 @@ def fill(wanted: BaseRequest, cache: Path, scratch: Path, read_only: bool = Fals
                 shutil.copyfile(file, temporary)
         except OSError as error:
             raise StorageError(
-                f"cluster.yaml: model_cache: {cache / name}: cannot be written: {error.strerror or error}; make room, or make "
-                "the folder writable for user or group 10001 (docs/pods.md, Volumes)"
+                f"cluster.yaml: model_cache: {cache / name}: cannot be written: {error.strerror or error}; "
+                "make room, or make the folder writable for user or group 10001 (docs/pods.md, Volumes)"
             ) from error
 
     try:
@@ -65,7 +66,8 @@ def fill(wanted: BaseRequest, cache: Path, scratch: Path, read_only: bool = Fals
 
 
 def link(wanted: BaseRequest, cache: Path, hub: Path) -> None:
-    """Link a model at its commit in the cache into this machine's own Hugging Face cache, so that libraries find it.
+    """Link a model at its commit in the cache into this machine's own Hugging Face cache, so that libraries
+    find it.
 
     Raises:
         DataError: it is not in the cache.
@@ -73,8 +75,8 @@ def link(wanted: BaseRequest, cache: Path, hub: Path) -> None:
     snapshot, here = _snapshot(wanted, cache), _snapshot(wanted, hub)
     if not (snapshot / "config.json").is_file():
         raise DataError(
-            f"cluster.yaml: model_cache: {snapshot}: the stored base model is gone; run again with --overwrite-cache, which "
-            "fetches it again"
+            f"cluster.yaml: model_cache: {snapshot}: the stored base model is gone; run again with "
+            "--overwrite-cache, which fetches it again"
         )
     here.parent.mkdir(parents=True, exist_ok=True)
     if not here.exists():

@@ -1,6 +1,8 @@
-"""Names, dtypes and shapes of a model's tensors from the headers of its safetensors files, without torch and without weights.
+"""Names, dtypes and shapes of a model's tensors from the headers of its safetensors files, without torch and
+without weights.
 
-A file begins with 8 bytes, the length of a JSON object that describes each tensor (safetensors' own documentation, "Format").
+A file begins with 8 bytes, the length of a JSON object that describes each tensor (safetensors' own
+documentation, "Format").
 """
 
 import json
@@ -27,7 +29,8 @@ _KEY = "model.name_or_path"
 
 
 def read(model: Model) -> dict[str, Tensor] | None:
-    """Return the tensors of a model by name; None if no safetensors are at hand (none there, or the hub does not answer).
+    """Return the tensors of a model by name; None if no safetensors are at hand (none there, or the hub does
+    not answer).
 
     Raises:
         RecipeError: a file is missing, truncated, or no safetensors file; the hub refuses the model.
@@ -56,7 +59,8 @@ def _in_folder(folder: Path) -> dict[str, Tensor] | None:
         return None  # config and tokenizer alone
     if missing:
         raise RecipeError(
-            f"{_KEY}: {folder}: {len(missing)} of {counted(len(files), 'file')} of {INDEX} are missing: {missing[0]}"
+            f"{_KEY}: {folder}: {len(missing)} of {counted(len(files), 'file')} of {INDEX} are missing: "
+            f"{missing[0]}"
         )
     found: dict[str, Tensor] = {}
     for file in files:
@@ -131,7 +135,9 @@ def length_of(first: bytes, where: str) -> int:
     """
     length = int.from_bytes(first, "little")
     if len(first) < 8 or not 2 <= length <= LARGEST:
-        raise RecipeError(f"{_KEY}: {where}: truncated, or not a safetensors file; download or export the model again")
+        raise RecipeError(
+            f"{_KEY}: {where}: truncated, or not a safetensors file; download or export the model again"
+        )
     return length
 
 
@@ -147,11 +153,21 @@ def _parse(header: bytes, length: int, where: str, size: int) -> dict[str, Tenso
             if name == "__metadata__":
                 continue
             shape = tuple(entry["shape"])
-            if not all(type(width) is int and 0 <= width < 2**48 for width in shape) or not isinstance(entry["dtype"], str):
+            if not all(type(width) is int and 0 <= width < 2**48 for width in shape) or not isinstance(
+                entry["dtype"], str
+            ):
                 raise ValueError(f"the shape or dtype of {name:.80} is none")
             found[name] = Tensor(entry["dtype"], shape)
             end = max(end, int(entry["data_offsets"][1]))
-    except (json_core.JSONError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+    except (
+        json_core.JSONError,
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+    ) as error:
         said = f"{type(error).__name__}: {error}"
         raise RecipeError(f"{_KEY}: {where}: not a safetensors file ({said:.200}); {again}") from None
     if 8 + length + end > size:
@@ -164,9 +180,18 @@ def _files_of(index: bytes, where: str) -> list[str]:
     try:
         table: Any = json_core.load(index)
         names = sorted(set(table["weight_map"].values()))
-        if not names or any(not isinstance(name, str) or "/" in name or "\\" in name or name.startswith(".") for name in names):
+        if not names or any(
+            not isinstance(name, str) or "/" in name or "\\" in name or name.startswith(".") for name in names
+        ):
             raise ValueError("weight_map does not name files of its folder")
-    except (json_core.JSONError, json.JSONDecodeError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        json_core.JSONError,
+        json.JSONDecodeError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+    ) as error:
         said = f"{type(error).__name__}: {error}"
         raise RecipeError(f"{_KEY}: {where}: not an index of safetensors files ({said:.200})") from None
     return names

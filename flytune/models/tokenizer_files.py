@@ -1,4 +1,5 @@
-"""Files of a tokenizer: what a base model's say, and those that are stored with prepared data, exports and artifacts."""
+"""Files of a tokenizer: what a base model's say, and those that are stored with prepared data, exports and
+artifacts."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -13,8 +14,13 @@ TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
 _STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
 _ADDED_FILES = (CONFIG, "special_tokens_map.json", "added_tokens.json")
 _PATHS = (
-    "fast_tokenizer_files", "merges_file", "name_or_path", "special_tokens_map_file", "tokenizer_file", "vocab_file",
-)  # fmt: skip
+    "fast_tokenizer_files",
+    "merges_file",
+    "name_or_path",
+    "special_tokens_map_file",
+    "tokenizer_file",
+    "vocab_file",
+)
 """Keys of tokenizer_config.json that name files, of which others are stored."""
 _ADDED_AT_SAVES = ("is_local", "local_files_only")
 ANY_CLASS = "PreTrainedTokenizerFast"
@@ -22,7 +28,8 @@ ANY_CLASS = "PreTrainedTokenizerFast"
 
 
 def path_of(name: str, revision: str | None, tokenizer: Any) -> Path | None:
-    """Return the local path of a loaded tokenizer's tokenizer.json in a folder or on the hub; None if it has none."""
+    """Return the local path of a loaded tokenizer's tokenizer.json in a folder or on the hub; None if it has
+    none."""
     from transformers.tokenization_utils_base import get_fast_tokenizer_file
 
     # Some have files for several versions.
@@ -44,20 +51,28 @@ def _texts(content: Any) -> Iterator[str]:
         yield content
     elif isinstance(content, dict):
         yield from content
-    for one in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+    for one in (
+        content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    ):
         yield from _texts(one)
 
 
 def add_missing(target: Any, source: Any, is_wanted: Callable[[str], bool]) -> None:
-    """Add tokens of one tokenizer of the tokenizers library to another that lacks them, in the order of their ids."""
+    """Add tokens of one tokenizer of the tokenizers library to another that lacks them, in the order of their
+    ids."""
     there = {token.content for token in target.get_added_tokens_decoder().values()}
     added = sorted(source.get_added_tokens_decoder().items())
-    target.add_tokens([token for _, token in added if token.content not in there and is_wanted(token.content)])
+    target.add_tokens(
+        [token for _, token in added if token.content not in there and is_wanted(token.content)]
+    )
 
 
 def are_equal(one: Any, other: Any) -> bool:
-    """Return whether two tokenizers of the tokenizers library have the same vocabulary and take the same steps."""
-    vocabularies = [{token.content: at for at, token in each.get_added_tokens_decoder().items()} for each in (one, other)]
+    """Return whether two tokenizers of the tokenizers library have the same vocabulary and take the same
+    steps."""
+    vocabularies = [
+        {token.content: at for at, token in each.get_added_tokens_decoder().items()} for each in (one, other)
+    ]
     return vocabularies[0] == vocabularies[1] and all(
         _state(getattr(one, step)) == _state(getattr(other, step)) for step in _STEPS
     )
@@ -70,8 +85,9 @@ def _state(step: Any) -> Any:
 def write(tokenizer: Any, model: Model, folder: Path) -> None:
     """Write the tokenizer of a base model, with the recipe's changes, into a new folder.
 
-    tokenizer.json is the base's byte for byte, or with the recipe's added tokens; tokenizer_config.json is the base's, with
-    the keys that the recipe changes. Where transformers' class makes other tokens, another class is named.
+    tokenizer.json is the base's byte for byte, or with the recipe's added tokens; tokenizer_config.json is
+    the base's, with the keys that the recipe changes. Where transformers' class makes other tokens, another
+    class is named.
     """
     tokenizer.save_pretrained(folder)
     saved = json_core.load_object((folder / CONFIG).read_bytes(), published.LARGEST)
@@ -91,11 +107,19 @@ def _config(tokenizer: Any, saved: dict[str, Any], base: dict[str, Any] | None) 
     for key in [key for key in config if key.endswith("_token") and getattr(tokenizer, key, "") is None]:
         config[key] = None
     # transformers 4 takes no list as extra_special_tokens.
-    key = "extra_special_tokens" if base and isinstance(base.get("extra_special_tokens"), list) else "additional_special_tokens"
+    key = (
+        "extra_special_tokens"
+        if base and isinstance(base.get("extra_special_tokens"), list)
+        else "additional_special_tokens"
+    )
     extra, there = saved.get("extra_special_tokens"), [_text(one) for one in config.get(key) or ()]
     if base is None:
         config.pop("extra_special_tokens", None)
-    if new := [_text(token) for token in extra or () if _text(token) not in there] if isinstance(extra, list) else []:
+    if (
+        new := [_text(token) for token in extra or () if _text(token) not in there]
+        if isinstance(extra, list)
+        else []
+    ):
         config[key] = [*(config.get(key) or ()), *new]
     if isinstance(config.get("added_tokens_decoder"), dict):
         for at, token in tokenizer.added_tokens_decoder.items():
@@ -105,13 +129,16 @@ def _config(tokenizer: Any, saved: dict[str, Any], base: dict[str, Any] | None) 
     if "auto_map" in saved:
         config["auto_map"] = saved["auto_map"]
     if base and "backend" in base:
-        # transformers 5 wrote it, and adds these at each save: equal bases have had equal files from the first release on.
+        # transformers 5 wrote it, and adds these at each save: equal bases have had equal files from the
+        # first release on.
         config |= {key: saved[key] for key in _ADDED_AT_SAVES if key in saved}
         config = dict(sorted(config.items()))
     if tokenizer.otherwise:
         config["tokenizer_class"] = ANY_CLASS
     elif "tokenizer_class" not in (base or {}):
-        config["tokenizer_class"] = ANY_CLASS if saved["tokenizer_class"] == "TokenizersBackend" else saved["tokenizer_class"]
+        config["tokenizer_class"] = (
+            ANY_CLASS if saved["tokenizer_class"] == "TokenizersBackend" else saved["tokenizer_class"]
+        )
     return config
 
 
@@ -130,5 +157,7 @@ def _with_tokens(content: bytes, tokenizer: Any, model: Model) -> bytes:
         for at, token in sorted(tokenizer.added_tokens_decoder.items())
         if token.content not in there
     ]
-    stored["added_tokens"] = sorted([*(stored.get("added_tokens") or ()), *added], key=lambda token: int(token["id"]))
+    stored["added_tokens"] = sorted(
+        [*(stored.get("added_tokens") or ()), *added], key=lambda token: int(token["id"])
+    )
     return json.dumps(stored, indent=2, ensure_ascii=False).encode()

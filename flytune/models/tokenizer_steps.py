@@ -1,8 +1,8 @@
 """Steps of a tokenizer that write text: how much longer they may make one.
 
-The normalizer, the post-processor and the decoder of a tokenizer.json are programs too: forty replacements of `a` by `aa` make
-a text of a terabyte out of one letter, within a call that nothing interrupts. The growth is counted from above before any is
-run.
+The normalizer, the post-processor and the decoder of a tokenizer.json are programs too: forty replacements of
+`a` by `aa` make a text of a terabyte out of one letter, within a call that nothing interrupts. The growth is
+counted from above before any is run.
 """
 
 import json
@@ -13,13 +13,15 @@ from flytune import names
 from flytune.files import read_regular
 
 LARGEST_GROWTH = 1_000
-"""Characters that one character may become; NFKC makes 18 of one, and published tokenizers replace one by one to three."""
+"""Characters that one character may become; NFKC makes 18 of one, and published tokenizers replace one by one
+to three."""
 LARGEST_ADDITION = 10_000
 """Characters or tokens that may be added to a text; published tokenizers add one to five."""
 
 _PARTS = ("normalizer", "decoder", "post_processor")
 _FILES = ("gguf_file", "vocab_file", "merges_file", "tokenizer_file", "spm_file", "source_spm", "target_spm")
-"""Keys of tokenizer_config.json that some class of tokenizers takes for a file; none is written by transformers 5."""
+"""Keys of tokenizer_config.json that some class of tokenizers takes for a file; none is written by
+transformers 5."""
 _READ = ("*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
 """Files that transformers reads for a tokenizer, if they are there."""
 _LARGEST = 200_000_000
@@ -27,9 +29,11 @@ _LARGEST = 200_000_000
 
 
 def problem_in(folder: Path) -> str | None:
-    """Return why the tokenizer files of a folder are not loaded: loading normalizes the added tokens; None if they are."""
+    """Return why the tokenizer files of a folder are not loaded: loading normalizes the added tokens; None if
+    they are."""
     for file in sorted(path for pattern in _READ for path in folder.glob(pattern)):
-        # Files of the kernel (/proc/kmsg) are regular and have 0 bytes, and some block the process that reads them.
+        # Files of the kernel (/proc/kmsg) are regular and have 0 bytes, and some block the process that reads
+        # them.
         if file.is_file() and not file.stat().st_size:
             return f"{file.name} is empty"
     config = _object(folder / "tokenizer_config.json")
@@ -61,7 +65,8 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _is_elsewhere(folder: Path, name: str) -> bool:
-    """Return whether a file is named that is not in the folder; published files name some of their author's machine."""
+    """Return whether a file is named that is not in the folder; published files name some of their author's
+    machine."""
     try:
         is_inside = (folder / name).absolute().is_relative_to(folder.absolute())
         return ".." in Path(name).parts or (not is_inside and (folder / name).is_file())
@@ -90,7 +95,8 @@ def _problem(parts: dict[str, Any]) -> str | None:
 
 
 def _growth(step: Any) -> tuple[int, int]:
-    """Return how many characters become of one at most, and how many are added; of a list of steps, of all one by one."""
+    """Return how many characters become of one at most, and how many are added; of a list of steps, of all
+    one by one."""
     if isinstance(step, list):
         growth, added = 1, 0
         for one in step:
@@ -99,7 +105,9 @@ def _growth(step: Any) -> tuple[int, int]:
         return growth, added
     if not isinstance(step, dict):
         return 1, 0
-    if lists := [step[name] for name in ("normalizers", "decoders", "processors") if isinstance(step.get(name), list)]:
+    if lists := [
+        step[name] for name in ("normalizers", "decoders", "processors") if isinstance(step.get(name), list)
+    ]:
         return _growth(lists[0])
     if step.get("type") == "Replace":
         pattern, content = step.get("pattern"), str(step.get("content", ""))

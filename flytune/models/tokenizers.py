@@ -1,7 +1,7 @@
 """Tokenizers: of base models, of prepared data, of exports, and of anybody's artifacts. All are loaded here.
 
-transformers 5 builds some classes (GPT2Tokenizer, Qwen2Tokenizer ...) of the vocabulary and the merges in tokenizer.json, and
-splits texts by rules of the class, whatever rules the file has. Here the file decides.
+transformers 5 builds some classes (GPT2Tokenizer, Qwen2Tokenizer ...) of the vocabulary and the merges in
+tokenizer.json, and splits texts by rules of the class, whatever rules the file has. Here the file decides.
 """
 
 import logging
@@ -28,13 +28,16 @@ PROBES = (
     "\U0001f600\U0001f469\u200d\U0001f4bb\U0001f1eb\U0001f1f7 \u2764\ufe0f \U0001f44d\U0001f3fd",
     "a\x00b\x07c\x1b[0m\x7f\u00a0\u200b\u202e\ufeff\u3000\u2028",
 )
-"""Texts that tokenizers split differently: digits, spaces, contractions, code, scripts, emoji, control characters."""
+"""Texts that tokenizers split differently: digits, spaces, contractions, code, scripts, emoji, control
+characters."""
 
 
 def from_pretrained(name: str, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """Return the tokenizer of a folder or of a model on the hub, which makes the tokens of its tokenizer.json.
+    """Return the tokenizer of a folder or of a model on the hub, which makes the tokens of its
+    tokenizer.json.
 
-    Its attribute `otherwise` says which class of transformers makes other tokens, and of which text; None where none does.
+    Its attribute `otherwise` says which class of transformers makes other tokens, and of which text; None
+    where none does.
 
     Raises:
         TokensDiffer: it makes other tokens all the same; and whatever transformers and tokenizers raise.
@@ -45,7 +48,8 @@ def from_pretrained(name: str, revision: str | None = None, trust_remote_code: b
     tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
     tokenizer.otherwise, tokenizer.built = None, None
     file = tokenizer_files.path_of(name, revision, tokenizer)
-    # TokenizersBackend itself, PreTrainedTokenizerFast's name in transformers 5, takes everything from the file.
+    # TokenizersBackend itself, PreTrainedTokenizerFast's name in transformers 5, takes everything from the
+    # file.
     if file is None or not tokenizer.is_fast or type(tokenizer) is TokenizersBackend:
         return tokenizer
     stored, built = Tokenizer.from_file(str(file)), tokenizer.backend_tokenizer
@@ -79,14 +83,15 @@ def _checked(tokenizer: Any, stored: Any) -> Any:
     for text in probes(stored):
         if list(tokenizer(text)["input_ids"]) != stored.encode(text).ids:
             raise TokensDiffer(
-                f"the code of {type(tokenizer).__name__} makes other tokens of {text!r:.60} than its tokenizer.json, and which "
-                "of the two is meant is not known"
+                f"the code of {type(tokenizer).__name__} makes other tokens of {text!r:.60} than its "
+                "tokenizer.json, and which of the two is meant is not known"
             )
     return tokenizer
 
 
 def note_difference(tokenizer: Any, texts: Iterable[str]) -> None:
-    """Set the attribute `otherwise` of a loaded tokenizer, if its class makes other tokens of one of the texts."""
+    """Set the attribute `otherwise` of a loaded tokenizer, if its class makes other tokens of one of the
+    texts."""
     if (built := tokenizer.built) is None or tokenizer.otherwise:
         return
     stored = tokenizer.backend_tokenizer
@@ -98,9 +103,18 @@ def note_difference(tokenizer: Any, texts: Iterable[str]) -> None:
             theirs = built.encode(text)
         if theirs is None or mine.ids != theirs.ids:
             pieces = theirs.tokens if theirs else []
-            at = next((at for at, (one, other) in enumerate(zip(mine.tokens, pieces, strict=False)) if one != other), 0)
+            at = next(
+                (
+                    at
+                    for at, (one, other) in enumerate(zip(mine.tokens, pieces, strict=False))
+                    if one != other
+                ),
+                0,
+            )
             first, other = (str(tokens[max(0, at - 1) : at + 3]) for tokens in (mine.tokens, pieces))
-            tokenizer.otherwise = f"{type(tokenizer).__name__} makes {other} of {text!r:.60}, tokenizer.json {first}"
+            tokenizer.otherwise = (
+                f"{type(tokenizer).__name__} makes {other} of {text!r:.60}, tokenizer.json {first}"
+            )
             return
 
 
@@ -111,7 +125,10 @@ def probes(stored: Any) -> list[str]:
 
 
 def load(
-    folder: Path | str, error: type[FlytuneError] = ExportError, advice: str = "do not use it", trust_remote_code: bool = False
+    folder: Path | str,
+    error: type[FlytuneError] = ExportError,
+    advice: str = "do not use it",
+    trust_remote_code: bool = False,
 ) -> Any:
     """Return the tokenizer of a folder, whose chat template is rendered with limits.
 
@@ -140,7 +157,8 @@ def load(
 
 
 def try_out(tokenizer: Any) -> None:
-    """Encode and decode a text, which fails with files that could be read and make no sense; any Exception."""
+    """Encode and decode a text, which fails with files that could be read and make no sense; any
+    Exception."""
     if reason := tokenizer_steps.problem(tokenizer):
         raise ValueError(reason)
     tokenizer.decode(tokenizer("a text, 1 ö")["input_ids"], skip_special_tokens=True)

@@ -1,4 +1,5 @@
-"""Trial of all that is saved at the end of a run, at its beginning: on a CPU, as soon as base and tokenizer are there."""
+"""Trial of all that is saved at the end of a run, at its beginning: on a CPU, as soon as base and tokenizer
+are there."""
 
 import tempfile
 from pathlib import Path
@@ -13,11 +14,12 @@ from flytune.recipe import Model
 
 
 def save_all(model: Model, tokenizer: Any) -> None:
-    """Save a base model's configurations and tokenizer into a folder that is removed, as checkpoints and exports do, and read
-    them again.
+    """Save a base model's configurations and tokenizer into a folder that is removed, as checkpoints and
+    exports do, and read them again.
 
     Raises:
-        FlytuneError: one of them cannot be saved or read: the run would end with its first checkpoint, or after its last step.
+        FlytuneError: one of them cannot be saved or read: the run would end with its first checkpoint, or
+            after its last step.
     """
     from transformers import AutoConfig, GenerationConfig
 
@@ -27,11 +29,15 @@ def save_all(model: Model, tokenizer: Any) -> None:
         folder = Path(scratch)
         with named(f"{where}: its tokenizer cannot be saved; {advice}", DataError):
             tokenizer_files.write(tokenizer, model, folder)
-        tokenizers.load(folder, DataError, f"it was saved of {model.name_or_path}, so an artifact would have it", code)
+        tokenizers.load(
+            folder, DataError, f"it was saved of {model.name_or_path}, so an artifact would have it", code
+        )
         if published.cached(published.base_name(model), model.revision, published.CONFIG) is None:
             return  # a folder of a tokenizer alone
         with named(f"{where}: its {published.CONFIG} cannot be saved; {advice}", DataError):
-            config = AutoConfig.from_pretrained(published.base_name(model), revision=model.revision, trust_remote_code=code)
+            config = AutoConfig.from_pretrained(
+                published.base_name(model), revision=model.revision, trust_remote_code=code
+            )
             config.get_text_config().pad_token_id = tokenizer.pad_token_id
             config.save_pretrained(folder)
             architecture = next(iter(config.architectures or ()), type(config).__name__)
@@ -39,7 +45,11 @@ def save_all(model: Model, tokenizer: Any) -> None:
             AutoConfig.from_pretrained(folder, trust_remote_code=code)
         with named(f"{where}: its {published.GENERATION_CONFIG} cannot be saved; {advice}", DataError):
             found = published.content_of(model, published.GENERATION_CONFIG)
-            generation = GenerationConfig.from_model_config(config) if found is None else GenerationConfig.from_dict(found)
+            generation = (
+                GenerationConfig.from_model_config(config)
+                if found is None
+                else GenerationConfig.from_dict(found)
+            )
             generation.pad_token_id = tokenizer.pad_token_id
             published.savable(generation).save_pretrained(folder)
             published.write_generation_config(generation, model, folder)

@@ -1,4 +1,5 @@
-"""Tokens added to a base model's vocabulary: their ids, their rows of embedding and head, and PEFT's layers that train rows."""
+"""Tokens added to a base model's vocabulary: their ids, their rows of embedding and head, and PEFT's layers
+that train rows."""
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -14,8 +15,9 @@ from flytune.recipe import Method, Model
 from flytune.sentences import counted
 
 MULTIPLE = 8
-"""Rows of a table that grows are a multiple of it: PEFT's own example of added tokens (examples/sft, pad_to_multiple_of=8);
-16-bit products of GPUs need it for their fastest kernels (NVIDIA's guide to matrix multiplication)."""
+"""Rows of a table that grows are a multiple of it: PEFT's own example of added tokens (examples/sft,
+pad_to_multiple_of=8); 16-bit products of GPUs need it for their fastest kernels (NVIDIA's guide to matrix
+multiplication)."""
 CHUNK_ROWS = 4096
 """Rows whose sum is computed at a time."""
 
@@ -25,23 +27,30 @@ def add_tokens(tokenizer: Any, model: Model) -> None:
     if model.extra_special_tokens:
         tokenizer.add_special_tokens(
             {"extra_special_tokens": model.extra_special_tokens}, replace_extra_special_tokens=False
-        )  # fmt: skip
+        )
 
 
 def load_ids(model: Model) -> tuple[list[int], int]:
-    """Return the ids of the recipe's added tokens, and the number of ids of the tokenizer with them; reads the tokenizer."""
-    tokenizer = tokenizers.from_pretrained(base.local_name(model, weights=False), model.revision, model.trust_remote_code)
+    """Return the ids of the recipe's added tokens, and the number of ids of the tokenizer with them; reads
+    the tokenizer."""
+    tokenizer = tokenizers.from_pretrained(
+        base.local_name(model, weights=False), model.revision, model.trust_remote_code
+    )
     add_tokens(tokenizer, model)
-    return [int(tokenizer.convert_tokens_to_ids(token)) for token in model.extra_special_tokens], len(tokenizer)
+    return [int(tokenizer.convert_tokens_to_ids(token)) for token in model.extra_special_tokens], len(
+        tokenizer
+    )
 
 
 def rows_for(rows: int, tokens: int) -> int:
-    """Return the rows of a table of `rows` that has to hold `tokens`: unchanged where padding has room for them."""
+    """Return the rows of a table of `rows` that has to hold `tokens`: unchanged where padding has room for
+    them."""
     return rows if tokens <= rows else math.ceil(tokens / MULTIPLE) * MULTIPLE
 
 
 def check_ids(loaded: Any, ids: Collection[int], where: object) -> None:
-    """Compare tokens with the rows of a loaded model's embedding; a GPU would end the process at one that has none.
+    """Compare tokens with the rows of a loaded model's embedding; a GPU would end the process at one that has
+    none.
 
     Raises:
         ExportError: a token has no row: tokenizer and model are not of one artifact.
@@ -49,20 +58,23 @@ def check_ids(loaded: Any, ids: Collection[int], where: object) -> None:
     rows = loaded.config.get_text_config().vocab_size
     if (largest := max(ids, default=0)) >= rows:
         raise ExportError(
-            f"{where}: its tokenizer makes token {largest:,}, and the model has rows for {rows:,}; they do not belong together"
+            f"{where}: its tokenizer makes token {largest:,}, and the model has rows for {rows:,}; they do "
+            "not belong together"
         )
 
 
 def wanted_rows(model: Model, rows: int) -> int:
-    """Return the rows that embedding and head of the recipe's model have, `rows` of which are in the base's files."""
+    """Return the rows that embedding and head of the recipe's model have, `rows` of which are in the base's
+    files."""
     return rows_for(rows, load_ids(model)[1]) if model.extra_special_tokens else rows
 
 
 def grow(loaded: Any, model: Model) -> None:
-    """Give a loaded base model rows for the recipe's tokens, in place; each new row is the mean of the base's rows.
+    """Give a loaded base model rows for the recipe's tokens, in place; each new row is the mean of the base's
+    rows.
 
-    With the mean, a new token's logit is the mean of all (Hewitt 2021, "Initializing New Word Embeddings for Pretrained
-    Language Models"), and every load of the base has the same rows, which adapters need.
+    With the mean, a new token's logit is the mean of all (Hewitt 2021, "Initializing New Word Embeddings for
+    Pretrained Language Models"), and every load of the base has the same rows, which adapters need.
     """
     import torch
 
@@ -82,7 +94,11 @@ def grow(loaded: Any, model: Model) -> None:
 
 def _tables(loaded: Any) -> list[Any]:
     """Return the embedding, and the head if there is one."""
-    return [layer for layer in (loaded.get_input_embeddings(), loaded.get_output_embeddings()) if layer is not None]
+    return [
+        layer
+        for layer in (loaded.get_input_embeddings(), loaded.get_output_embeddings())
+        if layer is not None
+    ]
 
 
 def mean_row(parts: Iterable[Any]) -> Any:
@@ -95,7 +111,8 @@ def mean_row(parts: Iterable[Any]) -> Any:
 
 
 def gathered(tensor: Any) -> Any:
-    """Return a context in which a parameter that ZeRO-3 has partitioned is complete, and may be changed by all processes."""
+    """Return a context in which a parameter that ZeRO-3 has partitioned is complete, and may be changed by
+    all processes."""
     from peft.utils.integrations import gather_params_ctx
 
     # The first process's values are kept, and all processes compute the same.
@@ -131,7 +148,8 @@ class Grown(StoredParameter):
 
 
 def grown_sources(sources: Mapping[str, Any], tensors: Mapping[str, Any], rows: int | None) -> dict[str, Any]:
-    """Return the sources of a model's tensors with those of tables that have more than their `rows` in the files.
+    """Return the sources of a model's tensors with those of tables that have more than their `rows` in the
+    files.
 
     Args:
         sources: source of each tensor, by name.
@@ -152,8 +170,8 @@ def grown_sources(sources: Mapping[str, Any], tensors: Mapping[str, Any], rows: 
 def peft_fields(method: Method, model: Model, built: Any, ids: list[int] | None = None) -> dict[str, Any]:
     """Return the fields of PEFT's configuration that train embedding and head: completely, or rows of them.
 
-    Rows of added tokens are trained wherever the table is not trained completely. Head and embedding that are one tensor stay
-    one (`ensure_weight_tying`).
+    Rows of added tokens are trained wherever the table is not trained completely. Head and embedding that are
+    one tensor stay one (`ensure_weight_tying`).
 
     Args:
         built: the base model, whose modules are looked up; may be on the meta device.
@@ -168,8 +186,8 @@ def peft_fields(method: Method, model: Model, built: Any, ids: list[int] | None 
     tables = {"embed_tokens": names[id(embedding)]} | ({} if tied else {"lm_head": names[id(head)]})
     if unknown := [name for name in method.modules_to_save if name not in tables]:
         raise RecipeError(
-            f"method.modules_to_save: {unknown[0]}: head and embedding of {model.name_or_path} are one tensor; write "
-            "embed_tokens"
+            f"method.modules_to_save: {unknown[0]}: head and embedding of {model.name_or_path} are one "
+            "tensor; write embed_tokens"
         )
     added = (load_ids(model)[0] if model.extra_special_tokens else []) if ids is None else ids
     rows = sorted({*added, *method.trainable_token_indices})
@@ -178,11 +196,13 @@ def peft_fields(method: Method, model: Model, built: Any, ids: list[int] | None 
             f"method.trainable_token_indices: {rows[-1]}: the model has "
             f"{counted(built.config.get_text_config().vocab_size, 'token')}"
         )
-    by_row = {name: rows for table, name in tables.items() if table not in method.modules_to_save} if rows else {}
+    by_row = (
+        {name: rows for table, name in tables.items() if table not in method.modules_to_save} if rows else {}
+    )
     if by_row and "lm_head" not in method.modules_to_save and getattr(head, "bias", None) is not None:
         raise RecipeError(
-            f"model.extra_special_tokens: the head of {model.name_or_path} has a bias, which PEFT leaves out where it trains "
-            "rows; write method.modules_to_save: [lm_head]"
+            f"model.extra_special_tokens: the head of {model.name_or_path} has a bias, which PEFT leaves out "
+            "where it trains rows; write method.modules_to_save: [lm_head]"
         )
     complete = [tables[name] for name in method.modules_to_save]
     return (
@@ -214,7 +234,9 @@ def allow_loss(model: Any) -> None:
     if wrappers:
         # A weight that was computed is complete, and ZeRO-3 has nothing to gather.
         gather = patches.trl.GATHERED_HEAD.original()
-        patches.trl.GATHERED_HEAD.install(lambda *tensors: gather(*(one for one in tensors if hasattr(one, "ds_status"))))
+        patches.trl.GATHERED_HEAD.install(
+            lambda *tensors: gather(*(one for one in tensors if hasattr(one, "ds_status")))
+        )
 
 
 @contextmanager

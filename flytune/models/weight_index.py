@@ -13,7 +13,8 @@ def weight_map(content: str | bytes) -> dict[str, str]:
     """Return the file of each tensor.
 
     Raises:
-        IndexRefused: it is not JSON, has no weight_map of names by names, or names anything but *.safetensors beside it.
+        IndexRefused: it is not JSON, has no weight_map of names by names, or names anything but *.safetensors
+            beside it.
     """
     try:
         found = json_core.load_object(content).get("weight_map")
@@ -21,7 +22,9 @@ def weight_map(content: str | bytes) -> dict[str, str]:
             raise IndexRefused("has no weight_map")
         for file in dict.fromkeys(map(str, found.values())):
             names.check(file)
-        if odd := [file for file in found.values() if not isinstance(file, str) or "/" in file or _suffix(file)]:
+        if odd := [
+            file for file in found.values() if not isinstance(file, str) or "/" in file or _suffix(file)
+        ]:
             raise IndexRefused(f"names {odd[0]!r:.80}, which is not a *.safetensors file beside it")
     except (json_core.JSONError, names.NameRefused) as error:
         raise IndexRefused(str(error)) from None

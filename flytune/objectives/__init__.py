@@ -1,4 +1,5 @@
-"""All objectives, by name. A new one is a file in this folder, named as its section (flytune.recipe.objectives)."""
+"""All objectives, by name. A new one is a file in this folder, named as its section
+(flytune.recipe.objectives)."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -9,9 +10,20 @@ from flytune.objectives.base import FILLER, Draws, ObjectiveBase, ReferenceKind
 from flytune.objectives.sft import Supervised
 from flytune.recipe import SECTIONS, Recipe
 
-__all__ = ["FILLER", "OBJECTIVES", "Draws", "ObjectiveBase", "ReferenceKind", "Supervised", "objective_of", "of_gate"]
+__all__ = [
+    "FILLER",
+    "OBJECTIVES",
+    "Draws",
+    "ObjectiveBase",
+    "ReferenceKind",
+    "Supervised",
+    "objective_of",
+    "of_gate",
+]
 
-OBJECTIVES: dict[str, type[ObjectiveBase]] = {name: import_module(f"flytune.objectives.{name}").OBJECTIVE for name in SECTIONS}
+OBJECTIVES: dict[str, type[ObjectiveBase]] = {
+    name: import_module(f"flytune.objectives.{name}").OBJECTIVE for name in SECTIONS
+}
 
 
 def objective_of(recipe: Recipe) -> ObjectiveBase:
@@ -20,8 +32,8 @@ def objective_of(recipe: Recipe) -> ObjectiveBase:
 
 
 def of_gate(recipe: Recipe, rows: Sequence[Row]) -> tuple[Sequence[Row], ObjectiveBase]:
-    """Return the held-out rows that the gate compares, and what measures them: of a language model the tokens' loss, whatever
-    its objective."""
+    """Return the held-out rows that the gate compares, and what measures them: of a language model the
+    tokens' loss, whatever its objective."""
     if heads.head_of(recipe) is heads.LANGUAGE_MODEL:
         return gate_sequences(rows), Supervised()
     return rows, objective_of(recipe)

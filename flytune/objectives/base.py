@@ -1,4 +1,5 @@
-"""The interface of an objective: TRL's trainer and its arguments, the batches, and the score of held-out rows."""
+"""The interface of an objective: TRL's trainer and its arguments, the batches, and the score of held-out
+rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,8 @@ from flytune.sharding import sharding_of
 from training_estimates.sizes import Geometry
 
 ReferenceKind = Literal["none", "adapter", "copy", "precomputed"]
-"""Reference model that a step also runs. none: there is none; adapter: the model with its adapter switched off; copy: a second,
-frozen model; precomputed: none, the rows have its log-probabilities."""
+"""Reference model that a step also runs. none: there is none; adapter: the model with its adapter switched
+off; copy: a second, frozen model; precomputed: none, the rows have its log-probabilities."""
 FILLER = "filler"
 """Key of a row that `measure` gets only to make as many forward passes as the other processes."""
 
@@ -52,7 +53,8 @@ class ObjectiveBase:
     """Results of TRL's chunked loss for each token; none where the model has no head of the vocabulary."""
 
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return what means in TRL's logs are taken over: the trained tokens or rows of a micro batch, by name, int64 ()."""
+        """Return what means in TRL's logs are taken over: the trained tokens or rows of a micro batch, by
+        name, int64 ()."""
         return {}
 
     def logged_rewards(self, recipe: Recipe) -> dict[str, str]:
@@ -70,15 +72,20 @@ class ObjectiveBase:
         """Return the forward passes of a row without gradients, beside that of training."""
         return int(self.reference(recipe) not in ("none", "precomputed"))
 
-    def run_passes(self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
-        """Run the forward pass of training and those without gradients in the order of a step; return both results.
+    def run_passes(
+        self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]
+    ) -> tuple[Any, Any]:
+        """Run the forward pass of training and those without gradients in the order of a step; return both
+        results.
 
-        The second is None if there are no frozen passes; here they come between the forward and the backward pass of training.
+        The second is None if there are no frozen passes; here they come between the forward and the backward
+        pass of training.
         """
         return trained(), frozen() if self.frozen_passes(recipe) else None
 
     def problems(self, recipe: Recipe) -> list[str]:
-        """List what no shape solves: parts of the recipe that cannot work with it, with the reason, a line each."""
+        """List what no shape solves: parts of the recipe that cannot work with it, with the reason, a line
+        each."""
         return []
 
     def model_problem(self, model_type: str) -> str | None:
@@ -92,22 +99,27 @@ class ObjectiveBase:
             problems.append(reason)
         if geometry.experts > 1 and self._loses_balance(recipe):
             problems.append(
-                f"training.router_aux_loss_coef: objective {self.name} with method {recipe.method.name} and sharding "
-                f"{sharding.name} has wrong gradients of the balance loss with activation checkpointing, which TRL makes "
-                "reentrant there; write 0, or training.activation_checkpointing: false, or use fsdp"
+                f"training.router_aux_loss_coef: objective {self.name} with method {recipe.method.name} and "
+                f"sharding {sharding.name} has wrong gradients of the balance loss with activation "
+                "checkpointing, which TRL makes reentrant there; write 0, or "
+                "training.activation_checkpointing: false, or use fsdp"
             )
         if geometry.unsupported and self.draws(recipe):
             problems.append(
-                f"model.name_or_path: {recipe.model.name_or_path}: to draw answers, objective {self.name} caches "
-                f"keys and values, whose memory and time are not modelled for {geometry.unsupported}; train a model whose "
-                "layers are those of Llama, Mistral or Qwen2 (docs/plan.md), or prefer answers with objective: dpo"
+                f"model.name_or_path: {recipe.model.name_or_path}: to draw answers, objective {self.name} "
+                f"caches keys and values, whose memory and time are not modelled for {geometry.unsupported}; "
+                "train a model whose layers are those of Llama, Mistral or Qwen2 (docs/plan.md), or prefer "
+                "answers with objective: dpo"
             )
         return problems
 
     def _loses_balance(self, recipe: Recipe) -> bool:
-        """Return whether gradients of the balance loss differ from plain training's (by 5 to 30 % in the self-test)."""
+        """Return whether gradients of the balance loss differ from plain training's (by 5 to 30 % in the
+        self-test)."""
         training, method = recipe.training, recipe.method
-        is_reentrant = sharding_of(recipe).layout.zero3 and method.name != "full" and training.activation_checkpointing
+        is_reentrant = (
+            sharding_of(recipe).layout.zero3 and method.name != "full" and training.activation_checkpointing
+        )
         return is_reentrant and "adapter" in self.references and training.router_aux_loss_coef != 0
 
     def reference(self, recipe: Recipe) -> ReferenceKind:
@@ -139,7 +151,11 @@ class ObjectiveBase:
 
     def dropout_reasons(self, recipe: Recipe) -> list[str]:
         """List the line of the plan about an adapter's dropout that is switched off."""
-        if recipe.method.name == "full" or not recipe.method.lora_dropout or not self._switches_dropout_off(recipe):
+        if (
+            recipe.method.name == "full"
+            or not recipe.method.lora_dropout
+            or not self._switches_dropout_off(recipe)
+        ):
             return []
         return ["objective.disable_dropout: method.lora_dropout has no effect in training"]
 
@@ -164,7 +180,8 @@ class ObjectiveBase:
         return None
 
     def joined(self, recipe: Recipe) -> Callable[[Row, Row], Row] | None:
-        """Return what makes a row to train of it and the row before it in its step; None if rows are trained as they are."""
+        """Return what makes a row to train of it and the row before it in its step; None if rows are trained
+        as they are."""
         return None
 
     def repeats(self, recipe: Recipe) -> int:
@@ -180,17 +197,20 @@ class ObjectiveBase:
         return 1.0
 
     def finish(self, trainer: Any, out: Path) -> None:
-        """Add what the artifact has of the training to the folder `out`. The first process calls it at the end."""
+        """Add what the artifact has of the training to the folder `out`. The first process calls it at the
+        end."""
 
     def clear(self, address: str) -> None:
-        """Delete what training has recorded beside the checkpoints at an address, once its artifact is stored."""
+        """Delete what training has recorded beside the checkpoints at an address, once its artifact is
+        stored."""
 
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return what the model gets of a batch of its collator."""
         return batch
 
     def row_numbers(self, outputs: Any) -> Any:
-        """Return the number of each row that TRL makes the loss of; None where it is the loss of the tokens."""
+        """Return the number of each row that TRL makes the loss of; None where it is the loss of the
+        tokens."""
         return None
 
     def card_text(self, recipe: Recipe) -> str:
@@ -198,7 +218,8 @@ class ObjectiveBase:
         return ""
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
-        """Return the live model's loss on each row times the row's weight, and the weight: arrays of shape (rows,).
+        """Return the live model's loss on each row times the row's weight, and the weight: arrays of shape
+        (rows,).
 
         All processes call it with equally many rows.
         """

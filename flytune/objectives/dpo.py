@@ -1,8 +1,9 @@
-"""Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290) and its family, with TRL's DPOTrainer.
+"""Direct preference optimization (Rafailov et al. 2023, arXiv 2305.18290) and its family, with TRL's
+DPOTrainer.
 
-Of two answers to a prompt, the chosen one shall gain log-probability against a reference model, and the rejected one lose it.
-The reference of an adapter is the model with the adapter switched off; of full training a second, frozen model; or it is run
-once before training, and the rows have its log-probabilities.
+Of two answers to a prompt, the chosen one shall gain log-probability against a reference model, and the
+rejected one lose it. The reference of an adapter is the model with the adapter switched off; of full training
+a second, frozen model; or it is run once before training, and the rows have its log-probabilities.
 """
 
 import functools
@@ -41,7 +42,9 @@ _IN_NATS = {"sigmoid", "sigmoid_norm", "robust", "exo_pair"}
 
 def trained_loss(unit: str, meaning: str) -> Figure:
     """Return the figure of a loss that is only measured in training."""
-    return LOSS.model_copy(update={"unit": unit, "meaning": meaning, "is_paired": False, "scaled_by": ["objective"]})
+    return LOSS.model_copy(
+        update={"unit": unit, "meaning": meaning, "is_paired": False, "scaled_by": ["objective"]}
+    )
 
 
 class DirectPreference(ObjectiveBase):
@@ -49,7 +52,10 @@ class DirectPreference(ObjectiveBase):
 
     name = "dpo"
     references: ClassVar[tuple[ReferenceKind, ...]] = ("adapter", "copy", "precomputed")
-    logged: ClassVar[Mapping[str, str]] = {"reward_accuracy": "rewards/accuracies", "reward_margin": "rewards/margins"}
+    logged: ClassVar[Mapping[str, str]] = {
+        "reward_accuracy": "rewards/accuracies",
+        "reward_margin": "rewards/margins",
+    }
     head_outputs: ClassVar[tuple[str, ...]] = ("log_probs", "entropy", "mean_logits", "is_top1")
 
     heldout_rows: ClassVar[type[HeldoutRows]] = PairRows
@@ -65,7 +71,9 @@ class DirectPreference(ObjectiveBase):
     def figures(self, recipe: Recipe) -> list[Figure]:
         objective = recipe.objective
         assert isinstance(objective, Dpo)
-        margin = MARGIN.model_copy(update={"scaled_by": PREFERENCE_LOSS.scaled_by, "meaning": f"{MARGIN.meaning}; {REWARD}"})
+        margin = MARGIN.model_copy(
+            update={"scaled_by": PREFERENCE_LOSS.scaled_by, "meaning": f"{MARGIN.meaning}; {REWARD}"}
+        )
         shared = [ACCURACY, margin, PREFERRED, of_answers(PERPLEXITY, "chosen"), of_answers(LOSS, "chosen")]
         if objective.loss_type == ["sigmoid"] and set(objective.loss_weights) <= {1.0}:
             return [PREFERENCE_LOSS.model_copy(update={"step": "loss", "eval_step": "eval_loss"}), *shared]
@@ -76,32 +84,35 @@ class DirectPreference(ObjectiveBase):
         method, sharding, found = recipe.method, sharding_of(recipe), []
         where = f"objective: {self.name}"
         never = getattr(recipe.objective, "precompute_ref_log_probs", False) is False
-        leave_out = "leave out precompute_ref_log_probs: false, or " if "precomputed" in self.references else ""
+        leave_out = (
+            "leave out precompute_ref_log_probs: false, or " if "precomputed" in self.references else ""
+        )
         if never and method.name == "full" and sharding.no_reference_copy:
             found.append(
-                f"{where} with method full and sharding {sharding.name}: {sharding.no_reference_copy}; {leave_out}use sharding "
-                "none or ddp, or method lora"
+                f"{where} with method full and sharding {sharding.name}: {sharding.no_reference_copy}; "
+                f"{leave_out}use sharding none or ddp, or method lora"
             )
         if never and method.adapter:
             found.append(
-                f"{where} with method.adapter: the reference is the model with that adapter, and no step can run it beside the "
-                f"one that is trained; {leave_out}merge the adapter first (flytune merge), and name the merged model in "
-                "model.name_or_path"
+                f"{where} with method.adapter: the reference is the model with that adapter, and no step can "
+                f"run it beside the one that is trained; {leave_out}merge the adapter first (flytune merge), "
+                "and name the merged model in model.name_or_path"
             )
         if method.is_pissa:
             found.append(
-                f"{where} with method.init_lora_weights {method.init_lora_weights}: without its adapter the model lacks its "
-                "largest singular values, and is not a reference; leave init_lora_weights out"
+                f"{where} with method.init_lora_weights {method.init_lora_weights}: without its adapter the "
+                "model lacks its largest singular values, and is not a reference; leave init_lora_weights out"
             )
         if named := tables_beside_adapter(recipe):
             found.append(
-                f"{where} with {', '.join(named)}: TRL's loss reads the head outside of the adapter, so the reference would "
-                "have the trained rows; train them with objective sft first, and merge that adapter"
+                f"{where} with {', '.join(named)}: TRL's loss reads the head outside of the adapter, so the "
+                "reference would have the trained rows; train them with objective sft first, and merge that "
+                "adapter"
             )
         if isinstance(method.target_modules, list) and "lm_head" in method.target_modules:
             found.append(
-                f"{where} with an adapter on lm_head (method.target_modules): TRL's loss reads the head's weight alone, so the "
-                "adapter would not be trained; remove it there"
+                f"{where} with an adapter on lm_head (method.target_modules): TRL's loss reads the head's "
+                "weight alone, so the adapter would not be trained; remove it there"
             )
         return found
 
@@ -118,7 +129,10 @@ class DirectPreference(ObjectiveBase):
     def cost(self, recipe: Recipe) -> str:
         """Describe the forward passes of a row."""
         more = "" if self.reference(recipe) == "precomputed" else ", and one more of the reference"
-        return f"each row is two sequences of up to {counted(recipe.data.max_length, 'token')} in one forward pass{more}"
+        return (
+            f"each row is two sequences of up to {counted(recipe.data.max_length, 'token')} in one "
+            f"forward pass{more}"
+        )
 
     def reasons(self, recipe: Recipe) -> list[str]:
         sort = {
@@ -126,7 +140,9 @@ class DirectPreference(ObjectiveBase):
             "adapter": "the same model with its adapter switched off",
             "precomputed": "run once, before training: a step has no pass of it",
         }
-        found = [f"objective: {self.name}: {self.cost(recipe)}; the reference is {sort[self.reference(recipe)]}"]
+        found = [
+            f"objective: {self.name}: {self.cost(recipe)}; the reference is {sort[self.reference(recipe)]}"
+        ]
         return found + self.dropout_reasons(recipe)
 
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -175,8 +191,8 @@ class DirectPreference(ObjectiveBase):
     def card_text(self, recipe: Recipe) -> str:
         section = self.section(recipe)
         return (
-            f"Trained with {self.name.upper()} ({' + '.join(section.loss_type)}, beta {section.beta}) on {self.card_rows}; "
-            "the reference is the base model."
+            f"Trained with {self.name.upper()} ({' + '.join(section.loss_type)}, beta {section.beta}) on "
+            f"{self.card_rows}; the reference is the base model."
         )
 
     def scored_batches(self, trainer: Any, rows: Sequence[Row]) -> Iterable[Any]:
@@ -210,12 +226,18 @@ def _trainer_class() -> Any:
     from trl import DPOTrainer
 
     class PairTrainer(DPOTrainer):  # type: ignore[misc]
-        """DPOTrainer that takes its rows as they are; with `reads_reference` also the reference's log-probabilities in them."""
+        """DPOTrainer that takes its rows as they are; with `reads_reference` also the reference's
+        log-probabilities in them."""
 
         def __init__(self, *args: Any, reads_reference: bool = False, **kwargs: Any) -> None:
-            with patches.trl.REFERENCE_MODEL.replaced(lambda *_, **__: None) if reads_reference else nullcontext():
+            with (
+                patches.trl.REFERENCE_MODEL.replaced(lambda *_, **__: None)
+                if reads_reference
+                else nullcontext()
+            ):
                 super().__init__(*args, **kwargs)
-            # TRL's own argument would compute them here, in each process, with the model that is about to be trained.
+            # TRL's own argument would compute them here, in each process, with the model that is about to be
+            # trained.
             self.precompute_ref_logps = reads_reference
 
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -226,29 +248,36 @@ def _trainer_class() -> Any:
 
 @dataclass(frozen=True)
 class PairCollator:
-    """The Trainer's data_collator of pairs: the chosen sequences of all rows, then the rejected ones, as TRL has them."""
+    """The Trainer's data_collator of pairs: the chosen sequences of all rows, then the rejected ones, as TRL
+    has them."""
 
     pad_token_id: int
 
     def __call__(self, rows: list[Row]) -> dict[str, Any]:
         """Return a batch of int64 tensors [2 x rows, longest]: input_ids, attention_mask and completion_mask.
 
-        They are padded on the right; completion_mask is 1 for the trained tokens. Where the rows have the reference's
-        log-probabilities, so has the batch: ref_chosen_logps and ref_rejected_logps, float32 [rows].
+        They are padded on the right; completion_mask is 1 for the trained tokens. Where the rows have the
+        reference's log-probabilities, so has the batch: ref_chosen_logps and ref_rejected_logps, float32
+        [rows].
         """
         import torch
 
         known = {}
         if "ref_logps" in rows[0]:
-            chosen, rejected = torch.tensor([row["ref_logps"] for row in rows], dtype=torch.float32).unbind(dim=1)
+            chosen, rejected = torch.tensor([row["ref_logps"] for row in rows], dtype=torch.float32).unbind(
+                dim=1
+            )
             known = {"ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
         return known | sequence_batch(sequences_of(rows), self.pad_token_id)
 
 
 def sequence_batch(sequences: list[Row], pad_token_id: int) -> dict[str, Any]:
-    """Return sequences as tensors that are padded on the right: input_ids, attention_mask and completion_mask."""
+    """Return sequences as tensors that are padded on the right: input_ids, attention_mask and
+    completion_mask."""
     return {
         "input_ids": padded([one["input_ids"] for one in sequences], pad_token_id),
         "attention_mask": padded([[1] * len(one["input_ids"]) for one in sequences], 0),
-        "completion_mask": padded([[int(label != IGNORED) for label in one["labels"]] for one in sequences], 0),
+        "completion_mask": padded(
+            [[int(label != IGNORED) for label in one["labels"]] for one in sequences], 0
+        ),
     }

@@ -1,4 +1,5 @@
-"""Rewards of the answers that a model draws to held-out prompts: the most probable one, and several drawn ones."""
+"""Rewards of the answers that a model draws to held-out prompts: the most probable one, and several drawn
+ones."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ class DrawnRewards(NamedTuple):
 
 
 class PromptRows(HeldoutRows):
-    """Prompts: both models' answers, drawn with the same random numbers, are judged; reference answers describe a model."""
+    """Prompts: both models' answers, drawn with the same random numbers, are judged; reference answers
+    describe a model."""
 
     answers = "reference"
 
@@ -42,23 +44,31 @@ class PromptRows(HeldoutRows):
 
         each, found = self._section.eval_answers, list[list[float]]()
         total = len(self.rows) * (1 + each)
-        with RewardProcess(self._section) as process, tqdm(total=total, desc=f"{label}: rewards", delay=2) as bar:
+        with (
+            RewardProcess(self._section) as process,
+            tqdm(total=total, desc=f"{label}: rewards", delay=2) as bar,
+        ):
             for index in range(-1, each):
                 texts = self._texts(model, index, bar)
-                items = [judged(row, text, "a held-out row") for row, text in zip(self.rows, texts, strict=True)]
+                items = [
+                    judged(row, text, "a held-out row") for row, text in zip(self.rows, texts, strict=True)
+                ]
                 found.append([self._section.total(values) for values in process.values(items)])
         rewards = numpy.asarray(found).T
         return DrawnRewards(rewards[:, 0], rewards[:, 1:])
 
     def _texts(self, model: Any, index: int, bar: Any) -> list[str]:
         """Return an answer to each prompt: the most probable ones with index -1."""
-        drawing = drawing_of(self._section, self.tokenizer, model, 0.0 if index < 0 else self._section.temperature)
+        drawing = drawing_of(
+            self._section, self.tokenizer, model, 0.0 if index < 0 else self._section.temperature
+        )
         found, size = list[Completion](), self.recipe.evaluation.batch_size
         prompts = [row["input_ids"][: prompt_length(row)] for row in self.rows]
         for start in range(0, len(prompts), size):
             batch = prompts[start : start + size]
             uniforms = [
-                numbers(self.recipe.training.seed, 0, prompt, index, most_tokens(self.recipe, prompt)) for prompt in batch
+                numbers(self.recipe.training.seed, 0, prompt, index, most_tokens(self.recipe, prompt))
+                for prompt in batch
             ]
             found += draw(model, batch, uniforms, drawing)
             bar.update(len(batch))
@@ -79,13 +89,22 @@ class PromptRows(HeldoutRows):
             passed = {side: one.drawn[places] >= full[:, None] - _SAME for side, one in sides.items()}
             values["pass_at_1"] = {side: one.mean(axis=1) for side, one in passed.items()}
             values["pass_at_k"] = {side: one.any(axis=1).astype(float) for side, one in passed.items()}
-            values = {name: both for name, both in values.items() if name != "pass_at_k" or self._section.eval_answers > 1}
+            values = {
+                name: both
+                for name, both in values.items()
+                if name != "pass_at_k" or self._section.eval_answers > 1
+            }
         figures = {}
         for name, both in values.items():
             samples = len(both["tuned"])
-            found = intervals(both | {"difference": both["tuned"] - both["base"]}, numpy.ones(samples, dtype=int))
+            found = intervals(
+                both | {"difference": both["tuned"] - both["base"]}, numpy.ones(samples, dtype=int)
+            )
             is_share = name != "reward"
             figures[name] = {
-                side: exact(one, samples) if is_share and side != "difference" else one for side, one in found.items()
+                side: exact(one, samples) if is_share and side != "difference" else one
+                for side, one in found.items()
             }
-        return HeldoutFigures(figures, numpy.ones(len(self.rows), dtype=int), {"reward": sides["tuned"].greedy})
+        return HeldoutFigures(
+            figures, numpy.ones(len(self.rows), dtype=int), {"reward": sides["tuned"].greedy}
+        )

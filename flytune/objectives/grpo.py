@@ -1,8 +1,10 @@
-"""Group relative policy optimization (Shao et al. 2024, arXiv 2402.03300) and its family, with TRL's GRPOTrainer.
+"""Group relative policy optimization (Shao et al. 2024, arXiv 2402.03300) and its family, with TRL's
+GRPOTrainer.
 
-The model draws several answers to each prompt, rewards judge them, and an answer is trained by how much better it is than the
-others to its prompt. TRL computes the loss; what is drawn, judged and recorded is here (flytune.rollouts, flytune.rewards):
-TRL draws with the generator of a rank, so that the answers would follow from the number of processes.
+The model draws several answers to each prompt, rewards judge them, and an answer is trained by how much
+better it is than the others to its prompt. TRL computes the loss; what is drawn, judged and recorded is here
+(flytune.rollouts, flytune.rewards): TRL draws with the generator of a rank, so that the answers would follow
+from the number of processes.
 """
 
 import functools
@@ -36,10 +38,15 @@ REWARD = Figure(
 )
 POLICY_LOSS = LOSS.model_copy(
     update={
-        "name": "policy_loss", "title": "policy loss", "unit": "", "better": "neither", "is_paired": False,
-        "meaning": "TRL's loss of the drawn answers, which says nothing about their quality", "eval_step": "",
+        "name": "policy_loss",
+        "title": "policy loss",
+        "unit": "",
+        "better": "neither",
+        "is_paired": False,
+        "meaning": "TRL's loss of the drawn answers, which says nothing about their quality",
+        "eval_step": "",
     }
-)  # fmt: skip
+)
 
 
 def _of_step(name: str, title: str, meaning: str, unit: str = "") -> Figure:
@@ -47,12 +54,16 @@ def _of_step(name: str, title: str, meaning: str, unit: str = "") -> Figure:
 
 
 STEPS = (
-    _of_step("equal_rewards", "prompts without a gradient", "all answers have the same reward", "share of prompts"),
+    _of_step(
+        "equal_rewards", "prompts without a gradient", "all answers have the same reward", "share of prompts"
+    ),
     _of_step("answer_tokens", "length of an answer", "mean over the drawn answers", "tokens"),
     _of_step("truncated", "truncated answers", "no end marker was drawn", "share of answers"),
     _of_step("entropy", "entropy", "of the trained tokens", "nats per token"),
 )
-KL = _of_step("kl", "KL divergence", "from the reference, estimated from the trained tokens", "nats per token")
+KL = _of_step(
+    "kl", "KL divergence", "from the reference, estimated from the trained tokens", "nats per token"
+)
 PASS = Figure(
     name="pass_at_1",
     title="pass@1",
@@ -70,9 +81,14 @@ class GroupPolicy(ObjectiveBase):
     head_outputs = ("log_probs", "entropy")
     heldout_rows = PromptRows
     logged: ClassVar[Mapping[str, str]] = {
-        "reward": "reward", "equal_rewards": "frac_reward_zero_std", "answer_tokens": "completions/mean_length",
-        "truncated": "completions/clipped_ratio", "entropy": "entropy", "kl": "kl", "rollout_seconds": "rollout_seconds",
-    }  # fmt: skip
+        "reward": "reward",
+        "equal_rewards": "frac_reward_zero_std",
+        "answer_tokens": "completions/mean_length",
+        "truncated": "completions/clipped_ratio",
+        "entropy": "entropy",
+        "kl": "kl",
+        "rollout_seconds": "rollout_seconds",
+    }
 
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
         return dict.fromkeys(("entropy", "kl"), batch["completion_mask"].sum())
@@ -83,7 +99,10 @@ class GroupPolicy(ObjectiveBase):
     def figures(self, recipe: Recipe) -> list[Figure]:
         scaled = ["objective.rewards", "objective.max_completion_length"]
         of_reference = [of_answers(LOSS.model_copy(update={"step": "", "eval_step": ""}), "reference")]
-        steps, count = [*STEPS, *([KL] if self.section(recipe).beta else [])], self.section(recipe).eval_answers
+        steps, count = (
+            [*STEPS, *([KL] if self.section(recipe).beta else [])],
+            self.section(recipe).eval_answers,
+        )
         several = PASS.model_copy(
             update={
                 "name": "pass_at_k",
@@ -98,41 +117,57 @@ class GroupPolicy(ObjectiveBase):
         section, method, where, found = self.section(recipe), recipe.method, f"objective: {self.name}", []
         if section.max_completion_length >= recipe.data.max_length:
             found.append(
-                f"objective.max_completion_length: {section.max_completion_length} leaves no token of data.max_length "
-                f"{recipe.data.max_length} for the prompt; raise data.max_length, which counts both, or lower it"
+                f"objective.max_completion_length: {section.max_completion_length} leaves no token of "
+                f"data.max_length {recipe.data.max_length} for the prompt; raise data.max_length, which "
+                "counts both, or lower it"
             )
         if recipe.training.global_batch_size % section.group_size:
             found.append(
-                f"training.global_batch_size: {recipe.training.global_batch_size}, which counts answers, is not a multiple of "
-                f"objective.group_size {section.group_size}"
+                f"training.global_batch_size: {recipe.training.global_batch_size}, which counts answers, is "
+                f"not a multiple of objective.group_size {section.group_size}"
             )
         offload = "drawing answers is not tested with it" if recipe.sharding.offload != "none" else None
         if reason := sharding_of(recipe).no_drawn_answers or offload:
             found.append(
-                f"{where} with sharding {recipe.sharding.name}, offload {recipe.sharding.offload}: {reason}; use none, ddp, "
-                "zero2 or fsdp without offload"
+                f"{where} with sharding {recipe.sharding.name}, offload {recipe.sharding.offload}: {reason}; "
+                "use none, ddp, zero2 or fsdp without offload"
             )
         if self.reference(recipe) == "copy" and (reason := sharding_of(recipe).no_reference_copy):
             found.append(
-                f"objective.beta: {section.beta:g} with method full and sharding {recipe.sharding.name}: {reason}, and log-"
-                "probabilities of answers that are not drawn yet cannot be computed before; use sharding none or ddp, method "
-                "lora, or beta: 0"
+                f"objective.beta: {section.beta:g} with method full and sharding {recipe.sharding.name}: "
+                f"{reason}, and log-probabilities of answers that are not drawn yet cannot be computed "
+                "before; use sharding none or ddp, method lora, or beta: 0"
             )
         if method.is_pissa or method.adapter:
-            named = "method.adapter" if method.adapter else f"method.init_lora_weights {method.init_lora_weights}"
-            found.append(f"{where} with {named}: not tested; start from a merged model (flytune merge), or remove it")
+            named = (
+                "method.adapter" if method.adapter else f"method.init_lora_weights {method.init_lora_weights}"
+            )
+            found.append(
+                f"{where} with {named}: not tested; start from a merged model (flytune merge), or remove it"
+            )
         if isinstance(method.target_modules, list) and "lm_head" in method.target_modules:
             found.append(
-                f"{where} with method.target_modules lm_head: TRL's head of log-probabilities has none; remove it there"
+                f"{where} with method.target_modules lm_head: TRL's head of log-probabilities has none; "
+                "remove it there"
             )
         if named := ", ".join(tables_beside_adapter(recipe)):
-            found.append(f"{where} with {named}: tables of tokens beside an adapter are not tested; use method full")
+            found.append(
+                f"{where} with {named}: tables of tokens beside an adapter are not tested; use method full"
+            )
         if recipe.model.trust_remote_code:
-            found.append(f"{where} with model.trust_remote_code: drawing from code of a model's own is not tested; remove it")
+            found.append(
+                f"{where} with model.trust_remote_code: drawing from code of a model's own is not tested; "
+                "remove it"
+            )
         if recipe.model.attn_implementation.startswith("flash"):
-            found.append(f"{where} with {recipe.model.attn_implementation}: its batches are padded; write sdpa")
+            found.append(
+                f"{where} with {recipe.model.attn_implementation}: its batches are padded; write sdpa"
+            )
         if recipe.training.on_bad_loss == "skip":
-            found.append(f"training.on_bad_loss: skip with {where}: the loss of a step says nothing about its data; write stop")
+            found.append(
+                f"training.on_bad_loss: skip with {where}: the loss of a step says nothing about its data; "
+                "write stop"
+            )
         return found
 
     def reference(self, recipe: Recipe) -> ReferenceKind:
@@ -140,7 +175,9 @@ class GroupPolicy(ObjectiveBase):
             return "none"
         return "copy" if recipe.method.name == "full" else "adapter"
 
-    def run_passes(self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
+    def run_passes(
+        self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]
+    ) -> tuple[Any, Any]:
         # The reference scores the answers of a step before the step trains them.
         known = frozen() if self.frozen_passes(recipe) else None
         return trained(), known
@@ -164,11 +201,14 @@ class GroupPolicy(ObjectiveBase):
         of_reference = {
             "none": [],
             "copy": [f"objective.beta: {section.beta:g}: a second, frozen model scores each answer once"],
-            "adapter": [f"objective.beta: {section.beta:g}: the model with its adapter switched off scores each answer once"],
+            "adapter": [
+                f"objective.beta: {section.beta:g}: the model with its adapter switched off scores each "
+                "answer once"
+            ],
         }
         return [
-            f"objective: {self.name}: each step draws {counted(section.group_size, 'answer')} to each of {prompts}, of up to "
-            f"{counted(section.max_completion_length, 'token')} each",
+            f"objective: {self.name}: each step draws {counted(section.group_size, 'answer')} to each of "
+            f"{prompts}, of up to {counted(section.max_completion_length, 'token')} each",
             *of_reference[self.reference(recipe)],
             *walls_of(section),
             *self.dropout_reasons(recipe),
@@ -186,9 +226,19 @@ class GroupPolicy(ObjectiveBase):
     def arguments(self, recipe: Recipe) -> dict[str, Any]:
         section = self.section(recipe)
         same = (
-            "max_completion_length", "temperature", "top_p", "top_k", "min_p", "beta", "loss_type", "importance_sampling_level",
-            "scale_rewards", "mask_truncated_completions", "disable_dropout", "use_bias_correction_kl",
-        )  # fmt: skip
+            "max_completion_length",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "beta",
+            "loss_type",
+            "importance_sampling_level",
+            "scale_rewards",
+            "mask_truncated_completions",
+            "disable_dropout",
+            "use_bias_correction_kl",
+        )
         epsilon, epsilon_high = section.clip_range
         own = {"num_generations": section.group_size, "epsilon": epsilon, "epsilon_high": epsilon_high}
         return {name: getattr(section, name) for name in same} | own
@@ -219,15 +269,17 @@ class GroupPolicy(ObjectiveBase):
         (out / ROLLOUTS).write_text(sample, encoding="utf-8")
 
     def clear(self, address: str) -> None:
-        # The next run of the recipe draws its own answers: its base model may be another one at the same path.
+        # The next run of the recipe draws its own answers: its base model may be another one at the same
+        # path.
         RolloutLedger(address).clear()
 
     def card_text(self, recipe: Recipe) -> str:
         section = self.section(recipe)
         names = ", ".join(f"{reward.name} ({reward.weight:g})" for reward in section.rewards)
         return (
-            f"Trained with verifiable rewards: the model drew {counted(section.group_size, 'answer')} to each prompt, and "
-            f"these rewards judged them: {names}.\n{ROLLOUTS} has some of the drawn answers, with their rewards."
+            f"Trained with verifiable rewards: the model drew {counted(section.group_size, 'answer')} to "
+            f"each prompt, and these rewards judged them: {names}.\n"
+            f"{ROLLOUTS} has some of the drawn answers, with their rewards."
         )
 
 
@@ -239,7 +291,8 @@ def _never(*_: Any, **__: Any) -> Any:
 
 
 def collate(pad_token_id: int, rows: list[Row]) -> Any:
-    """Return rows of the stream as they are, and rows of another place (a dry run) as a batch of their answers."""
+    """Return rows of the stream as they are, and rows of another place (a dry run) as a batch of their
+    answers."""
     if PLACE in rows[0]:
         return rows
     return Collator(pad_token_id, 0)(rows)
@@ -252,14 +305,23 @@ def _trainer_class() -> Any:
     from trl import GRPOTrainer
 
     class DrawingTrainer(GRPOTrainer):  # type: ignore[misc]
-        """GRPOTrainer whose micro batches have the answers of their step, drawn and judged before its first forward pass."""
+        """GRPOTrainer whose micro batches have the answers of their step, drawn and judged before its first
+        forward pass."""
 
         def __init__(
-            self, *, recipe: Recipe, data_collator: Any, load_reference: Callable[[], Any] | None = None, **arguments: Any
+            self,
+            *,
+            recipe: Recipe,
+            data_collator: Any,
+            load_reference: Callable[[], Any] | None = None,
+            **arguments: Any,
         ) -> None:
-            """Make it; `load_reference` returns another copy of the base model, where that is the reference."""
+            """Make it; `load_reference` returns another copy of the base model, where that is the
+            reference."""
             own = (
-                patches.trl.REFERENCE_OF_DRAWN.replaced(lambda *_, **__: load_reference()) if load_reference else nullcontext()
+                patches.trl.REFERENCE_OF_DRAWN.replaced(lambda *_, **__: load_reference())
+                if load_reference
+                else nullcontext()
             )
             with own:
                 super().__init__(**arguments)
@@ -280,7 +342,8 @@ def _trainer_class() -> Any:
             return super(GRPOTrainer, self)._prepare_inputs(inputs)
 
         def reference_log_probs(self, batch: dict[str, Any]) -> Any:
-            """Return the reference's log-probability of each token of a batch's answers: (answers, longest)."""
+            """Return the reference's log-probability of each token of a batch's answers: (answers,
+            longest)."""
             model = self.ref_model or self.model
             tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             without = nullcontext() if self.ref_model else model.disable_adapter()

@@ -1,4 +1,5 @@
-"""Held-out rows as an objective evaluates them: what both models are scored on, and the figures that follow."""
+"""Held-out rows as an objective evaluates them: what both models are scored on, and the figures that
+follow."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +28,8 @@ class ModelScores(NamedTuple):
     """Scores of one language model on the held-out sequences."""
 
     nll: Any
-    """Negative log-likelihood of each sequence, summed over its scored tokens, in nats: float64 (sequences,)."""
+    """Negative log-likelihood of each sequence, summed over its scored tokens, in nats: float64
+    (sequences,)."""
     tokens: Any
     """Number of scored tokens of each sequence: int64 (sequences,)."""
     own: Any = None
@@ -35,10 +37,12 @@ class ModelScores(NamedTuple):
 
 
 class HeldoutRows:
-    """The held-out rows of one evaluation, whose loss the objective aims at. Subclasses contain only what differs."""
+    """The held-out rows of one evaluation, whose loss the objective aims at. Subclasses contain only what
+    differs."""
 
     answers: str = ""
-    """Kind of the answers that describe a model (`chosen`), where the objective does not aim at their loss."""
+    """Kind of the answers that describe a model (`chosen`), where the objective does not aim at their
+    loss."""
     desirable: int = 0
     """Number of rows that are labelled desirable."""
 
@@ -60,11 +64,13 @@ class HeldoutRows:
         return {}
 
     def own_scores(self, model: Any, label: str) -> Any:
-        """Return what a model is scored by beside the loss of the sequences; `label` is for the progress bar."""
+        """Return what a model is scored by beside the loss of the sequences; `label` is for the progress
+        bar."""
         return None
 
     def figures(self, base: ModelScores, tuned: ModelScores) -> HeldoutFigures:
-        """Return the figures of language models beside the loss, and the scores by which they are compared."""
+        """Return the figures of language models beside the loss, and the scores by which they are
+        compared."""
         return HeldoutFigures({}, base.tokens, {"loss": tuned.nll})
 
     def without_words(self, model: Any) -> HeldoutFigures:
@@ -75,14 +81,17 @@ class HeldoutRows:
 def intervals(values: Mapping[str, Any], weights: Any) -> dict[str, Interval]:
     """Return the mean of each array of values times weights, with the same resamples for all of them.
 
-    Arrays of booleans are shares. Where all values of one are equal, no resample differs, and the interval is that of
-    Clopper and Pearson (1934).
+    Arrays of booleans are shares. Where all values of one are equal, no resample differs, and the interval is
+    that of Clopper and Pearson (1934).
     """
     import numpy
 
     columns = numpy.stack([numpy.asarray(value, dtype=float) for value in values.values()], axis=1)
     ends = zip(*bootstrap(columns, weights), strict=True)
-    means = {name: Interval(value=value, low=low, high=high) for name, (value, low, high) in zip(values, ends, strict=True)}
+    means = {
+        name: Interval(value=value, low=low, high=high)
+        for name, (value, low, high) in zip(values, ends, strict=True)
+    }
     return {
         name: exact(interval, len(weights)) if numpy.asarray(values[name]).dtype == bool else interval
         for name, interval in means.items()

@@ -1,12 +1,13 @@
 """Kahneman-Tversky optimization (Ethayarajh et al. 2024, arXiv 2402.01306), with TRL's KTOTrainer.
 
-An answer that is labelled desirable shall gain log-probability against a reference model, one labelled undesirable lose it;
-both are compared with the KL divergence from the reference, which answers to other prompts estimate.
+An answer that is labelled desirable shall gain log-probability against a reference model, one labelled
+undesirable lose it; both are compared with the KL divergence from the reference, which answers to other
+prompts estimate.
 
-TRL pairs each prompt of a micro batch with the answer of the row before it, and takes the mean over the micro batch of all
-processes, so that its loss depends on the layout. Here the rows of an optimizer step are paired in the same way, with its mean:
-the same number for any micro batch and any number of processes. With one micro batch in a step, on one
-process, both are equal.
+TRL pairs each prompt of a micro batch with the answer of the row before it, and takes the mean over the micro
+batch of all processes, so that its loss depends on the layout. Here the rows of an optimizer step are paired
+in the same way, with its mean: the same number for any micro batch and any number of processes. With one
+micro batch in a step, on one process, both are equal.
 """
 
 import functools
@@ -22,7 +23,16 @@ from flytune.objectives.dpo import PREFERENCE_LOSS, REWARD, DirectPreference, se
 from flytune.objectives.preferences import LabelledRows
 from flytune.recipe import Kto, Recipe
 from flytune.records import Manifest
-from flytune.records.figures import ACCURACY, LOSS, MARGIN, PERPLEXITY, PREFERRED, Figure, of_answers, of_labels
+from flytune.records.figures import (
+    ACCURACY,
+    LOSS,
+    MARGIN,
+    PERPLEXITY,
+    PREFERRED,
+    Figure,
+    of_answers,
+    of_labels,
+)
 
 _KL = "KL_"
 
@@ -55,7 +65,10 @@ _FIGURES = [
     of_labels(ACCURACY).model_copy(update={"step": ""}),
     _MARGIN,
     of_labels(PREFERRED).model_copy(
-        update={"meaning": "pairs whose desirable answer is more probable to the model for each token than the undesirable one"}
+        update={
+            "meaning": "pairs whose desirable answer is more probable to the model for each token than the "
+            "undesirable one"
+        }
     ),
     *_of_label("desirable", "rose"),
     *_of_label("undesirable", "fell"),
@@ -77,7 +90,9 @@ class UnpairedPreference(DirectPreference):
     def figures(self, recipe: Recipe) -> list[Figure]:
         return [
             *_FIGURES,
-            trained_loss("per answer", f"{self.section(recipe).loss_type[0]} of an answer, times its label's weight"),
+            trained_loss(
+                "per answer", f"{self.section(recipe).loss_type[0]} of an answer, times its label's weight"
+            ),
         ]
 
     def warnings(self, recipe: Recipe, manifest: Manifest) -> list[str]:
@@ -97,7 +112,9 @@ class UnpairedPreference(DirectPreference):
     def frozen_passes(self, recipe: Recipe) -> int:
         return 3 if _estimates_kl(recipe) else 1
 
-    def run_passes(self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
+    def run_passes(
+        self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]
+    ) -> tuple[Any, Any]:
         if not _estimates_kl(recipe):
             return super().run_passes(recipe, trained, frozen)
         known = frozen()
@@ -107,14 +124,18 @@ class UnpairedPreference(DirectPreference):
         if not _estimates_kl(recipe):
             return "each row has one more forward pass, of the reference"
         return (
-            "each row has three more forward passes: of the reference, and of both models with another row's answer, which "
-            "estimate the KL divergence"
+            "each row has three more forward passes: of the reference, and of both models with another row's "
+            "answer, which estimate the KL divergence"
         )
 
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
         desirable, rows = batch["label"].sum(), batch["label"].numel()
         of_labels = {"chosen": desirable, "rejected": rows - desirable}
-        means = {f"{figure}/{label}": count for figure in ("rewards", "logps") for label, count in of_labels.items()}
+        means = {
+            f"{figure}/{label}": count
+            for figure in ("rewards", "logps")
+            for label, count in of_labels.items()
+        }
         return super().log_counts(batch) | means
 
     def arguments(self, recipe: Recipe) -> dict[str, Any]:
@@ -146,12 +167,14 @@ OBJECTIVE = UnpairedPreference
 
 
 def _estimates_kl(recipe: Recipe) -> bool:
-    """Return whether the loss compares rewards with an estimate of the KL divergence, from answers to other prompts."""
+    """Return whether the loss compares rewards with an estimate of the KL divergence, from answers to other
+    prompts."""
     return isinstance(recipe.objective, Kto) and recipe.objective.loss_type == ["kto"]
 
 
 def mismatched(max_length: int, row: Row, before: Row) -> Row:
-    """Return `row` with the sequence of its prompt and the answer of the row `before`, cut at max_length tokens."""
+    """Return `row` with the sequence of its prompt and the answer of the row `before`, cut at max_length
+    tokens."""
     prompt, start = _prompt_length(row), _prompt_length(before)
     ids = (row["input_ids"][:prompt] + before["input_ids"][start:])[:max_length]
     labels = ([IGNORED] * prompt + before["labels"][start:])[:max_length]
@@ -170,11 +193,13 @@ def _trainer_class() -> Any:
     from trl import KTOTrainer
 
     class UnpairedTrainer(KTOTrainer):  # type: ignore[misc]
-        """KTOTrainer that takes its rows as they are, and estimates the KL divergence once for each optimizer step."""
+        """KTOTrainer that takes its rows as they are, and estimates the KL divergence once for each optimizer
+        step."""
 
         def __init__(self, *, args: Any, **arguments: Any) -> None:
             loss_type = args.loss_type
-            # Of this loss TRL demands neither its own pairs nor two rows in a micro batch, which would be paired there.
+            # Of this loss TRL demands neither its own pairs nor two rows in a micro batch, which would be
+            # paired there.
             args.loss_type = "apo_zero_unpaired"
             super().__init__(args=args, **arguments)
             args.loss_type = self.loss_type = loss_type
@@ -197,9 +222,11 @@ def _trainer_class() -> Any:
             return super().training_step(model, inputs, *args, **kwargs)
 
         def add_kl(self, model: Any, batches: list[dict[str, Any]], counted: Sequence[bool] = ()) -> None:
-            """Add the reference's log-probabilities to micro batches, and the KL divergence over all of them and all processes.
+            """Add the reference's log-probabilities to micro batches, and the KL divergence over all of them
+            and all processes.
 
-            Every process calls it with equally many; `counted` is False for those that are left out of the mean.
+            Every process calls it with equally many; `counted` is False for those that are left out of the
+            mean.
             """
             if not self.calculate_KL:
                 return
@@ -212,13 +239,16 @@ def _trainer_class() -> Any:
                 batch |= {"ref_logps": reference, f"ref_{_KL}logps": torch.zeros_like(theirs)}
                 if not counted or counted[place]:
                     difference = (mine - theirs).double()
-                    total += torch.stack([difference.sum(), torch.ones_like(difference).sum()]).to(total.device)
+                    total += torch.stack([difference.sum(), torch.ones_like(difference).sum()]).to(
+                        total.device
+                    )
             total = self.accelerator.reduce(total, reduction="sum")
             for batch in batches:
                 batch[f"{_KL}mean"] = (total[0] / total[1]).float()
 
         def log(self, *args: Any, **kwargs: Any) -> None:
-            """Log the margin of all rows: TRL averages those of the micro batches that have rows of both labels."""
+            """Log the margin of all rows: TRL averages those of the micro batches that have rows of both
+            labels."""
             metrics = self._metrics["train"]
             metrics.pop("rewards/margins", None)
             if "rewards/chosen" in metrics and "rewards/rejected" in metrics:
@@ -226,8 +256,11 @@ def _trainer_class() -> Any:
             super().log(*args, **kwargs)
 
         def _compute_kl_logps(self, model: Any, batch: dict[str, Any]) -> Any:
-            """Return the step's mean, and take it out of the batch: TRL passes on to the model what it does not know."""
-            return batch.pop(f"{_KL}mean") if f"{_KL}mean" in batch else super()._compute_kl_logps(model, batch)
+            """Return the step's mean, and take it out of the batch: TRL passes on to the model what it does
+            not know."""
+            return (
+                batch.pop(f"{_KL}mean") if f"{_KL}mean" in batch else super()._compute_kl_logps(model, batch)
+            )
 
     return UnpairedTrainer
 
@@ -239,12 +272,15 @@ class LabelledCollator:
     pad_token_id: int
 
     def __call__(self, rows: list[Row]) -> dict[str, Any]:
-        """Return a batch of int64 tensors [rows, longest], padded on the right: input_ids, attention_mask and completion_mask,
-        which is 1 for the trained tokens; the same with the prefix KL_ where rows have another answer; and label [rows]."""
+        """Return a batch of int64 tensors [rows, longest], padded on the right: input_ids, attention_mask and
+        completion_mask, which is 1 for the trained tokens; the same with the prefix KL_ where rows have
+        another answer; and label [rows]."""
         import torch
 
         batch = {"label": torch.tensor([bool(row["label"]) for row in rows])}
         for prefix in ("", *[_KL] * (f"{_KL}input_ids" in rows[0])):
             sequences = [{name: row[prefix + name] for name in ("input_ids", "labels")} for row in rows]
-            batch |= {prefix + name: value for name, value in sequence_batch(sequences, self.pad_token_id).items()}
+            batch |= {
+                prefix + name: value for name, value in sequence_batch(sequences, self.pad_token_id).items()
+            }
         return batch

@@ -21,7 +21,8 @@ class PairRows(HeldoutRows):
 
 
 class LabelledRows(HeldoutRows):
-    """Labelled answers: the desirable ones describe a model, or the undesirable ones where there are no others."""
+    """Labelled answers: the desirable ones describe a model, or the undesirable ones where there are no
+    others."""
 
     def __init__(self, recipe: Recipe, rows: Sequence[Row], tokenizer: Any) -> None:
         super().__init__(recipe, rows, tokenizer)
@@ -43,17 +44,20 @@ class LabelledRows(HeldoutRows):
     def figures(self, base: ModelScores, tuned: ModelScores) -> HeldoutFigures:
         if not 0 < self.desirable < len(self.rows):
             return HeldoutFigures({}, base.tokens, {})
-        return of_labelled(base.nll, tuned.nll, base.tokens, self.desirable, self.recipe.objective.reward_scale)
+        return of_labelled(
+            base.nll, tuned.nll, base.tokens, self.desirable, self.recipe.objective.reward_scale
+        )
 
 
 def of_pairs(base: Any, tuned: Any, beta: float) -> HeldoutFigures:
     """Return the figures of pairs.
 
-    The reward of an answer is beta times the difference of its log-probability, tuned minus base (Rafailov et al. 2023, eq. 5);
-    the base is the reference, whose own rewards are all 0.
+    The reward of an answer is beta times the difference of its log-probability, tuned minus base (Rafailov et
+    al. 2023, eq. 5); the base is the reference, whose own rewards are all 0.
 
     Args:
-        base, tuned: negative log-likelihood of each sequence in nats, shape (2 x pairs,): those of the chosen answers, then
+        base, tuned: negative log-likelihood of each sequence in nats, shape (2 x pairs,): those of the chosen
+        answers, then
             those of the rejected ones (models.scoring.sequences_of).
         beta: the recipe's objective.beta.
     """
@@ -62,7 +66,11 @@ def of_pairs(base: Any, tuned: Any, beta: float) -> HeldoutFigures:
     pairs = len(base) // 2
     margins = [nll[pairs:] - nll[:pairs] for nll in (base, tuned)]
     reward = beta * (margins[1] - margins[0])
-    rewards = {"preference_loss": numpy.logaddexp(0.0, -reward), "reward_accuracy": reward > 0, "reward_margin": reward}
+    rewards = {
+        "preference_loss": numpy.logaddexp(0.0, -reward),
+        "reward_accuracy": reward > 0,
+        "reward_margin": reward,
+    }
     preferred = {"base": margins[0] > 0, "tuned": margins[1] > 0}
     preferred["difference"] = preferred["tuned"].astype(float) - preferred["base"]
     weights = numpy.ones(pairs, dtype=int)
@@ -70,25 +78,29 @@ def of_pairs(base: Any, tuned: Any, beta: float) -> HeldoutFigures:
     figures = {name: {"tuned": found[name]} for name in rewards} | {
         "chosen_preferred": {name: found[name] for name in preferred}
     }
-    return HeldoutFigures(figures, weights, {name: rewards[name] for name in ("preference_loss", "reward_accuracy")})
+    return HeldoutFigures(
+        figures, weights, {name: rewards[name] for name in ("preference_loss", "reward_accuracy")}
+    )
 
 
 def of_labelled(base: Any, tuned: Any, tokens: Any, desirable: int, beta: float) -> HeldoutFigures:
     """Return the figures of labelled answers; a pair is any desirable answer with any undesirable one.
 
-    Their prompts differ, and so do their lengths: log-probabilities are compared for each token. Intervals are of a bootstrap
-    that draws the desirable and the undesirable answers apart.
+    Their prompts differ, and so do their lengths: log-probabilities are compared for each token. Intervals
+    are of a bootstrap that draws the desirable and the undesirable answers apart.
 
     Args:
-        base, tuned: negative log-likelihood of each answer in nats, the desirable ones first (models.scoring.sequences_of).
-        tokens: number of scored tokens of each answer.
-        desirable: number of desirable answers; neither they nor the others may be none.
-        beta: the recipe's objective.beta.
+        base, tuned: negative log-likelihood of each answer in nats, the desirable ones first
+        (models.scoring.sequences_of). tokens: number of scored tokens of each answer. desirable: number of
+        desirable answers; neither they nor the others may be none. beta: the recipe's objective.beta.
     """
     import numpy
 
     reward, undesirable = beta * (base - tuned), len(base) - desirable
-    ranked = {"accuracy": reward, **{name: -nll / numpy.maximum(tokens, 1) for name, nll in (("base", base), ("tuned", tuned))}}
+    ranked = {
+        "accuracy": reward,
+        **{name: -nll / numpy.maximum(tokens, 1) for name, nll in (("base", base), ("tuned", tuned))},
+    }
     draw = numpy.random.default_rng(0)
     drawn_figures = list[Any]()
     block = max(1, 2**22 // len(base))
@@ -96,25 +108,39 @@ def of_labelled(base: Any, tuned: Any, tokens: Any, desirable: int, beta: float)
         # The first row is all answers, each once.
         first = start < 0
         drawn = [
-            numpy.vstack([numpy.ones((int(first), size)), draw.multinomial(size, [1 / size] * size, size=block - first)])
+            numpy.vstack(
+                [
+                    numpy.ones((int(first), size)),
+                    draw.multinomial(size, [1 / size] * size, size=block - first),
+                ]
+            )
             for size in (desirable, undesirable)
         ]
         means = [
             (each @ numpy.stack([part, sign * part > 0], axis=1) / len(part)).T
             for each, part, sign in zip(drawn, (reward[:desirable], reward[desirable:]), (1, -1), strict=True)
         ]
-        shares = [_share(drawn[0], drawn[1], values[:desirable], values[desirable:]) for values in ranked.values()]
+        shares = [
+            _share(drawn[0], drawn[1], values[:desirable], values[desirable:]) for values in ranked.values()
+        ]
         columns = [*shares, shares[2] - shares[1], means[0][0] - means[1][0], *means[0], *means[1]]
         drawn_figures.append(numpy.stack(columns, axis=1))
     resampled = numpy.concatenate(drawn_figures)
     ends = numpy.percentile(resampled[1:], [2.5, 97.5], axis=0)
     if min(desirable, undesirable) < 2:
         ends[0], ends[1] = -sys.float_info.max, sys.float_info.max
-    of = [Interval(value=value, low=low, high=high) for value, low, high in zip(resampled[0], *ends, strict=True)]
+    of = [
+        Interval(value=value, low=low, high=high)
+        for value, low, high in zip(resampled[0], *ends, strict=True)
+    ]
     fewest = min(desirable, undesirable)
     figures: dict[str, Sides] = {
         "reward_accuracy": {"tuned": exact(of[0], fewest)},
-        "desirable_preferred": {"base": exact(of[1], fewest), "tuned": exact(of[2], fewest), "difference": of[3]},
+        "desirable_preferred": {
+            "base": exact(of[1], fewest),
+            "tuned": exact(of[2], fewest),
+            "difference": of[3],
+        },
         "reward_margin": {"tuned": of[4]},
         "desirable_reward": {"tuned": of[5]},
         "desirable_moved": {"tuned": exact(of[6], desirable)},
@@ -126,7 +152,10 @@ def of_labelled(base: Any, tuned: Any, tokens: Any, desirable: int, beta: float)
         "preference_loss": lambda margins: numpy.logaddexp(0.0, -margins),
         "reward_accuracy": lambda margins: (margins > 0).astype(float),
     }
-    scores = {name: weights * _of_each(reward[:desirable], reward[desirable:], kernel) for name, kernel in kernels.items()}
+    scores = {
+        name: weights * _of_each(reward[:desirable], reward[desirable:], kernel)
+        for name, kernel in kernels.items()
+    }
     loss = intervals({"preference_loss": scores["preference_loss"]}, weights)["preference_loss"]
     if fewest < 2:
         loss = loss.model_copy(update={"low": -sys.float_info.max, "high": sys.float_info.max})
@@ -134,10 +163,12 @@ def of_labelled(base: Any, tuned: Any, tokens: Any, desirable: int, beta: float)
 
 
 def _of_each(rewards: Any, others: Any, kernel: Callable[[Any], Any]) -> Any:
-    """Return each answer's part in the mean of a kernel of the margins of all pairs, that of `rewards` first, then of `others`.
+    """Return each answer's part in the mean of a kernel of the margins of all pairs, that of `rewards` first,
+    then of `others`.
 
-    The parts are those of Hajek's projection, twice as far from the mean as an answer's own mean over its pairs: the mean over
-    both labels, each of which counts half, is the mean over the pairs, and varies with the drawn answers as that does.
+    The parts are those of Hajek's projection, twice as far from the mean as an answer's own mean over its
+    pairs: the mean over both labels, each of which counts half, is the mean over the pairs, and varies with
+    the drawn answers as that does.
     """
     import numpy
 

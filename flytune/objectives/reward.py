@@ -1,7 +1,8 @@
-"""Reward models (Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, §3.5), with TRL's RewardTrainer.
+"""Reward models (Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155, §3.5), with TRL's
+RewardTrainer.
 
-A sequence classifier with one output learns to give the chosen of two answers the larger number: the loss of a pair is minus
-the log sigmoid of the difference of both rewards.
+A sequence classifier with one output learns to give the chosen of two answers the larger number: the loss of
+a pair is minus the log sigmoid of the difference of both rewards.
 """
 
 import functools
@@ -64,40 +65,40 @@ class RewardModeling(ObjectiveBase):
         method, where, found = recipe.method, f"objective: {self.name}", []
         if method.adapter:
             found.append(
-                f"{where} with method.adapter: an adapter of a language model has no head of rewards; merge it first (flytune "
-                "merge), and name the merged model in model.name_or_path"
+                f"{where} with method.adapter: an adapter of a language model has no head of rewards; merge "
+                "it first (flytune merge), and name the merged model in model.name_or_path"
             )
         if method.is_pissa:
             found.append(
-                f"{where} with method.init_lora_weights {method.init_lora_weights}: its export as LoRA is not tested with a "
-                "head of rewards; leave init_lora_weights out"
+                f"{where} with method.init_lora_weights {method.init_lora_weights}: its export as LoRA is "
+                "not tested with a head of rewards; leave init_lora_weights out"
             )
         if named := tables_beside_adapter(recipe):
             found.append(
-                f"{where} with {', '.join(named)}: tables of tokens beside the head of rewards are not tested; use "
-                "method full, or remove them"
+                f"{where} with {', '.join(named)}: tables of tokens beside the head of rewards are not "
+                "tested; use method full, or remove them"
             )
         if isinstance(method.target_modules, list) and {"lm_head", "score"} & {*method.target_modules}:
             found.append(
-                f"{where} with method.target_modules {', '.join(method.target_modules)}: there is no lm_head, and score is "
-                "trained completely; remove it there"
+                f"{where} with method.target_modules {', '.join(method.target_modules)}: there is no "
+                "lm_head, and score is trained completely; remove it there"
             )
         if reason := sharding_of(recipe).no_reward_head:
             found.append(f"{where} with sharding {recipe.sharding.name}: {reason}; use sharding none or ddp")
         if recipe.training.use_liger_kernel:
             found.append(
-                f"{where} with training.use_liger_kernel: Liger replaces the loss of language models, and its other kernels "
-                "are not tested with a classifier; remove it"
+                f"{where} with training.use_liger_kernel: Liger replaces the loss of language models, and "
+                "its other kernels are not tested with a classifier; remove it"
             )
         if recipe.model.trust_remote_code:
             found.append(
-                f"{where} with model.trust_remote_code: code of the model's own has its own classifier, or none; use a model "
-                "type of transformers"
+                f"{where} with model.trust_remote_code: code of the model's own has its own classifier, or "
+                "none; use a model type of transformers"
             )
         if recipe.evaluation.tasks:
             found.append(
-                f"{where} with evaluation.tasks: lm-evaluation-harness asks for words, and a reward model gives a number; "
-                "remove it"
+                f"{where} with evaluation.tasks: lm-evaluation-harness asks for words, and a reward model "
+                "gives a number; remove it"
             )
         return found
 
@@ -105,8 +106,9 @@ class RewardModeling(ObjectiveBase):
         if model_type in reward_head.TYPES:
             return None
         return (
-            f"objective: {self.name}: transformers has no sequence classifier of the usual form for {model_type} "
-            "(GenericForSequenceClassification); choose another base model (llama, mistral, qwen3, gemma3_text ...)"
+            f"objective: {self.name}: transformers has no sequence classifier of the usual form for "
+            f"{model_type} (GenericForSequenceClassification); choose another base model (llama, mistral, "
+            "qwen3, gemma3_text ...)"
         )
 
     def _switches_dropout_off(self, recipe: Recipe) -> bool:
@@ -146,8 +148,9 @@ class RewardModeling(ObjectiveBase):
 
     def card_text(self, recipe: Recipe) -> str:
         return (
-            "A reward model: one number for a prompt with its answer, of which only differences between answers to one prompt "
-            "have a meaning. The base has\nno head of rewards, and so no figures."
+            "A reward model: one number for a prompt with its answer, of which only differences between "
+            "answers to one prompt have a meaning. The base has\n"
+            "no head of rewards, and so no figures."
         )
 
     def section(self, recipe: Recipe) -> RewardSection:
@@ -160,7 +163,9 @@ class RewardModeling(ObjectiveBase):
 
         sequences = [one["input_ids"] for one in sequences_of(rows)]
         with trainer.compute_loss_context_manager():
-            found = reward_head.rewards(trainer.model_wrapped, sequences, trainer.processing_class.pad_token_id)
+            found = reward_head.rewards(
+                trainer.model_wrapped, sequences, trainer.processing_class.pad_token_id
+            )
         losses = reward_head.pair_losses(found, trainer.args.center_rewards_coefficient)
         return losses, numpy.ones(len(losses))
 
@@ -183,7 +188,8 @@ def _trainer_class() -> Any:
 
 
 def batch(pad_token_id: int, rows: list[Row]) -> dict[str, Any]:
-    """Return a batch as TRL has it, int64 tensors [2 x rows, longest]: the chosen sequences of all rows, then the rejected."""
+    """Return a batch as TRL has it, int64 tensors [2 x rows, longest]: the chosen sequences of all rows, then
+    the rejected."""
     sequences = [one["input_ids"] for one in sequences_of(rows)]
     return {
         "input_ids": padded(sequences, pad_token_id),

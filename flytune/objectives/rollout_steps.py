@@ -1,4 +1,5 @@
-"""Rollouts of a training step: the answers to its prompts, their rewards and advantages, and the micro batches made of them."""
+"""Rollouts of a training step: the answers to its prompts, their rewards and advantages, and the micro
+batches made of them."""
 
 import hashlib
 import json
@@ -45,7 +46,9 @@ class Rollouts:
         with trainer.run.peaks.during(DRAW):
             step_rows = self._rows(batches)
             made_by, prompts = self._made_by(trainer, step, step_rows), [prompt for prompt, _ in step_rows]
-            groups = self._known(trainer, step, made_by, prompts) or self._drawn(trainer, step, batches, made_by)
+            groups = self._known(trainer, step, made_by, prompts) or self._drawn(
+                trainer, step, batches, made_by
+            )
         flat = [one for group in groups for one in group.completions]
         advantages, figures = advantages_of(self._section, [one.rewards for one in flat])
         if step == 1 and trainer.is_world_process_zero():
@@ -61,9 +64,13 @@ class Rollouts:
         pad = trainer.processing_class.pad_token_id
         made = [self._batch(batch, groups, advantages, pad) for batch in batches]
         # On the device of the model, as TRL has it.
-        prepared = [trainer._prepare_inputs(batch | {"num_items_in_batch": _tensor(trained)}) for batch in made]
+        prepared = [
+            trainer._prepare_inputs(batch | {"num_items_in_batch": _tensor(trained)}) for batch in made
+        ]
         if self._section.beta:
-            prepared = [batch | {"ref_per_token_logps": trainer.reference_log_probs(batch)} for batch in prepared]
+            prepared = [
+                batch | {"ref_per_token_logps": trainer.reference_log_probs(batch)} for batch in prepared
+            ]
         return prepared
 
     def _warn_without_gradient(self, answers: Sequence[Rollout], are_equal: bool) -> None:
@@ -79,13 +86,18 @@ class Rollouts:
         elif not any(answer.text.strip() for answer in answers):
             reason = "all drawn answers are empty"
             advice = (
-                "an instruct model answers bare text with nothing: write prompts as messages, or data.columns: "
-                "{instruction: prompt}"
+                "an instruct model answers bare text with nothing: write prompts as messages, or "
+                "data.columns: {instruction: prompt}"
             )
         else:
             reason = "all answers to each prompt have equal rewards"
-            advice = "look at them, in rollouts beside the checkpoints: rewards that tell answers apart or easier prompts help"
-        log.warning("step 1: %s, so it has no gradient, and a run in which that stays so is ended; %s", reason, advice)
+            advice = (
+                "look at them, in rollouts beside the checkpoints: rewards that tell answers apart or "
+                "easier prompts help"
+            )
+        log.warning(
+            "step 1: %s, so it has no gradient, and a run in which that stays so is ended; %s", reason, advice
+        )
 
     def _is_masked(self, one: Rollout) -> bool:
         return self._section.mask_truncated_completions and one.truncated
@@ -105,8 +117,11 @@ class Rollouts:
         }
         return batch | {"attention_mask": _joined(batch)}
 
-    def _known(self, trainer: Any, step: int, made_by: dict[str, str], prompts: list[list[int]]) -> list[Group] | None:
-        """Return the groups that an earlier attempt has recorded for the step; None if there are none, or others."""
+    def _known(
+        self, trainer: Any, step: int, made_by: dict[str, str], prompts: list[list[int]]
+    ) -> list[Group] | None:
+        """Return the groups that an earlier attempt has recorded for the step; None if there are none, or
+        others."""
         from accelerate.utils import broadcast_object_list
 
         known: list[Any] = [None]
@@ -119,7 +134,9 @@ class Rollouts:
         """Return the tokens of the step's prompts and the columns of their rows, in their order."""
         size = self._section.group_size
         mine = [
-            (row[PLACE] // size, (row["input_ids"][: prompt_length(row)], row["fields"])) for batch in batches for row in batch
+            (row[PLACE] // size, (row["input_ids"][: prompt_length(row)], row["fields"]))
+            for batch in batches
+            for row in batch
         ]
         by_place = dict(_gathered(mine))
         return [by_place[place] for place in range(len(by_place))]
@@ -128,7 +145,12 @@ class Rollouts:
         """Return the keys of all that the answers of a step and their rewards follow from."""
         section, recipe = self._section, self._recipe
         drawing = drawing_of(section, trainer.processing_class, trainer.model, section.temperature)
-        limits = (recipe.training.seed, section.group_size, section.max_completion_length, recipe.data.max_length)
+        limits = (
+            recipe.training.seed,
+            section.group_size,
+            section.max_completion_length,
+            recipe.data.max_length,
+        )
         return {
             "rows": _hash(rows),
             "drawing": _hash([*astuple(drawing), *limits]),
@@ -137,7 +159,9 @@ class Rollouts:
             "weights": trainer.run.saver.weights_after(step - 1),
         }
 
-    def _drawn(self, trainer: Any, step: int, batches: list[list[Row]], made_by: dict[str, str]) -> list[Group]:
+    def _drawn(
+        self, trainer: Any, step: int, batches: list[list[Row]], made_by: dict[str, str]
+    ) -> list[Group]:
         """Return the groups of a step, drawn by all processes, and judged and recorded by the first one."""
         from accelerate.utils import broadcast_object_list
 
@@ -181,19 +205,27 @@ class Rollouts:
             row = drawn[start][0]
             completions = [
                 Rollout(
-                    tokens=one.tokens, text=text, log_probs=one.log_probs, rewards=rewards, truncated=one.is_truncated
+                    tokens=one.tokens,
+                    text=text,
+                    log_probs=one.log_probs,
+                    rewards=rewards,
+                    truncated=one.is_truncated,
                 )
                 for (_, one), text, rewards in zip(
-                    drawn[start : start + size], texts[start : start + size], values[start : start + size], strict=True
+                    drawn[start : start + size],
+                    texts[start : start + size],
+                    values[start : start + size],
+                    strict=True,
                 )
-            ]  # fmt: skip
+            ]
             prompt = row["input_ids"][: prompt_length(row)]
             text = str(tokenizer.decode(prompt, skip_special_tokens=True))
             made.append(Group(step=step, prompt=prompt, text=text, completions=completions))
         return made
 
     def heldout(self, trainer: Any, rows: Sequence[Row]) -> list[float]:
-        """Return the reward of the most probable answer to each held-out prompt. Every process calls it with equally many."""
+        """Return the reward of the most probable answer to each held-out prompt. Every process calls it with
+        equally many."""
         drawing, each, drawn = (
             drawing_of(self._section, trainer.processing_class, trainer.model, 0.0),
             self._recipe.evaluation.batch_size,
@@ -201,7 +233,9 @@ class Rollouts:
         )
         for start in range(0, len(rows), each):
             prompts = [row["input_ids"][: prompt_length(row)] for row in rows[start : start + each]]
-            drawn += _evaluated(trainer, prompts, [[0.0] * most_tokens(self._recipe, prompt) for prompt in prompts], drawing)
+            drawn += _evaluated(
+                trainer, prompts, [[0.0] * most_tokens(self._recipe, prompt) for prompt in prompts], drawing
+            )
         texts = [text_of(trainer.processing_class, one) for one in drawn]
         items = [judged(row, text, "a held-out row") for row, text in zip(rows, texts, strict=True)]
         return [self._section.total(values) for values in self._rewards.values(items)]
@@ -254,12 +288,21 @@ def advantages_of(section: Grpo, values: Sequence[Sequence[float]]) -> tuple[Any
     advantages = rewards - means
     if section.scale_rewards != "none":
         advantages = advantages / (spread + _EPSILON)
-    logs = {f"rewards/{reward.name}/mean": float(each[:, place].mean()) for place, reward in enumerate(section.rewards)}
-    own = {"reward": float(rewards.mean()), "reward_std": float(rewards.std()), "frac_reward_zero_std": float(equal)}
+    logs = {
+        f"rewards/{reward.name}/mean": float(each[:, place].mean())
+        for place, reward in enumerate(section.rewards)
+    }
+    own = {
+        "reward": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "frac_reward_zero_std": float(equal),
+    }
     return advantages, logs | own
 
 
-def _evaluated(trainer: Any, prompts: list[list[int]], uniforms: list[Any], drawing: Drawing) -> list[Completion]:
+def _evaluated(
+    trainer: Any, prompts: list[list[int]], uniforms: list[Any], drawing: Drawing
+) -> list[Completion]:
     with evaluated(trainer, trainer.model):
         return draw(trainer.model, prompts, uniforms, drawing, _any_of_all(trainer))
 

@@ -36,7 +36,9 @@ class Supervised(ObjectiveBase):
         return SFTTrainer
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
-        return heldout_loss(trainer.model_wrapped, rows, trainer.processing_class.pad_token_id, 1, label="scoring")
+        return heldout_loss(
+            trainer.model_wrapped, rows, trainer.processing_class.pad_token_id, 1, label="scoring"
+        )
 
 
 OBJECTIVE = Supervised

@@ -1,6 +1,7 @@
 """Names of other libraries that Flytune replaces, a file for each library, and why.
 
-Importing this package replaces nothing, and imports none of the libraries: what needs a replacement installs it.
+Importing this package replaces nothing, and imports none of the libraries: what needs a replacement installs
+it.
 """
 
 from flytune.patches import (

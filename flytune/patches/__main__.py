@@ -1,4 +1,5 @@
-"""Command that prints the table of replaced names, or writes it into a page: `python -m flytune.patches [docs/patches.md]`."""
+"""Command that prints the table of replaced names, or writes it into a page: `python -m flytune.patches
+[docs/patches.md]`."""
 
 import sys
 from pathlib import Path

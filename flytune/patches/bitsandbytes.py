@@ -23,7 +23,10 @@ QUANT_STATE = BlockPatch(
     name="bitsandbytes.nn.modules:fix_4bit_weight_quant_state_from_module",
     version=_VERSION,
     reason=f"{_FAKE}, whose weights are no 4-bit parameters",
-    upstream=("bitsandbytes.nn.modules:fix_4bit_weight_quant_state_from_module", "bitsandbytes.nn.modules:Linear4bit.forward"),
+    upstream=(
+        "bitsandbytes.nn.modules:fix_4bit_weight_quant_state_from_module",
+        "bitsandbytes.nn.modules:Linear4bit.forward",
+    ),
     remove_when="4-bit parameters can be made on the meta device",
 )
 PRODUCT = BlockPatch(

@@ -12,7 +12,8 @@ JSON_INPUT = ProcessPatch(
 ERROR_PANEL = ProcessPatch(
     name="flyte.cli._common:get_panel",
     version="2.12.1",
-    reason="the message of an error is taken for markup, in which names in brackets disappear, and is wrapped into a frame",
+    reason="the message of an error is taken for markup, in which names in brackets disappear, and is "
+    "wrapped into a frame",
     upstream=("flyte.cli._common:get_panel", "flyte.cli._run:RunTaskCommand._execute_and_render"),
     remove_when="errors are shown as plain text",
 )

@@ -8,8 +8,12 @@ _TYPES = "flytekit.interaction.click_types"
 CACHE_KEY = ProcessPatch(
     name="flytekit.core.type_engine:TypeEngine._get_literal_cache_key",
     version=_VERSION,
-    reason="converted recipes are cached by their fields, although their files or the control plane may have changed",
-    upstream=("flytekit.core.type_engine:TypeEngine._get_literal_cache_key", "flytekit.core.type_engine:TypeEngine.to_literal"),
+    reason="converted recipes are cached by their fields, although their files or the control plane may have "
+    "changed",
+    upstream=(
+        "flytekit.core.type_engine:TypeEngine._get_literal_cache_key",
+        "flytekit.core.type_engine:TypeEngine.to_literal",
+    ),
     remove_when="a transformer can say that its values are not cached",
 )
 TRACEBACK = ProcessPatch(
@@ -40,21 +44,24 @@ _RUN = "flytekit.clis.sdk_in_container.run"
 LISTED_ENTITIES = ProcessPatch(
     name=f"{_RUN}:Entities.all",
     version=_VERSION,
-    reason="pyflyte's help of a file fails at a task that takes an error, and lists the tasks that the file uses",
+    reason="pyflyte's help of a file fails at a task that takes an error, and lists the tasks that the file "
+    "uses",
     upstream=(f"{_RUN}:Entities", f"{_RUN}:WorkflowCommand.list_commands"),
     remove_when="a file can say which of its entities are commands",
 )
 INPUT_OPTION = ProcessPatch(
     name=f"{_RUN}:to_click_option",
     version=_VERSION,
-    reason="the help of an input is the JSON schema of its type, and with click 8.3 a required input that is missing is None",
+    reason="the help of an input is the JSON schema of its type, and with click 8.3 a required input that is "
+    "missing is None",
     upstream=(f"{_RUN}:to_click_option", f"{_RUN}:WorkflowCommand._create_command"),
     remove_when="an input brings its own help, and click asks for required options that have no default",
 )
 JSON_INPUT = ProcessPatch(
     name=f"{_TYPES}:JsonParamType._parse",
     version=_VERSION,
-    reason="recipes and changes of a sweep are read as YAML 1.1, and local files that they name are not uploaded",
+    reason="recipes and changes of a sweep are read as YAML 1.1, and local files that they name are not "
+    "uploaded",
     upstream=(f"{_TYPES}:JsonParamType._parse", f"{_TYPES}:JsonParamType.convert"),
     remove_when="a type can bring its own parameter type for pyflyte",
 )
@@ -85,7 +92,8 @@ CODE_FILES = ProcessPatch(
 EXECUTE = ObjectPatch(
     name="flytekit.core.python_function_task:PythonFunctionTask.execute",
     version=_VERSION,
-    reason="a task checks its GPUs before it fetches anything, and a finished one ignores SIGTERM while it uploads",
+    reason="a task checks its GPUs before it fetches anything, and a finished one ignores SIGTERM while it "
+    "uploads",
     upstream=(
         "flytekit.core.python_function_task:PythonFunctionTask.execute",
         "flytekit.core.base_task:PythonTask.dispatch_execute",
@@ -95,7 +103,8 @@ EXECUTE = ObjectPatch(
 POD = ObjectPatch(
     name="flytekit.core.python_auto_container:PythonAutoContainerTask.get_k8s_pod",
     version=_VERSION,
-    reason="the pod of a dynamic task gets the laptop's folder and the address of its git remote, credentials included",
+    reason="the pod of a dynamic task gets the laptop's folder and the address of its git remote, "
+    "credentials included",
     upstream=(
         "flytekit.core.python_auto_container:PythonAutoContainerTask.get_k8s_pod",
         "flytekit.core.python_auto_container:PythonAutoContainerTask._get_container",
@@ -106,7 +115,8 @@ POD = ObjectPatch(
 PROCESS_OF_TASK = ProcessPatch(
     name="flytekit.bin.entrypoint:_run_subprocess",
     version=_VERSION,
-    reason="fetching the code and executing the task are two processes, which both import flytekit (images/fast_execute.py)",
+    reason="fetching the code and executing the task are two processes, which both import flytekit "
+    "(images/fast_execute.py)",
     upstream=("flytekit.bin.entrypoint:_run_subprocess", "flytekit.bin.entrypoint:fast_execute_task_cmd"),
     remove_when="pyflyte-fast-execute executes the task itself where nothing of the project was imported",
 )

@@ -2,7 +2,10 @@
 
 from flytune.patches.record import BlockPatch
 
-_REASON = "Flyte 2's SDK puts obstore's file systems in the place of s3fs and gcsfs for all of fsspec when it is imported"
+_REASON = (
+    "Flyte 2's SDK puts obstore's file systems in the place of s3fs and gcsfs for all of fsspec when "
+    "it is imported"
+)
 _UPSTREAM = ("fsspec.registry:get_filesystem_class", "fsspec.registry:register_implementation")
 
 IMPLEMENTATIONS, REGISTRY = (

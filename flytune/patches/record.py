@@ -15,13 +15,15 @@ class Patch:
     """One name of another library that is replaced."""
 
     name: str
-    """Module, ":", and the path in it; the last part may be a key: "deepspeed.ops:__compatible_ops__[deepspeed_shm_comm]"."""
+    """Module, ":", and the path in it; the last part may be a key:
+    "deepspeed.ops:__compatible_ops__[deepspeed_shm_comm]"."""
     version: str
     """Release of the library that the replacement was written for."""
     reason: str
     """Fault or lack that it is for."""
     upstream: tuple[str, ...]
-    """Functions, classes and modules that the replacement relies on, written like `name`; a test notices when one changes."""
+    """Functions, classes and modules that the replacement relies on, written like `name`; a test notices when
+    one changes."""
     remove_when: str
     """Change of the library after which it is not needed."""
     lasts: ClassVar[str]
@@ -78,7 +80,10 @@ class BlockPatch(Patch):
         """Replace the name within the block."""
         owner, last, is_key = self._place()
         has = owner if is_key else vars(owner)
-        is_own, before = last in has, has.get(last)  # an attribute as it is there: a staticmethod, and no inherited one
+        is_own, before = (
+            last in has,
+            has.get(last),
+        )  # an attribute as it is there: a staticmethod, and no inherited one
         self._set(value)
         try:
             yield

@@ -10,14 +10,17 @@ _LASTS = {"process": "until the process ends", "block": "within a block", "objec
 
 
 def records() -> Iterator[tuple[str, Patch]]:
-    """Yield all records, each with its place in the code: "trl.LOSS_TILE", "trl.FUSED_HEADS[trl.trainer.sft_trainer]"."""
+    """Yield all records, each with its place in the code: "trl.LOSS_TILE",
+    "trl.FUSED_HEADS[trl.trainer.sft_trainer]"."""
     for library in patches.__all__:
         module: ModuleType = getattr(patches, library)
         for name, value in vars(module).items():
             if isinstance(value, Patch):
                 yield f"{library}.{name}", value
             elif isinstance(value, dict) and not name.startswith("__"):
-                yield from ((f"{library}.{name}[{key}]", one) for key, one in value.items() if isinstance(one, Patch))
+                yield from (
+                    (f"{library}.{name}[{key}]", one) for key, one in value.items() if isinstance(one, Patch)
+                )
 
 
 def markdown() -> str:
@@ -26,7 +29,12 @@ def markdown() -> str:
     for library in patches.__all__:
         mine = [record for key, record in records() if key.partition(".")[0] == library]
         versions = ", ".join(dict.fromkeys(record.version for record in mine))
-        lines += [f"## {library} {versions}", "", "| name | replaced | why | upstream | remove when |", "|---|---|---|---|---|"]
+        lines += [
+            f"## {library} {versions}",
+            "",
+            "| name | replaced | why | upstream | remove when |",
+            "|---|---|---|---|---|",
+        ]
         for record in mine:
             upstream = "<br>".join(f"`{place}`" for place in record.upstream)
             cells = [f"`{record.name}`", _LASTS[record.lasts], record.reason, upstream, record.remove_when]

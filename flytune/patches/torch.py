@@ -7,8 +7,12 @@ _VERSION = "2.13.0"
 MODULE_TO = BlockPatch(
     name="torch.nn:Module.to",
     version=_VERSION,
-    reason="PEFT moves an adapter to the device of its layer; on the meta device its first values would be lost",
-    upstream=("torch.nn:Module.to", "peft.tuners.tuners_utils:BaseTunerLayer._move_adapter_to_device_of_base_layer"),
+    reason="PEFT moves an adapter to the device of its layer; on the meta device its first values would be "
+    "lost",
+    upstream=(
+        "torch.nn:Module.to",
+        "peft.tuners.tuners_utils:BaseTunerLayer._move_adapter_to_device_of_base_layer",
+    ),
     remove_when="PEFT can leave the adapter of a layer on the meta device where it is",
 )
 CHECKPOINT_SAVE = BlockPatch(
@@ -25,8 +29,9 @@ CHECKPOINT_SAVE = BlockPatch(
 COMPILE = BlockPatch(
     name="torch:compile",
     version=_VERSION,
-    reason="bitsandbytes, and Muon of DeepSpeed, ask for compiled functions when they are imported, and torch then imports its "
-    "compiler: 500 modules, half a second of processor time; with Inductor, which Muon asks for, two seconds",
+    reason="bitsandbytes, and Muon of DeepSpeed, ask for compiled functions when they are imported, and "
+    "torch then imports its compiler: 500 modules, half a second of processor time; with Inductor, which "
+    "Muon asks for, two seconds",
     upstream=(
         "bitsandbytes.backends.default.ops:_try_torch_compile",
         "deepspeed.runtime.compiler:compile",
@@ -38,7 +43,8 @@ COMPILE = BlockPatch(
 DROPOUT = BlockPatch(
     name="torch.nn.functional:dropout",
     version=_VERSION,
-    reason="a dry run counts CUDA's dropout: its mask has a byte for each number, a CPU's has the tensor's dtype",
+    reason="a dry run counts CUDA's dropout: its mask has a byte for each number, a CPU's has the tensor's "
+    "dtype",
     upstream=("torch.nn.functional:dropout",),
     remove_when="dropout on meta tensors makes the mask of the device that is asked for",
 )
@@ -65,14 +71,18 @@ RESIZE = BlockPatch(
 PROPAGATED_SHAPE = BlockPatch(
     name="torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
     version=_VERSION,
-    reason="DTensor finds shapes by running operations on fake tensors of the full size, which a dry run would count",
-    upstream=("torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",),
+    reason="DTensor finds shapes by running operations on fake tensors of the full size, which a dry run "
+    "would count",
+    upstream=(
+        "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
+    ),
     remove_when="its fake tensors can be told from those of the run",
 )
 FSDP_MESH = BlockPatch(
     name="torch.distributed.fsdp._fully_shard._fsdp_init:init_device_mesh",
     version=_VERSION,
-    reason="fully_shard makes a mesh where it gets none, and the mesh reads ranks that a dry run's fake group lacks",
+    reason="fully_shard makes a mesh where it gets none, and the mesh reads ranks that a dry run's fake "
+    "group lacks",
     upstream=("torch.distributed.fsdp._fully_shard._fsdp_init:_init_default_fully_shard_mesh",),
     remove_when="a mesh of a fake group reads no tensors; or every unit gets its mesh as an argument",
 )

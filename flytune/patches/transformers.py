@@ -13,7 +13,8 @@ CHAT_TEMPLATES = ProcessPatch(
         "transformers.utils.chat_template_utils:render_jinja_template",
         "transformers.utils.chat_template_utils:_compile_jinja_template",
     ),
-    remove_when="transformers limits the time and memory of a template, or lets a tokenizer choose what renders it",
+    remove_when="transformers limits the time and memory of a template, or lets a tokenizer choose what "
+    "renders it",
 )
 ATTENTION = BlockPatch(
     name="transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS[sdpa]",
@@ -28,14 +29,19 @@ ATTENTION = BlockPatch(
 MASKS = BlockPatch(
     name="transformers.masking_utils:ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[sdpa]",
     version=_VERSION,
-    reason="FlashAttention gets no mask, and a dry run with its allocations runs as sdpa, for which transformers makes one",
-    upstream=("transformers.masking_utils:create_causal_mask", "transformers.masking_utils:AttentionMaskInterface"),
+    reason="FlashAttention gets no mask, and a dry run with its allocations runs as sdpa, for which "
+    "transformers makes one",
+    upstream=(
+        "transformers.masking_utils:create_causal_mask",
+        "transformers.masking_utils:AttentionMaskInterface",
+    ),
     remove_when="FlashAttention has a kernel for meta tensors",
 )
 PACKED_SAMPLES = BlockPatch(
     name="transformers.masking_utils:find_packed_sequence_indices",
     version=_VERSION,
-    reason="on fake tensors it takes all positions for packed ones, and a dry run would count a mask that training has not",
+    reason="on fake tensors it takes all positions for packed ones, and a dry run would count a mask that "
+    "training has not",
     upstream=(
         "transformers.masking_utils:find_packed_sequence_indices",
         "transformers.masking_utils:_preprocess_mask_arguments",
@@ -45,7 +51,8 @@ PACKED_SAMPLES = BlockPatch(
 ZERO_GRAD = ObjectPatch(
     name="torch.nn:Module.zero_grad",
     version=_VERSION,
-    reason="the Trainer frees gradients in page-locked memory after each step, and allocating them again is slow",
+    reason="the Trainer frees gradients in page-locked memory after each step, and allocating them again is "
+    "slow",
     upstream=("transformers.trainer:Trainer._inner_training_loop", "transformers.trainer:Trainer._run_epoch"),
     remove_when="the Trainer has an argument for `set_to_none`",
 )

@@ -8,9 +8,11 @@ _KERNELS = "trl.kernels.chunked_logprob"
 LOSS_TILE = ProcessPatch(
     name=f"{_KERNELS}:TOKEN_CHUNK_SIZE",
     version=_VERSION,
-    reason="4,096 tokens are meant for a GPU kernel; on a CPU their logits take 4.3 GiB for a vocabulary of 32,768 and more",
+    reason="4,096 tokens are meant for a GPU kernel; on a CPU their logits take 4.3 GiB for a vocabulary of "
+    "32,768 and more",
     upstream=(f"{_KERNELS}:ChunkedLogProbFunction",),
-    remove_when="the number of tokens is an argument, or is small where torch's own operations compute the tile",
+    remove_when="the number of tokens is an argument, or is small where torch's own operations compute the "
+    "tile",
 )
 _TRAINERS = {
     "trl.trainer.sft_trainer": "SFTTrainer",
@@ -23,7 +25,8 @@ NEW_ADAPTERS = {
     module: BlockPatch(
         name=f"{module}:get_peft_model",
         version=_VERSION,
-        reason="the first values of a quantized base's adapter are rounded to bfloat16, whatever the recipe's dtype",
+        reason="the first values of a quantized base's adapter are rounded to bfloat16, whatever the "
+        "recipe's dtype",
         upstream=("peft:get_peft_model", f"{module}:{trainer}.__init__"),
         remove_when="a trainer leaves the adapter of a quantized model in the dtype that PEFT made it in",
     )
@@ -34,7 +37,8 @@ FUSED_HEADS = {
     module: BlockPatch(
         name=f"{module}:add_fused_lm_head",
         version=_VERSION,
-        reason="the chunked loss ignores heads, caps and multipliers that it does not know, and adapted or quantized heads",
+        reason="the chunked loss ignores heads, caps and multipliers that it does not know, and adapted or "
+        "quantized heads",
         upstream=("trl.trainer.utils:add_fused_lm_head", f"{module}:{trainer}.__init__"),
         remove_when="a trainer takes the function that adds the head, or leaves such models their own logits",
     )
@@ -52,7 +56,8 @@ OWN_FORWARD = ObjectPatch(
 GATHERED_HEAD = ProcessPatch(
     name="trl.trainer.utils:maybe_gather_lm_head_ctx",
     version=_VERSION,
-    reason="a head of which PEFT trains rows computes its weight: it is complete, and ZeRO-3 fails to gather it",
+    reason="a head of which PEFT trains rows computes its weight: it is complete, and ZeRO-3 fails to gather "
+    "it",
     upstream=("trl.trainer.utils:maybe_gather_lm_head_ctx", f"{_KERNELS}:ChunkedLogProbFunction.backward"),
     remove_when="it leaves out parameters without `ds_status`",
 )
@@ -66,7 +71,8 @@ REFERENCE_MODEL = BlockPatch(
 REFERENCE_OF_DRAWN = BlockPatch(
     name="trl.trainer.grpo_trainer:create_model_from_path",
     version=_VERSION,
-    reason="GRPOTrainer loads a reference model itself, by the name in the trained one's configuration and in another dtype",
+    reason="GRPOTrainer loads a reference model itself, by the name in the trained one's configuration and "
+    "in another dtype",
     upstream=("trl.trainer.grpo_trainer:GRPOTrainer.__init__",),
     remove_when="GRPOTrainer takes a reference model, as DPOTrainer does",
 )
@@ -85,7 +91,8 @@ FORWARD_TILE, BACKWARD_TILE, ADD_PRODUCT = (
 SELECTED_LOSS = BlockPatch(
     name="trl.trainer.utils:_ChunkedLogProbFunction",
     version=_VERSION,
-    reason="a dry run counts a copy of all positions where the trained ones depend on values, which fake tensors lack",
+    reason="a dry run counts a copy of all positions where the trained ones depend on values, which fake "
+    "tensors lack",
     upstream=("trl.trainer.utils:add_fused_lm_head",),
     remove_when=_NO_TRITON,
 )

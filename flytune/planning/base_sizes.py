@@ -19,19 +19,21 @@ log = logging.getLogger(__name__)
 def read_geometry(model: Model) -> Geometry:
     """Return the sizes of a base model with the recipe's added tokens.
 
-    They are those of base_models.json, or of the model's folder, address or repository on the hub (docs/plan.md, "Counted
-    models"). The tokenizer is not read: embedding and head may have less rows, where some of the tokens exist already or
-    padding has room for them.
+    They are those of base_models.json, or of the model's folder, address or repository on the hub
+    (docs/plan.md, "Counted models"). The tokenizer is not read: embedding and head may have less rows, where
+    some of the tokens exist already or padding has room for them.
 
     Raises:
-        RecipeError: the folder or the file does not exist, the hub cannot be reached, the repository is gated and no token
-            is set, config.json has no or wrong sizes, it and the weights disagree, or the model's type cannot be counted here.
+        RecipeError: the folder or the file does not exist, the hub cannot be reached, the repository is gated
+            and no token is set, config.json has no or wrong sizes, it and the weights disagree, or the
+            model's type cannot be counted here.
     """
     return _with_added_tokens(_read(model), model)
 
 
 def layer_counter(model: Model) -> Callable[[int], Geometry]:
-    """Return a function that counts a model with another number of layers, from its config.json in closed form.
+    """Return a function that counts a model with another number of layers, from its config.json in closed
+    form.
 
     Raises:
         RecipeError: the file cannot be read, or sizes of its type do not follow from it.
@@ -67,7 +69,8 @@ def geometry(config: dict[str, Any], name: str) -> Geometry:
     """Return the sizes that follow from a config.json in closed form.
 
     Raises:
-        RecipeError: it lacks a size, has a wrong one, or is of a model type whose sizes do not follow from it.
+        RecipeError: it lacks a size, has a wrong one, or is of a model type whose sizes do not follow from
+            it.
     """
     with config_json.recipe_errors():
         return config_sizes.geometry(config, name)
@@ -77,7 +80,8 @@ def count(config: dict[str, Any], tensors: dict[str, Tensor] | None, name: str) 
     """Return the sizes of a model from its config.json and the tensors in its files, where these are at hand.
 
     Raises:
-        RecipeError: config.json has no or wrong sizes, it and the weights disagree, or the model's type cannot be counted here.
+        RecipeError: config.json has no or wrong sizes, it and the weights disagree, or the model's type
+            cannot be counted here.
     """
     with config_json.recipe_errors(), garbage_collection.paused():
         return counting.count(config, tensors, name)

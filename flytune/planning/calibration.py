@@ -1,6 +1,8 @@
-"""Calibration: for each shape, the ratio of measured to planned memory and speed, by which later plans are multiplied.
+"""Calibration: for each shape, the ratio of measured to planned memory and speed, by which later plans are
+multiplied.
 
-Factors are in calibration.yaml beside shapes.yaml, which `flytune calibrate` writes; without that file plans are not changed.
+Factors are in calibration.yaml beside shapes.yaml, which `flytune calibrate` writes; without that file plans
+are not changed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,7 +62,9 @@ def found(folders: Iterable[Path]) -> list[Comparison]:
             raise RecipeError(f"{folder}: no such folder")
         files += sorted(folder.rglob(COMPARISON))
     if not files:
-        raise RecipeError(f"no {COMPARISON} below {', '.join(map(str, folders))}: name folders that hold artifacts of runs")
+        raise RecipeError(
+            f"no {COMPARISON} below {', '.join(map(str, folders))}: name folders that hold artifacts of runs"
+        )
     return [_comparison(file) for file in files]
 
 
@@ -72,18 +76,25 @@ def _comparison(file: Path) -> Comparison:
 
 
 def factors(comparisons: Sequence[Comparison]) -> list[Factor]:
-    """Return a row for each shape that has usable runs: medians of measured over planned, without the plans' own factors."""
+    """Return a row for each shape that has usable runs: medians of measured over planned, without the plans'
+    own factors."""
     rows = []
     for shape in sorted({one.shape for one in comparisons}):
         runs = [one for one in comparisons if one.shape == shape and one.memory_ratio is not None]
         if not runs:
             continue
-        memory = [(one.memory_ratio or 1.0) * (one.calibration.memory if one.calibration else 1.0) for one in runs]
+        memory = [
+            (one.memory_ratio or 1.0) * (one.calibration.memory if one.calibration else 1.0) for one in runs
+        ]
         speeds = [
-            one.speed_ratio * (one.calibration.speed if one.calibration else 1.0) for one in runs if one.speed_ratio is not None
+            one.speed_ratio * (one.calibration.speed if one.calibration else 1.0)
+            for one in runs
+            if one.speed_ratio is not None
         ]
         speed = median(speeds) if speeds else 1.0
-        rows.append(Factor(name=shape, memory=round(median(memory), 4), speed=round(speed, 4), runs=len(runs)))
+        rows.append(
+            Factor(name=shape, memory=round(median(memory), 4), speed=round(speed, 4), runs=len(runs))
+        )
     return rows
 
 
@@ -92,5 +103,7 @@ def write(rows: Sequence[Factor]) -> None:
     kept = {**load_factors(), **{row.name: row for row in rows}}
     head = "# Measured over planned, by shape: `flytune calibrate` makes it, every plan uses it.\n"
     with new_output(CALIBRATION_FILE) as temporary:
-        temporary.write_text(head + yaml_core.dump([row.model_dump() for row in kept.values()]), encoding="utf-8")
+        temporary.write_text(
+            head + yaml_core.dump([row.model_dump() for row in kept.values()]), encoding="utf-8"
+        )
     _read.cache_clear()

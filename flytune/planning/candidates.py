@@ -24,8 +24,8 @@ from training_estimates.sizes import Geometry
 MAX_MICRO_BATCH = 16
 # GiB of the parts that a refusal lists.
 LEAST_SHOWN_GIB = 0.05
-# GiB of activations on a CPU at most, unless the recipe names a micro batch: a larger one only takes memory from other
-# processes, and pads short samples to the longest of more (docs/measured/cpus.md).
+# GiB of activations on a CPU at most, unless the recipe names a micro batch: a larger one only takes memory
+# from other processes, and pads short samples to the longest of more (docs/measured/cpus.md).
 CPU_ACTIVATIONS_GIB = 1.25
 
 
@@ -76,7 +76,8 @@ class Fit:
 
 
 def allowed_share(recipe: Recipe) -> float:
-    """Return the largest share of GPU memory (on a CPU, of process memory) that a plan may need: all but hardware.headroom."""
+    """Return the largest share of GPU memory (on a CPU, of process memory) that a plan may need: all but
+    hardware.headroom."""
     return 1 - (recipe.hardware.headroom or 0.0)
 
 
@@ -86,7 +87,8 @@ def preferred_share(recipe: Recipe) -> float:
 
 
 def missing(recipe: Recipe, need: Need) -> str:
-    """Return what a need lacks, as `1.2 GiB of GPU memory`; of one that fits, what it lacks for hardware.headroom."""
+    """Return what a need lacks, as `1.2 GiB of GPU memory`; of one that fits, what it lacks for
+    hardware.headroom."""
     if need.share > 1:
         return f"{_amount(-need.margin_bytes)} of {need.resource}"
     more = need.peak_bytes - allowed_share(recipe) * need.available_bytes
@@ -104,7 +106,8 @@ def scarcest(fit: Fit) -> Need:
 
 
 def best_fit(recipe: Recipe, shape: Shape, geometry: Geometry) -> Fit | str:
-    """Return the largest micro batch that fits on a shape, preferably not tightly; or the reason why there is none."""
+    """Return the largest micro batch that fits on a shape, preferably not tightly; or the reason why there is
+    none."""
     fits = each(recipe, shape, geometry)
     if isinstance(fits, str):
         return fits
@@ -122,7 +125,8 @@ def is_modest(recipe: Recipe, shape: Shape) -> bool:
 
 
 def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
-    """Return a recipe on a shape with each micro batch that its global batch allows, largest first; or why there is none."""
+    """Return a recipe on a shape with each micro batch that its global batch allows, largest first; or why
+    there is none."""
     if reason := _misfit(recipe, shape):
         return reason
     sharding = sharding_of(recipe)
@@ -160,26 +164,29 @@ def type_notes(recipe: Recipe, geometry: Geometry) -> list[str]:
     """Return the plan's notes on the model's type: its loss, and that it was never tried."""
     notes = []
     if why := workloads.own_logits(recipe, geometry):
-        notes.append(f"loss: of all logits of the model, which take memory: TRL's chunked loss leaves out {why}")
+        notes.append(
+            f"loss: of all logits of the model, which take memory: TRL's chunked loss leaves out {why}"
+        )
     if recipe.method.experts:
         notes.append(
-            "experts: each layer adds their adapters to their weights before it computes, so that it holds them twice; the "
-            "time assumes that routers spread tokens evenly over experts"
+            "experts: each layer adds their adapters to their weights before it computes, so that it holds "
+            "them twice; the time assumes that routers spread tokens evenly over experts"
         )
     if base_problems.is_beyond(recipe, geometry):
         length, made_for = recipe.data.max_length, geometry.positions or 1
         notes.append(
-            f"positions: data.max_length {length:,} is {length / made_for:.3g} times the {made_for:,} that the base was made "
-            "for (max_position_embeddings of its config.json); what is learned beyond them is poor and nothing scales them: "
-            f"lower max_length to {made_for:,}, or write the scaling (rope_parameters: rope_type yarn, factor "
-            f"{length / made_for:.3g}) into the config.json of a copy of the base and name that"
+            f"positions: data.max_length {length:,} is {length / made_for:.3g} times the {made_for:,} that "
+            "the base was made for (max_position_embeddings of its config.json); what is learned beyond them "
+            f"is poor and nothing scales them: lower max_length to {made_for:,}, or write the scaling "
+            f"(rope_parameters: rope_type yarn, factor {length / made_for:.3g}) into the config.json of a "
+            "copy of the base and name that"
         )
     if model_types.was_trained(geometry.tried_as or geometry.model_type):
         return notes
     return [
         *notes,
-        f"model type {geometry.model_type}: not among those that were trained in small (flytune/models/model_types.json); "
-        "--dry-run builds and traces it",
+        f"model type {geometry.model_type}: not among those that were trained in small "
+        "(flytune/models/model_types.json); --dry-run builds and traces it",
     ]
 
 
@@ -187,9 +194,14 @@ def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
     """Return the shapes that the recipe's wishes allow, in the given order."""
     wish, names = recipe.hardware, [shape.name for shape in shapes]
     if wish.shape != "auto" and wish.shape not in names:
-        raise RecipeError(f"hardware.shape: {wish.shape}: no such row in shapes.yaml; there are {', '.join(names)}")
-    # Where there are GPUs, a cpu shape must be asked for: it is the cheapest, and hardly meant for a run that is rented.
-    takes_cpus = wish.accelerator == "cpu" or wish.shape != "auto" or not any(shape.is_gpu for shape in shapes)
+        raise RecipeError(
+            f"hardware.shape: {wish.shape}: no such row in shapes.yaml; there are {', '.join(names)}"
+        )
+    # Where there are GPUs, a cpu shape must be asked for: it is the cheapest, and hardly meant for a run that
+    # is rented.
+    takes_cpus = (
+        wish.accelerator == "cpu" or wish.shape != "auto" or not any(shape.is_gpu for shape in shapes)
+    )
     allowed = [
         shape
         for shape in shapes
@@ -200,10 +212,16 @@ def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
         and (shape.is_gpu or takes_cpus)
     ]
     if not allowed:
-        wishes = ", ".join(f"{key} {value}" for key, value in wish.model_dump(exclude_defaults=True).items()) or "a GPU"
+        wishes = (
+            ", ".join(f"{key} {value}" for key, value in wish.model_dump(exclude_defaults=True).items())
+            or "a GPU"
+        )
         if all(map(this_machine.is_row, shapes)):
             here = " and ".join(map(this_machine.described, shapes))
-            raise RecipeError(f"hardware: this machine has {here}, and not {wishes}; change hardware, or run it on a cluster")
+            raise RecipeError(
+                f"hardware: this machine has {here}, and not {wishes}; change hardware, or run it on a "
+                "cluster"
+            )
         raise RecipeError(f"hardware: no row of shapes.yaml has {wishes}; there are {', '.join(names)}")
     return allowed
 
@@ -234,20 +252,22 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
         )
     if near := degrees.near(batch):
         return (
-            f"global_batch_size {batch} is not a multiple of its {counted(degrees.data_parallel, 'process', 'processes')}; "
-            f"{' or '.join(map(str, near))} would be"
+            f"global_batch_size {batch} is not a multiple of its "
+            f"{counted(degrees.data_parallel, 'process', 'processes')}; {' or '.join(map(str, near))} would "
+            "be"
         )
     return None
 
 
 def lacks(fit: Fit) -> str:
-    """Return the message of what the scarcest resource lacks, with the arithmetic where the recipe names the shape."""
+    """Return the message of what the scarcest resource lacks, with the arithmetic where the recipe names the
+    shape."""
     need = scarcest(fit)
     name, size = need.largest
     said = (
         f"{missing(fit.recipe, need)} missing: needs {need.peak_bytes / GIB:.1f} "
-        f"({need.peak_phase}; most of it {name}, {size / GIB:.1f}), has {need.available_bytes / GIB:.1f}, with micro batch "
-        f"{fit.workload.micro_batch}"
+        f"({need.peak_phase}; most of it {name}, {size / GIB:.1f}), has {need.available_bytes / GIB:.1f}, "
+        f"with micro batch {fit.workload.micro_batch}"
     )
     return said if fit.recipe.hardware.shape == "auto" else said + _arithmetic(fit, need)
 
@@ -263,7 +283,8 @@ def _arithmetic(fit: Fit, scarcest: Need) -> str:
         each = offloaded * nodes / fit.workload.trained
         share = f", on {counted(nodes, 'node')}" if nodes > 1 else ""
         lines.append(
-            f"offloaded: {each:.1f} bytes x {billions:.2f} billion trained parameters (weights, gradients, states){share}"
+            f"offloaded: {each:.1f} bytes x {billions:.2f} billion trained parameters (weights, gradients, "
+            f"states){share}"
         )
     others = [
         f"{need.resource} {need.peak_bytes / GIB:.1f} of {need.available_bytes / GIB:.1f}"

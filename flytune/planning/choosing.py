@@ -39,7 +39,8 @@ class Timed(NamedTuple):
         return self.most_hours * self.fit.shape.total_price_per_hour
 
     def excess(self, wish: Hardware) -> float:
-        """Return its likely maximum over the limit that it exceeds most; at most 1 if it is within max_hours and max_price."""
+        """Return its likely maximum over the limit that it exceeds most; at most 1 if it is within max_hours
+        and max_price."""
         hours = self.most_hours / wish.max_hours if wish.max_hours is not None else 0.0
         price = self.most_price / wish.max_price if wish.max_price is not None else 0.0
         return max(hours, price)
@@ -47,14 +48,18 @@ class Timed(NamedTuple):
     def said(self) -> str:
         """Return hours and price in words."""
         return (
-            f"{self.fit.shape.name} with {self.fit.recipe.sharding.name}: {self.hours:.3g} hours (likely up to "
-            f"{self.most_hours:.3g}) for ${self.price:,.2f} (up to ${self.most_price:,.2f})"
+            f"{self.fit.shape.name} with {self.fit.recipe.sharding.name}: {self.hours:.3g} hours (likely up "
+            f"to {self.most_hours:.3g}) for ${self.price:,.2f} (up to ${self.most_price:,.2f})"
         )
 
 
 def limits(wish: Hardware) -> str:
     """Return the limits of a run's time and price in words; empty if there are none."""
-    words = [f"hardware.{name} {value:g}" for name in ("max_hours", "max_price") if (value := getattr(wish, name)) is not None]
+    words = [
+        f"hardware.{name} {value:g}"
+        for name in ("max_hours", "max_price")
+        if (value := getattr(wish, name)) is not None
+    ]
     return " and ".join(words)
 
 
@@ -72,14 +77,19 @@ def layouts(recipe: Recipe, geometry: Geometry) -> list[Recipe]:
         # The closed form, which compares shardings, does not hold for this model.
         return [plain]
     checkpointing = recipe.training.activation_checkpointing
-    able = [layout for layout in ranking.layouts(recipe, geometry) if layout.training.activation_checkpointing == checkpointing]
+    able = [
+        layout
+        for layout in ranking.layouts(recipe, geometry)
+        if layout.training.activation_checkpointing == checkpointing
+    ]
     if not able:
         raise RecipeError.of(f"recipe {recipe.name}", candidates.impossible(plain, geometry))
     return able
 
 
 def best_layout(ways: Sequence[Recipe], shape: Shape, geometry: Geometry) -> Fit | str:
-    """Return the best of several shardings on a shape: none on one process, else the fastest that fits; or what is missing."""
+    """Return the best of several shardings on a shape: none on one process, else the fastest that fits; or
+    what is missing."""
     tried = [(way, candidates.best_fit(way, shape, geometry)) for way in ways]
     fits = [fit for _, fit in tried if isinstance(fit, Fit)]
     if len(ways) == 1:
@@ -113,25 +123,38 @@ def _why_sharding(fit: Fit, ways: int) -> str:
     if ways == 1:
         return said + f"the only one that fits on {fit.shape.name}"
     if fit.time is None:
-        return said + f"of {counted(ways, 'way')} that fit, whose speed is not known, the one that shards least"
+        return (
+            said + f"of {counted(ways, 'way')} that fit, whose speed is not known, the one that shards least"
+        )
     return said + f"of {counted(ways, 'way')} that fit, the fastest by its estimate"
 
 
 def cost(fit: Fit, steps: int | None) -> tuple[Any, ...]:
     """Return what orders shapes under `hardware.shape: auto`, the cheapest run first.
 
-    Runs within max_hours and max_price precede all others, of which the nearest is first. Those whose time is not known follow
-    those whose time is, and tight ones those that are not. The price of a run is that of its tokens, of which all shapes train
-    as many; where no time is known, that of an hour.
+    Runs within max_hours and max_price precede all others, of which the nearest is first. Those whose time is
+    not known follow those whose time is, and tight ones those that are not. The price of a run is that of its
+    tokens, of which all shapes train as many; where no time is known, that of an hour.
     """
     is_timed, price_per_hour = fit.time is not None, fit.shape.total_price_per_hour
     excess = Timed.of(fit, steps).excess(fit.recipe.hardware) if is_timed and steps else 0.0
     price = fit.price_per_token if is_timed else price_per_hour
-    return (max(1.0, excess), not is_timed, fit.is_tight, price, -fit.tokens_per_second, price_per_hour, fit.share)
+    return (
+        max(1.0, excess),
+        not is_timed,
+        fit.is_tight,
+        price,
+        -fit.tokens_per_second,
+        price_per_hour,
+        fit.share,
+    )
 
 
-def cheapest_first(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry, steps: int | None) -> list[Shape]:
-    """Return shapes in the order of `cost`, of one sample at a time, for models whose fits are only estimated roughly."""
+def cheapest_first(
+    recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry, steps: int | None
+) -> list[Shape]:
+    """Return shapes in the order of `cost`, of one sample at a time, for models whose fits are only estimated
+    roughly."""
     tried = [(shape, candidates.each(recipe, shape, geometry)) for shape in shapes]
     costs = {shape.name: cost(fits[-1], steps) for shape, fits in tried if not isinstance(fits, str)}
     return sorted(shapes, key=lambda shape: costs.get(shape.name, (math.inf,)))
@@ -150,6 +173,11 @@ def reason(fit: Fit, steps: int | None) -> str:
     if not limit:
         return said
     if not steps:
-        return f"{said}; the limits of hours and price could not be compared, as the number of samples is not known"
+        return (
+            f"{said}; the limits of hours and price could not be compared, as the number of samples is "
+            "not known"
+        )
     within = Timed.of(fit, steps).excess(wish) <= 1
-    return f"{said} within {limit}" if within else f"none of those that fit keeps {limit}, and it comes nearest"
+    return (
+        f"{said} within {limit}" if within else f"none of those that fit keeps {limit}, and it comes nearest"
+    )

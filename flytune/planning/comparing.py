@@ -52,14 +52,19 @@ def _differing(before: Mapping[str, Any], after: Mapping[str, Any], section: str
 def layout(before: Plan, after: Plan) -> list[str]:
     """Return what the plans decide differently: shape and micro batch."""
     found = [f"planned shape: {before.shape} -> {after.shape}"] if before.shape != after.shape else []
-    one, other = (f"{plan.per_device_train_batch_size} x {plan.gradient_accumulation_steps}" for plan in (before, after))
+    one, other = (
+        f"{plan.per_device_train_batch_size} x {plan.gradient_accumulation_steps}" for plan in (before, after)
+    )
     return [*found, *([f"planned micro batch x accumulation: {one} -> {other}"] if one != other else [])]
 
 
 def memory(before: Plan, after: Plan) -> list[Change]:
-    """Return the components of GPU (or process) memory at each plan's peak, largest changes first, and the peak."""
+    """Return the components of GPU (or process) memory at each plan's peak, largest changes first, and the
+    peak."""
     one, other = (plan.memory.phases[plan.memory.peak_phase] for plan in (before, after))
-    parts = [Change(name, "GiB", one.get(name, 0) / GIB, other.get(name, 0) / GIB) for name in {**one, **other}]
+    parts = [
+        Change(name, "GiB", one.get(name, 0) / GIB, other.get(name, 0) / GIB) for name in {**one, **other}
+    ]
     return [*_sorted(parts), Change("peak", "GiB", sum(one.values()) / GIB, sum(other.values()) / GIB)]
 
 
@@ -77,12 +82,15 @@ def time(before: Plan, after: Plan) -> list[Change]:
     one, other = before.step_seconds, after.step_seconds
     if not one or not other:
         return []
-    parts = [Change(name, "s", one.get(name, 0.0), other.get(name, 0.0)) for name in dict.fromkeys([*one, *other])]
+    parts = [
+        Change(name, "s", one.get(name, 0.0), other.get(name, 0.0)) for name in dict.fromkeys([*one, *other])
+    ]
     return [*_sorted(parts), Change("a step", "s", sum(one.values()), sum(other.values()))]
 
 
 def price(before: Plan, after: Plan) -> list[Change]:
-    """Return the price of an hour, the parts of a billion tokens' price, and speed, hours and price if they are known."""
+    """Return the price of an hour, the parts of a billion tokens' price, and speed, hours and price if they
+    are known."""
     one, other = document.of(before), document.of(after)
     found = [Change("an hour", "$", before.price_per_hour, after.price_per_hour)]
     if before.tokens_per_second and after.tokens_per_second:
@@ -94,7 +102,9 @@ def price(before: Plan, after: Plan) -> list[Change]:
                 for name in {**parts, **others}
             ]
         )
-        found.append(Change("billion tokens", "$", one["price_per_billion_tokens"], other["price_per_billion_tokens"]))
+        found.append(
+            Change("billion tokens", "$", one["price_per_billion_tokens"], other["price_per_billion_tokens"])
+        )
     if before.hours and after.hours:
         found.append(Change("hours of the run", "h", before.hours[1], after.hours[1]))
         found.append(Change("the run", "$", before.price[1], after.price[1]))

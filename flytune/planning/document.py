@@ -1,7 +1,7 @@
 """The JSON that `flytune plan --json` prints: a plan, with what follows from it, for other programs.
 
-Its version rises where a field is renamed, removed or means something else; new fields do not raise it. Its schema is
-docs/plan.schema.json.
+Its version rises where a field is renamed, removed or means something else; new fields do not raise it. Its
+schema is docs/plan.schema.json.
 """
 
 import json
@@ -14,7 +14,8 @@ VERSION: Literal[1] = 1
 
 
 class PlanSummary(Strict):
-    """Verdict, peak and price of a plan, which other programs need not compute; the plan's own fields are beside these."""
+    """Verdict, peak and price of a plan, which other programs need not compute; the plan's own fields are
+    beside these."""
 
     version: Literal[1] = 1
     """Version of this document."""
@@ -31,7 +32,8 @@ class PlanSummary(Strict):
     price_per_billion_tokens: float | None
     """Sum of these."""
     price: list[float]
-    """Price of the run in US dollars: likely minimum, estimate, likely maximum; empty where the steps are not known."""
+    """Price of the run in US dollars: likely minimum, estimate, likely maximum; empty where the steps are not
+    known."""
     loading_price: float
     """Price in US dollars of loading the base model in one attempt."""
 
@@ -64,7 +66,8 @@ def schema() -> str:
     made: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Flytune plan",
-        "description": "What `flytune plan --json` prints. Sizes are bytes, times seconds or hours, prices US dollars.",
+        "description": "What `flytune plan --json` prints. Sizes are bytes, times seconds or hours, prices "
+        "US dollars.",
         "type": "object",
         "properties": {name: field for part in parts for name, field in part["properties"].items()},
         # All are always there; null or empty where nothing is known.

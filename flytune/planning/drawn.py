@@ -1,4 +1,5 @@
-"""Plans of a run whose data is prepared: the batches that the order of training draws, instead of rows of data.max_length."""
+"""Plans of a run whose data is prepared: the batches that the order of training draws, instead of rows of
+data.max_length."""
 
 import math
 from collections.abc import Sequence
@@ -47,26 +48,32 @@ def lengths(folder: Path, recipe: Recipe) -> Lengths:
 
     Raises:
         DataError: the folder has none, or its files were changed.
-        RecipeError: it was prepared for another kind of rows, the model draws its answers itself, or it is packed: then every
-            row is as long as planned.
+        RecipeError: it was prepared for another kind of rows, the model draws its answers itself, or it is
+            packed: then every row is as long as planned.
     """
     if objective_of(recipe).draws(recipe):
         raise RecipeError(
-            f"--data {folder}: the answers of objective: {recipe.objective.name} are drawn by the model, and their lengths are "
-            "not in the data; leave --data out, and the plan takes objective.max_completion_length"
+            f"--data {folder}: the answers of objective: {recipe.objective.name} are drawn by the model, and "
+            "their lengths are not in the data; leave --data out, and the plan takes "
+            "objective.max_completion_length"
         )
     if not folder.is_dir():
-        raise DataError(f"--data {folder}: no such folder; name one with prepared data ({data.shards.MANIFEST})")
+        raise DataError(
+            f"--data {folder}: no such folder; name one with prepared data ({data.shards.MANIFEST})"
+        )
     manifest, kind = data.shards.read_manifest(folder), data.row_kind(recipe.objective.row_kind)
     if manifest.row_kind != recipe.objective.row_kind:
         raise RecipeError(
             f"--data {folder}: it was prepared for {manifest.row_kind}, and the recipe's objective trains "
             f"{recipe.objective.row_kind}; prepare it for this recipe"
         )
-    train, heldout = (kind.longest(data.load(folder, split)) if getattr(manifest, split).rows else None for split in _SPLITS)
+    train, heldout = (
+        kind.longest(data.load(folder, split)) if getattr(manifest, split).rows else None for split in _SPLITS
+    )
     if train is None or recipe.data.packing:
         raise RecipeError(
-            f"--data {folder}: packed rows all have data.max_length tokens, as they are planned; leave --data out"
+            f"--data {folder}: packed rows all have data.max_length tokens, as they are planned; leave "
+            "--data out"
         )
     if int(train.max()) > recipe.data.max_length:
         raise DataError(
@@ -80,8 +87,8 @@ _SPLITS = ("train", "heldout")
 
 
 def padded(train: Any, training: Training, fit: Fit) -> Padded:
-    """Return the padded lengths of a run's micro batches, as training/trainer.py draws them: consecutive rows of the stream,
-    assigned to the processes in turn."""
+    """Return the padded lengths of a run's micro batches, as training/trainer.py draws them: consecutive rows
+    of the stream, assigned to the processes in turn."""
     import numpy
 
     work = fit.workload
@@ -92,7 +99,9 @@ def padded(train: Any, training: Training, fit: Fit) -> Padded:
     rows = numpy.fromiter((stream.row_at(position) for position in range(steps * batch)), dtype=numpy.int64)
     widths = train[rows].reshape(steps, accumulation, ranks, micro).max(axis=3)
     # Where parameters are sharded, the processes meet in every layer; otherwise at the end of a step.
-    slowest = widths.max(axis=2) if work.layout.shards_parameters else widths.sum(axis=1).max(axis=1) / accumulation
+    slowest = (
+        widths.max(axis=2) if work.layout.shards_parameters else widths.sum(axis=1).max(axis=1) / accumulation
+    )
     return Padded(int(widths.max()), float(slowest.mean()))
 
 
@@ -114,27 +123,34 @@ class _Rows:
 
 
 def make(recipe: Recipe, geometry: Geometry, folder: Path, shapes: Sequence[Shape] | None = None) -> Plan:
-    """Return the plan of a recipe for a prepared data set: memory of its longest row, hours of the batches that it draws.
+    """Return the plan of a recipe for a prepared data set: memory of its longest row, hours of the batches
+    that it draws.
 
     Raises:
         RecipeError, DataError, DoesNotFit: as `lengths` and `planner.make` do.
     """
     found = lengths(folder, recipe)
-    fit = planner.fit(_as_long(recipe, found.longest), shapes or load_shapes(), geometry, samples=len(found.train))
+    fit = planner.fit(
+        _as_long(recipe, found.longest), shapes or load_shapes(), geometry, samples=len(found.train)
+    )
     plan = planner.advised(fit, geometry, len(found.train))
     drawn = padded(found.train, recipe.training, fit)
     share = _time_share(fit, drawn.mean)
     rows = counted(len(found.train) + len(found.heldout), "row")
     said = (
         f"data in {folder}: the longest of {rows} has {counted(found.longest, 'token')} "
-        f"(data.max_length {recipe.data.max_length:,}), and memory is that of a micro batch of such rows; in the order of "
-        f"training micro batches are padded to a mean of {drawn.mean:,.0f} tokens a row, {drawn.largest:,} at most: a step "
-        f"takes {share:.0%} of the time of one with the longest rows, from which hours and price follow"
+        f"(data.max_length {recipe.data.max_length:,}), and memory is that of a micro batch of such rows; in "
+        f"the order of training micro batches are padded to a mean of {drawn.mean:,.0f} tokens a row, "
+        f"{drawn.largest:,} at most: a step takes {share:.0%} of the time of one with the longest rows, from "
+        "which hours and price follow"
     )
     changed = {
         "key": recipe.model_copy(update={"sharding": fit.recipe.sharding}).key(),
         "hours": [share * hours for hours in plan.hours],
-        "intervals": {name: one.times(share) if name in ("hours", "price") else one for name, one in plan.intervals.items()},
+        "intervals": {
+            name: one.times(share) if name in ("hours", "price") else one
+            for name, one in plan.intervals.items()
+        },
         "reasons": [said, *plan.reasons],
     }
     return plan.model_copy(update=changed)
@@ -145,7 +161,8 @@ def _as_long(recipe: Recipe, length: int) -> Recipe:
 
 
 def _time_share(fit: Fit, mean: float) -> float:
-    """Return the time of a step whose rows have the mean length over that of the plan; 1 where time is not known."""
+    """Return the time of a step whose rows have the mean length over that of the plan; 1 where time is not
+    known."""
     if fit.time is None:
         return 1.0
     work, planned = fit.workload, fit.workload.sequence_length

@@ -1,4 +1,5 @@
-"""Choice of the machine that evaluates: one node, which must hold a model that may have been trained on several."""
+"""Choice of the machine that evaluates: one node, which must hold a model that may have been trained on
+several."""
 
 import logging
 from typing import NamedTuple
@@ -29,7 +30,8 @@ def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> S
     """Return the row of which one node evaluates: evaluation.shape, else the plan's.
 
     Raises:
-        DoesNotFit: it cannot hold the model, GPUs and host memory together; quantized weights must be on the GPUs.
+        DoesNotFit: it cannot hold the model, GPUs and host memory together; quantized weights must be on the
+        GPUs.
         RecipeError: there is no such row.
     """
     shape = shape_named(recipe.evaluation.shape or plan.shape)
@@ -38,14 +40,18 @@ def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> S
     if needed > usable(recipe, shape):
         others = [one.name for one in load_shapes() if needed <= usable(recipe, one)]
         raise DoesNotFit(
-            f"recipe {recipe.name}: evaluation: one node of {shape.name} has {usable(recipe, shape) / GIB:.1f} GiB for "
-            f"weights, and the model takes {needed / GIB:.1f}; "
-            + (f"write evaluation.shape: {others[0]}" if others else "no row of shapes.yaml is large enough: add one")
+            f"recipe {recipe.name}: evaluation: one node of {shape.name} has "
+            f"{usable(recipe, shape) / GIB:.1f} GiB for weights, and the model takes {needed / GIB:.1f}; "
+            + (
+                f"write evaluation.shape: {others[0]}"
+                if others
+                else "no row of shapes.yaml is large enough: add one"
+            )
         )
     if shape.is_gpu and needed > room.gpus:
         log.warning(
-            "evaluation: %.1f GiB of weights on one node of %s, whose GPUs have %.1f for them: the rest is in host memory, "
-            "which is slow; evaluation.shape may name a larger row",
+            "evaluation: %.1f GiB of weights on one node of %s, whose GPUs have %.1f for them: the rest is "
+            "in host memory, which is slow; evaluation.shape may name a larger row",
             needed / GIB,
             shape.name,
             room.gpus / GIB,
@@ -54,10 +60,14 @@ def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> S
 
 
 def weights(recipe: Recipe, geometry: Geometry) -> float:
-    """Return bytes of the evaluated model: in model.dtype; with qlora quantized linear layers, and the rest in float32."""
+    """Return bytes of the evaluated model: in model.dtype; with qlora quantized linear layers, and the rest
+    in float32."""
     if recipe.method.name != "qlora":
         return float(geometry.parameters * (4 if recipe.model.dtype == "float32" else 2))
-    return quantized_bytes(geometry, recipe.method.quantized) + (geometry.parameters - geometry.quantizable_parameters) * 4
+    return (
+        quantized_bytes(geometry, recipe.method.quantized)
+        + (geometry.parameters - geometry.quantizable_parameters) * 4
+    )
 
 
 def usable(recipe: Recipe, shape: Shape) -> float:

@@ -10,8 +10,8 @@ from training_estimates.intervals import Band
 def of(fit: Fit, steps: int | None) -> dict[str, Estimate]:
     """Return the intervals of a fit by name (flytune/records/plan.py: Plan.intervals).
 
-    None where nothing was published: on a CPU, and for models that the closed form does not know; of runs that draw their
-    answers none of time.
+    None where nothing was published: on a CPU, and for models that the closed form does not know; of runs
+    that draw their answers none of time.
     """
     work, time, shape = fit.workload, fit.time, fit.shape
     if not shape.is_gpu or work.geometry.unsupported:
@@ -21,7 +21,9 @@ def of(fit: Fit, steps: int | None) -> dict[str, Estimate]:
     table, capacity = memory.memory(work), work.gpu_memory_gib * memory.GIB
     room = capacity - sum(table.outside.values())
     found = {
-        "allocated_bytes": _estimate(factor * table.allocated, intervals.allocated(work, is_calibrated), room),
+        "allocated_bytes": _estimate(
+            factor * table.allocated, intervals.allocated(work, is_calibrated), room
+        ),
         "reserved_bytes": _estimate(
             min(factor * table.reserved(capacity), room), intervals.reserved(work, is_calibrated), room
         ),
@@ -34,7 +36,9 @@ def of(fit: Fit, steps: int | None) -> dict[str, Estimate]:
     found["tokens_per_second"] = rate
     if not is_calibrated:
         found["after_a_run"] = _estimate(rate.value, intervals.after_a_run())
-    step = _estimate(time.seconds, band).model_copy(update={"low": time.seconds / band.high, "high": time.seconds / band.low})
+    step = _estimate(time.seconds, band).model_copy(
+        update={"low": time.seconds / band.high, "high": time.seconds / band.low}
+    )
     found["step_seconds"] = step
     if steps:
         found["hours"] = step.times(steps / 3600)
@@ -45,4 +49,6 @@ def of(fit: Fit, steps: int | None) -> dict[str, Estimate]:
 def _estimate(value: float, band: Band, most: float | None = None) -> Estimate:
     """Return an estimate with its interval, which ends at `most` at the latest."""
     high = value * band.high if most is None else max(value, min(value * band.high, most))
-    return Estimate(low=value * band.low, value=value, high=high, held_out=band.held_out, coverage=round(band.coverage, 3))
+    return Estimate(
+        low=value * band.low, value=value, high=high, held_out=band.held_out, coverage=round(band.coverage, 3)
+    )

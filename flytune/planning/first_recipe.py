@@ -38,7 +38,8 @@ _OBJECTIVES = {
 }
 """Kinds of samples by the objective that trains them."""
 _EPOCHS = {"sft": 3, "dpo": 1, "kto": 1}
-# Customary rates: LoRA's and full training's on answers (QLoRA's paper, Tulu 3), DPO's and KTO's a tenth and less.
+# Customary rates: LoRA's and full training's on answers (QLoRA's paper, Tulu 3), DPO's and KTO's a tenth and
+# less.
 _RATES = {"sft": (1e-5, 2e-4), "dpo": (5e-7, 2e-5), "kto": (5e-7, 2e-5)}
 """Learning rates by the objective: of all weights, and of adapters."""
 
@@ -85,7 +86,9 @@ def default_base() -> str:
 
 def source_of(named: str) -> dict[str, str]:
     """Return the fields of the recipe's data section that name the data."""
-    on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", named) and not Path(named).exists() and not Path(named).suffix
+    on_hub = (
+        re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", named) and not Path(named).exists() and not Path(named).suffix
+    )
     return {"dataset_name": named} if on_hub else {"path": named}
 
 
@@ -93,7 +96,8 @@ def look(asked: Asked) -> Looked:
     """Return what the first rows of the data say, prepared as a run prepares them.
 
     Raises:
-        DataError: they cannot be read, or prepared with the base's tokenizer; the words are those of the preparation.
+        DataError: they cannot be read, or prepared with the base's tokenizer; the words are those of the
+            preparation.
     """
     draft = _draft(asked, "sft", {"max_samples": ROWS})
     read = data.readers.strict(data.readers.read(draft.data.all_sources["data"]))
@@ -129,7 +133,11 @@ def _prepared(draft: Recipe) -> tuple[int, str]:
         folder = Path(temporary) / "dataset"
         manifest = data.prepare(DataRequest.of(draft, "init"), folder, processes=1)
         kind = data.row_kind(draft.objective.row_kind)
-        lengths = [kind.longest(data.load(folder, split)) for split in ("train", "heldout") if getattr(manifest, split).rows]
+        lengths = [
+            kind.longest(data.load(folder, split))
+            for split in ("train", "heldout")
+            if getattr(manifest, split).rows
+        ]
         return max(int(one.max()) for one in lengths), manifest.format
 
 
@@ -174,7 +182,9 @@ def _chosen(asked: Asked, looked: Looked, samples: int | None, geometry: Geometr
     refusals = list[str]()
     for method in ("full", "lora", "qlora") if on_gpu else ("full", "lora"):
         try:
-            plans[method] = planner.decide(_recipe(asked, looked, samples, method, shapes), shapes, geometry, samples)
+            plans[method] = planner.decide(
+                _recipe(asked, looked, samples, method, shapes), shapes, geometry, samples
+            )
         except (DoesNotFit, RecipeError) as error:
             refusals.append(str(error))
     if not plans:
@@ -190,7 +200,10 @@ def _chosen(asked: Asked, looked: Looked, samples: int | None, geometry: Geometr
         best = max(timed, key=lambda method: plans[method][1].tokens_per_second[1])
         way = "of the methods that fit, the fastest by the plan's estimate"
     else:
-        best = min(timed, key=lambda method: (plans[method][1].price_per_billion_tokens or 0.0, timed.index(method) != 1))
+        best = min(
+            timed,
+            key=lambda method: (plans[method][1].price_per_billion_tokens or 0.0, timed.index(method) != 1),
+        )
         way = "of the methods that fit, the cheapest by the plan's estimate"
     recipe, plan = plans[best]
     # Written as a row, so that a later plan and the run are of the same machine.
@@ -198,9 +211,13 @@ def _chosen(asked: Asked, looked: Looked, samples: int | None, geometry: Geometr
     return _Choice(recipe.model_copy(update={"hardware": named}), plan, way)
 
 
-def _recipe(asked: Asked, looked: Looked, samples: int | None, method: str, shapes: Sequence[Shape]) -> Recipe:
+def _recipe(
+    asked: Asked, looked: Looked, samples: int | None, method: str, shapes: Sequence[Shape]
+) -> Recipe:
     of_all_weights, of_adapters = _RATES[looked.objective]
-    possible = [shape for shape in shapes if asked.on in ("auto", shape.name) and (shape.is_gpu or asked.on != "auto")]
+    possible = [
+        shape for shape in shapes if asked.on in ("auto", shape.name) and (shape.is_gpu or asked.on != "auto")
+    ]
     dtype = "bfloat16" if any(shape.bf16 and shape.is_gpu for shape in possible) else "float16"
     if not any(shape.is_gpu for shape in possible):
         dtype = "float32"
@@ -210,7 +227,9 @@ def _recipe(asked: Asked, looked: Looked, samples: int | None, method: str, shap
         world = max(shape.world_size for shape in possible)
         batch = -(-batch // world) * world
     section: dict[str, Any] = source_of(asked.data) | {"max_length": looked.kept}
-    section["heldout_fraction"] = 0.02 if samples is None else round(min(0.2, max(0.02, _HELD_OUT / samples)), 3)
+    section["heldout_fraction"] = (
+        0.02 if samples is None else round(min(0.2, max(0.02, _HELD_OUT / samples)), 3)
+    )
     if looked.chat_template:
         section["chat_template"] = looked.chat_template
     return Recipe.model_validate(
@@ -246,7 +265,8 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         "model.dtype": f"what {plan.shape} computes in",
         "data.path": f"{form}by the first {counted(looked.rows, 'row')}",
         "data.dataset_name": f"{form}by the first {counted(looked.rows, 'row')}",
-        "data.max_length": f"tokens; the longest of the first rows has {looked.longest:,}; data.too_long is for longer ones",
+        "data.max_length": f"tokens; the longest of the first rows has {looked.longest:,}; data.too_long is "
+        "for longer ones",
         "data.heldout_fraction": f"{_HELD_OUT} samples to score with, a fifth at most; {count.origin}",
         "data.chat_template": "the base has none; a shipped one",
         "objective": f"{_OBJECTIVES[looked.objective]}, by the columns",
@@ -256,7 +276,9 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         "training.global_batch_size": "samples of a step, as many for each process; few for little data",
         "training.num_train_epochs": "customary for this objective",
         "checkpoints.save_steps": "a run that is ended resumes after its last epoch",
-        "hardware.shape": reasons.get("shape", "").partition(": ")[2] if asked.on == "auto" else "where it runs, as asked",
+        "hardware.shape": reasons.get("shape", "").partition(": ")[2]
+        if asked.on == "auto"
+        else "where it runs, as asked",
     }
     lines = ["# Made by `flytune init`. `flytune plan` says what it needs, `flytune run` trains it."]
     content = {"objective": looked.objective} | recipe.model_dump(mode="json", exclude_defaults=True)
@@ -265,7 +287,8 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         if isinstance(value, dict) and not is_name:
             lines.append(f"{section}:")
             lines += [
-                _line(f"  {field}", one, why.get(f"{section}.{field}") or why.get(section, "")) for field, one in value.items()
+                _line(f"  {field}", one, why.get(f"{section}.{field}") or why.get(section, ""))
+                for field, one in value.items()
             ]
         else:
             lines.append(_line(section, value["name"] if is_name else value, why.get(section, "")))
@@ -273,6 +296,8 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
 
 
 def _line(field: str, value: Any, why: str) -> str:
-    written = yaml_core.dump({field.strip(): value}, in_one_line=True).strip().removeprefix("{").removesuffix("}")
+    written = (
+        yaml_core.dump({field.strip(): value}, in_one_line=True).strip().removeprefix("{").removesuffix("}")
+    )
     said = " ".join(why.split())
     return f"{field[: len(field) - len(field.strip())]}{written}" + (f"  # {said}" if said else "")

@@ -1,4 +1,5 @@
-"""The first rows of a recipe's local data, read and tokenized as the preparation does, so that a plan knows what it refuses."""
+"""The first rows of a recipe's local data, read and tokenized as the preparation does, so that a plan knows
+what it refuses."""
 
 from itertools import islice
 from pathlib import Path
@@ -22,11 +23,13 @@ _BECOMES = {"truncate": "cut", "drop": "dropped"}
 def warnings(recipe: Recipe) -> list[str]:
     """Return what is doubtful about the first rows, a sentence for each source; empty if nothing is.
 
-    Rows are rendered and tokenized where the base is a folder of this machine. For others, whose tokenizer would have to be
-    fetched, columns and their content are read alone. Data of the hub, at addresses, and in files of each day is not read.
+    Rows are rendered and tokenized where the base is a folder of this machine. For others, whose tokenizer
+    would have to be fetched, columns and their content are read alone. Data of the hub, at addresses, and in
+    files of each day is not read.
 
     Raises:
-        DataError: as data.prepare: a row, the tokenizer or the template cannot be used; or none of the first rows is trained.
+        DataError: as data.prepare: a row, the tokenizer or the template cannot be used; or none of the first
+            rows is trained.
     """
     data = recipe.data
     tokenizer = _local_tokenizer(recipe)
@@ -35,7 +38,8 @@ def warnings(recipe: Recipe) -> list[str]:
     for key, source in _readable(data).items():
         check_columns(source.columns, "data" if key == data.heldout_key else key)
         stored = readers.read_heldout(data) if key == data.heldout_key else readers.read(source, key)
-        # Unreadable rows are counted among the first ones alone: the others of a large file would be read for minutes.
+        # Unreadable rows are counted among the first ones alone: the others of a large file would be read for
+        # minutes.
         few = islice(stored, ROWS + 1)
         rows = list(few if data.max_bad_fraction else readers.strict(few))
         first, are_all = rows[:ROWS], len(rows) <= ROWS
@@ -71,7 +75,8 @@ def _of_samples(samples: Samples, which: str, rows: int, data: Data) -> list[str
     than = ""
     if longer:
         than = (
-            f"{longer:,} are longer than data.max_length {data.max_length} (the longest has {counted(max(lengths), 'token')})"
+            f"{longer:,} are longer than data.max_length {data.max_length} (the longest has "
+            f"{counted(max(lengths), 'token')})"
         )
     if not samples.lengths:
         reason = f"{than}; raise it" if longer else "the answers are missing or empty; give the rows answers"
@@ -82,9 +87,12 @@ def _of_samples(samples: Samples, which: str, rows: int, data: Data) -> list[str
 
 
 def _readable(data: Data) -> dict[str, Source]:
-    """Return the sources that can be read here at once, and the held-out data, by their keys in the recipe."""
+    """Return the sources that can be read here at once, and the held-out data, by their keys in the
+    recipe."""
     named: dict[str, Source] = {
-        key: source for key, source in data.all_sources.items() if _is_readable(source.path, f"{key}.path", source.exclude)
+        key: source
+        for key, source in data.all_sources.items()
+        if _is_readable(source.path, f"{key}.path", source.exclude)
     }
     if data.heldout_key and _is_readable(data.heldout_path, data.heldout_key, []):
         named[data.heldout_key] = data
@@ -92,7 +100,8 @@ def _readable(data: Data) -> dict[str, Source]:
 
 
 def _is_readable(path: str | None, key: str, exclude: list[str]) -> bool:
-    """Return whether rows can be read here at once: no hub, address or volume of pods, nothing large to be read completely."""
+    """Return whether rows can be read here at once: no hub, address or volume of pods, nothing large to be
+    read completely."""
     if path is None or ("://" in path and not path.startswith("file://")) or windows.is_windowed(path):
         return False
     try:
@@ -101,4 +110,6 @@ def _is_readable(path: str | None, key: str, exclude: list[str]) -> bool:
         return False  # on a volume of the pods; uploads.missing has refused what is to be here and is not
     if files.saved:
         return folder_bytes(path) <= PARSED_BYTES
-    return not any(sources.kind(file) == "json" and Path(file).stat().st_size > PARSED_BYTES for file in files.files)
+    return not any(
+        sources.kind(file) == "json" and Path(file).stat().st_size > PARSED_BYTES for file in files.files
+    )

@@ -31,7 +31,8 @@ class Solution(NamedTuple):
     value: float
     fit: Fit
     well: int | None
-    """Largest value that leaves a tenth of each resource free, on the same shape; None if there is none, or it is the value."""
+    """Largest value that leaves a tenth of each resource free, on the same shape; None if there is none, or
+    it is the value."""
     next_value: float | None
     """The value after it; None where there is none."""
     beyond: str
@@ -49,11 +50,15 @@ class _Values(NamedTuple):
     """Sentence about the end of them."""
     changed: Callable[[int], tuple[Recipe, Geometry]]
     fits: Callable[[int, Shape, float], Fit | str]
-    """Returns the best way to run a value on a shape with this share of each resource at most, or why there is none."""
+    """Returns the best way to run a value on a shape with this share of each resource at most, or why there
+    is none."""
 
 
-def largest(recipe: Recipe, field: str, geometry: Geometry, shapes: Sequence[Shape], share: float = 1.0) -> Solution:
-    """Return the largest value of a field with which a recipe fits on one of some shapes; of several shapes the cheapest.
+def largest(
+    recipe: Recipe, field: str, geometry: Geometry, shapes: Sequence[Shape], share: float = 1.0
+) -> Solution:
+    """Return the largest value of a field with which a recipe fits on one of some shapes; of several shapes
+    the cheapest.
 
     Args:
         share: share of each resource that may be needed.
@@ -76,11 +81,16 @@ def largest(recipe: Recipe, field: str, geometry: Geometry, shapes: Sequence[Sha
     shape, values = next(
         (shape, values)
         for shape in shapes
-        if value in (values := by_shape[shape.name]).numbers and isinstance(values.fits(value, shape, share), Fit)
+        if value in (values := by_shape[shape.name]).numbers
+        and isinstance(values.fits(value, shape, share), Fit)
     )
     at = values.numbers.index(value)
     # As a plan of the recipe with that value has it.
-    fit = values.fits(value, shape, share) if field == MICRO_BATCH else candidates.best_fit(*_swapped(values, value, shape))
+    fit = (
+        values.fits(value, shape, share)
+        if field == MICRO_BATCH
+        else candidates.best_fit(*_swapped(values, value, shape))
+    )
     assert isinstance(fit, Fit)
     well = None
     if fit.share > TIGHT and isinstance(values.fits(values.numbers[0], shape, TIGHT), Fit):
@@ -103,7 +113,8 @@ def _none(values: _Values, field: str, shape: Shape) -> str:
 
 
 def _last(values: _Values, shape: Shape, first: int, share: float) -> int:
-    """Return the place of the last value that fits, of which the one at `first` does: the one after it does not."""
+    """Return the place of the last value that fits, of which the one at `first` does: the one after it does
+    not."""
     low, step = first, 1
     end = len(values.numbers)
     while low + step < end and isinstance(values.fits(values.numbers[low + step], shape, share), Fit):
@@ -131,7 +142,9 @@ def _values(recipe: Recipe, field: str, geometry: Geometry, shape: Shape) -> _Va
 
     elif field == RANK:
         if recipe.method.name == "full":
-            raise RecipeError("--solve method.r: method full has no adapter, and so no rank; ask for it with lora or qlora")
+            raise RecipeError(
+                "--solve method.r: method full has no adapter, and so no rank; ask for it with lora or qlora"
+            )
         widest = max((max(one.rows, one.columns) for one in geometry.linears if one.adaptable), default=1)
         numbers, end = range(1, widest + 1), f"an adapter of rank {widest:,} is as wide as the widest layer"
 
@@ -174,16 +187,21 @@ def _values(recipe: Recipe, field: str, geometry: Geometry, shape: Shape) -> _Va
 
 
 def _with(recipe: Recipe, section: str, fields: dict[str, Any]) -> Recipe:
-    """Return a recipe with other valid values of a section: without validation, which would take most of the time."""
+    """Return a recipe with other valid values of a section: without validation, which would take most of the
+    time."""
     return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=fields)})
 
 
 def shorter(recipe: Recipe, geometry: Geometry, shapes: Sequence[Shape], share: float = 1.0) -> str:
-    """Return the largest length with which a recipe fits that changes in nothing else, as words; empty if it is of no use."""
+    """Return the largest length with which a recipe fits that changes in nothing else, as words; empty if it
+    is of no use."""
     try:
         found = largest(recipe, MAX_LENGTH, geometry, shapes, share)
     except DoesNotFit:
         return ""
     if not LEAST_LENGTH <= found.value < recipe.data.max_length:
         return ""
-    return f"{MAX_LENGTH}: {found.value} (on {found.fit.shape.name}, ${found.fit.shape.total_price_per_hour:.2f} an hour)"
+    return (
+        f"{MAX_LENGTH}: {found.value} (on {found.fit.shape.name}, "
+        f"${found.fit.shape.total_price_per_hour:.2f} an hour)"
+    )

@@ -9,7 +9,8 @@ from flytune.sentences import counted
 
 
 def after(recipe: Recipe, plan: Plan) -> Recipe | None:
-    """Return the recipe to plan instead: half the micro batch on the same shape, else the next row with more memory.
+    """Return the recipe to plan instead: half the micro batch on the same shape, else the next row with more
+    memory.
 
     The global batch stays. None if the recipe's wishes allow neither.
     """
@@ -25,10 +26,13 @@ def after(recipe: Recipe, plan: Plan) -> Recipe | None:
 
 
 def adopted(first: Plan, other: Plan, lack: str) -> Plan:
-    """Return the plan of the next candidate, which continues the checkpoints of the first, with the reason: what it lacked."""
+    """Return the plan of the next candidate, which continues the checkpoints of the first, with the reason:
+    what it lacked."""
     size = other.per_device_train_batch_size
     reason = (
         f"{lack} on {first.shape} with {counted(first.per_device_train_batch_size, 'sample')} a pass; "
         f"once more on {other.shape} with {size}"
     )
-    return other.model_copy(update={"recipe": first.recipe, "key": first.key, "reasons": [*other.reasons, reason]})
+    return other.model_copy(
+        update={"recipe": first.recipe, "key": first.key, "reasons": [*other.reasons, reason]}
+    )

@@ -1,4 +1,5 @@
-"""Plans: shape, world size, micro batch, accumulation, memory and time of a recipe, or why no shape can run it."""
+"""Plans: shape, world size, micro batch, accumulation, memory and time of a recipe, or why no shape can run
+it."""
 
 from collections.abc import Callable, Sequence
 
@@ -45,18 +46,22 @@ def make(
     cluster: Cluster | None = None,
     trace: Trace | None = None,
 ) -> Plan:
-    """Return the plan of a recipe on the shape of the cheapest run, of those that fit and that its hardware wishes allow.
+    """Return the plan of a recipe on the shape of the cheapest run, of those that fit and that its hardware
+    wishes allow.
 
-    Where the closed form does not hold for the model, `trace` decides about GPUs (half a minute for each shape).
+    Where the closed form does not hold for the model, `trace` decides about GPUs (half a minute for each
+    shape).
 
     Args:
         samples: number of training samples, if it is known; hours and price of the run follow from it.
-        cluster: the cluster whose pods run it, so that the recipe's folders must be on their volumes; None for this machine.
-        trace: the dry run's decision about one shape (flytune/dryrun/confirm.py: best_fit), which the planner does not import.
+        cluster: the cluster whose pods run it, so that the recipe's folders must be on their volumes; None
+        for this machine. trace: the dry run's decision about one shape (flytune/dryrun/confirm.py: best_fit),
+        which the planner does not import.
 
     Raises:
-        RecipeError: method, sharding, dtype or wishes cannot work on any machine; the pods of no shape have the folders; the
-            closed form does not hold for the model, and no dry run is given or possible here.
+        RecipeError: method, sharding, dtype or wishes cannot work on any machine; the pods of no shape have
+            the folders; the closed form does not hold for the model, and no dry run is given or possible
+            here.
         DoesNotFit: nothing fits; a line for each allowed shape with what it lacks.
     """
     return decide(recipe, shapes, geometry, samples, cluster, trace)[1]
@@ -70,7 +75,8 @@ def decide(
     cluster: Cluster | None = None,
     trace: Trace | None = None,
 ) -> tuple[Recipe, Plan]:
-    """Return the recipe with the sharding that its plan has chosen, where it names none, and the plan that `make` returns."""
+    """Return the recipe with the sharding that its plan has chosen, where it names none, and the plan that
+    `make` returns."""
     shapes = load_shapes() if shapes is None else shapes
     geometry = read_geometry(recipe.model) if geometry is None else geometry
     chosen = fit(recipe, shapes, geometry, cluster, trace, samples)
@@ -92,8 +98,8 @@ def fit(
     wished, unsupported = candidates.wished(recipe, shapes), geometry.unsupported
     if unsupported and trace is None and any(shape.is_gpu for shape in wished):
         raise RecipeError(
-            f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: the closed form does not know "
-            f"{unsupported}; `flytune plan` asks the dry run"
+            f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: the closed form does "
+            f"not know {unsupported}; `flytune plan` asks the dry run"
         )
     unmounted = {
         shape.name: lacking
@@ -101,7 +107,9 @@ def fit(
         if cluster is not None and (lacking := folders.problems(recipe, cluster, shape.name))
     }
     if len(unmounted) == len(wished):
-        raise RecipeError.of(f"recipe {recipe.name}: folders of a cluster's pods", next(iter(unmounted.values())))
+        raise RecipeError.of(
+            f"recipe {recipe.name}: folders of a cluster's pods", next(iter(unmounted.values()))
+        )
     refusals = {name: "; ".join(lacking) for name, lacking in unmounted.items()}
     mounted = [shape for shape in wished if shape.name not in unmounted]
     steps, fits = steps_of(recipe, samples), list[Fit]()
@@ -124,10 +132,14 @@ def fit(
     lines = [f"{shape.name}: {refusals[shape.name]}" for shape in wished]
     if not unsupported:
         lines.append(_advice(recipe, shapes, wished, geometry))
-    raise DoesNotFit("\n".join([f"recipe {recipe.name}: no shape can hold it", *(f"  {line}" for line in lines)]))
+    raise DoesNotFit(
+        "\n".join([f"recipe {recipe.name}: no shape can hold it", *(f"  {line}" for line in lines)])
+    )
 
 
-def advised(found: Fit, geometry: Geometry, samples: int | None = None, shapes: Sequence[Shape] | None = None) -> Plan:
+def advised(
+    found: Fit, geometry: Geometry, samples: int | None = None, shapes: Sequence[Shape] | None = None
+) -> Plan:
     """Return the plan of a fit, which says what would make it safe if it is tight."""
     plan = plan_of(found, samples)
     if not found.is_tight or geometry.unsupported:
@@ -142,8 +154,11 @@ def advised(found: Fit, geometry: Geometry, samples: int | None = None, shapes: 
 
 
 def _roomier(found: Fit, geometry: Geometry, shapes: Sequence[Shape]) -> list[str]:
-    """Return the cheapest other shape of a kind on which a recipe leaves a tenth free, as words; none if there is none."""
-    for shape in (shape for shape in shapes if shape.is_gpu == found.shape.is_gpu and shape.name != found.shape.name):
+    """Return the cheapest other shape of a kind on which a recipe leaves a tenth free, as words; none if
+    there is none."""
+    for shape in (
+        shape for shape in shapes if shape.is_gpu == found.shape.is_gpu and shape.name != found.shape.name
+    ):
         other = candidates.best_fit(found.recipe, shape, geometry)
         if isinstance(other, Fit) and not other.is_tight:
             price, free = shape.total_price_per_hour, 1 - other.share
@@ -151,11 +166,18 @@ def _roomier(found: Fit, geometry: Geometry, shapes: Sequence[Shape]) -> list[st
     return []
 
 
-def _advice(recipe: Recipe, shapes: Sequence[Shape], wished: Sequence[Shape], geometry: Geometry, share: float = 1.0) -> str:
-    """Return the change nearest in kind with which a recipe fits; if that costs more machines or the method, the length too."""
+def _advice(
+    recipe: Recipe, shapes: Sequence[Shape], wished: Sequence[Shape], geometry: Geometry, share: float = 1.0
+) -> str:
+    """Return the change nearest in kind with which a recipe fits; if that costs more machines or the method,
+    the length too."""
     nearest = ranking.change_that_fits(recipe, shapes, geometry, share)
     is_far = any(f"{field}: " in nearest for field in ("hardware.shape", "method", "data.max_length"))
-    if is_far and not recipe.sharding.is_auto and (length := largest.shorter(recipe, geometry, wished, share)):
+    if (
+        is_far
+        and not recipe.sharding.is_auto
+        and (length := largest.shorter(recipe, geometry, wished, share))
+    ):
         # ranking's is a half, a quarter or an eighth.
         if nearest.startswith(f"{ranking.WOULD_FIT}data.max_length: "):
             return ranking.WOULD_FIT + length
@@ -166,19 +188,21 @@ def _advice(recipe: Recipe, shapes: Sequence[Shape], wished: Sequence[Shape], ge
 def rank(
     recipe: Recipe, by: ranking.By, shapes: Sequence[Shape] | None = None, geometry: Geometry | None = None
 ) -> ranking.Ranking:
-    """Return all ways to run the recipe's method on all shapes that its wishes allow, except hardware.shape, best first.
+    """Return all ways to run the recipe's method on all shapes that its wishes allow, except hardware.shape,
+    best first.
 
     Raises:
-        RecipeError: the method cannot work on this model, no shape satisfies the wishes, or the closed form, which ranks,
-            does not hold for the model.
+        RecipeError: the method cannot work on this model, no shape satisfies the wishes, or the closed form,
+            which ranks, does not hold for the model.
         DoesNotFit: nothing fits; what is missing on each shape for the recipe as it is.
     """
     shapes = load_shapes() if shapes is None else shapes
     geometry = read_geometry(recipe.model) if geometry is None else geometry
     if unsupported := geometry.unsupported:
         raise RecipeError(
-            f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: all shapes are ranked by the closed form, "
-            f"which does not know {unsupported}; name one shape, about which the dry run decides"
+            f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: all shapes are ranked "
+            f"by the closed form, which does not know {unsupported}; name one shape, about which the dry run "
+            "decides"
         )
     anywhere = on_shape(recipe, "auto")
     found = ranking.rank(anywhere, shapes, geometry, by)
@@ -188,7 +212,8 @@ def rank(
 
 
 def on_shape(recipe: Recipe, name: str) -> Recipe:
-    """Return the recipe with another hardware.shape; a named one replaces all other wishes except budget and headroom."""
+    """Return the recipe with another hardware.shape; a named one replaces all other wishes except budget and
+    headroom."""
     wish = recipe.hardware
     named = Hardware(shape=name, max_hours=wish.max_hours, max_price=wish.max_price, headroom=wish.headroom)
     wish = wish.model_copy(update={"shape": name}) if name == "auto" else named
@@ -202,7 +227,8 @@ def steps_of(recipe: Recipe, samples: int | None) -> int | None:
 
 
 def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
-    """Return the plan of a fit; `chosen` says why it has its shape, if not as the recipe's `hardware` has it."""
+    """Return the plan of a fit; `chosen` says why it has its shape, if not as the recipe's `hardware` has
+    it."""
     recipe, shape, work, time = fit.recipe, fit.shape, fit.workload, fit.time
     degrees, batch = work.degrees, recipe.training.global_batch_size
     assert degrees.batch(work.micro_batch, work.accumulation) == batch
@@ -213,7 +239,11 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
         raise RecipeError(f"recipe {recipe.name}: training.{wrong}")
     each = samples * objective_of(recipe).repeats(recipe) if samples else None
     hour = time.seconds * steps / 3600 if time and steps else 0.0
-    hours = [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)] if time and hour else []
+    hours = (
+        [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)]
+        if time and hour
+        else []
+    )
     lacking = disk.shortage(recipe, samples)
     short = budget.shortfall(recipe.hardware, shape.total_price_per_hour, hours)
     measured = load_factors().get(shape.name)
@@ -237,7 +267,9 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
         trained_parameters=work.trained,
         price_per_hour=shape.total_price_per_hour,
         step_seconds=workloads.parts_of(time) if time else {},
-        tokens_per_second=[shape.world_size * rate for rate in (low, time.tokens_per_second, high)] if time else [],
+        tokens_per_second=[shape.world_size * rate for rate in (low, time.tokens_per_second, high)]
+        if time
+        else [],
         steps=steps,
         hours=hours,
         interruptions=lost,
@@ -250,7 +282,11 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
             f"micro batch {work.micro_batch}: of those up to {most} that divide "
             f"{counted(degrees.samples(batch), 'sample')} a process, the "
             "largest that fits"
-            + (f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations" if candidates.is_modest(recipe, shape) else ""),
+            + (
+                f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations"
+                if candidates.is_modest(recipe, shape)
+                else ""
+            ),
             f"{work.micro_batch} x {work.accumulation} accumulated x "
             f"{counted(degrees.data_parallel, 'process', 'processes')} = {batch}, the global batch",
             *filter(None, [learning_rates.doubt(recipe)]),
@@ -280,17 +316,21 @@ def _over(plan: Plan) -> str:
 
 
 def _rough(geometry: Geometry, is_traced: bool) -> list[str]:
-    """Return what is rough in the plan of a model that the closed form does not know: time, and memory without a dry run."""
+    """Return what is rough in the plan of a model that the closed form does not know: time, and memory
+    without a dry run."""
     if (unknown := geometry.unsupported) is None:
         return []
     if not is_traced:
         return [f"activations are rough: the closed form does not know {unknown}"]
     return [
-        f"time and price are rough, from the {geometry.active_parameters / 1e9:.3g} billion parameters in linear layers that a "
-        f"token passes: the closed form does not know {unknown}"
+        f"time and price are rough, from the {geometry.active_parameters / 1e9:.3g} billion parameters in "
+        f"linear layers that a token passes: the closed form does not know {unknown}"
     ]
 
 
 def _calibrated(factor: Calibration) -> str:
     runs = counted(factor.runs, "run")
-    return f"calibrated by {runs} on this shape (calibration.yaml): memory x {factor.memory:.2f}, speed x {factor.speed:.2f}"
+    return (
+        f"calibrated by {runs} on this shape (calibration.yaml): memory x {factor.memory:.2f}, speed x "
+        f"{factor.speed:.2f}"
+    )

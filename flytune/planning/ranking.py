@@ -1,4 +1,5 @@
-"""All ways to run a recipe's method on all shapes, by price or time, and the smallest change that makes a recipe fit."""
+"""All ways to run a recipe's method on all shapes, by price or time, and the smallest change that makes a
+recipe fit."""
 
 import time
 from collections import Counter
@@ -17,7 +18,8 @@ from training_estimates.sizes import Geometry
 _AUTO = 2.0
 """Size of the change to the default optimizer, from another of its algorithm."""
 _TO_GPUS = 3.9
-"""Size of the move from CPUs to GPUs: with the two changes of a sharding, a move among CPUs is still smaller."""
+"""Size of the move from CPUs to GPUs: with the two changes of a sharding, a move among CPUs is still
+smaller."""
 A_SHAPE = 2
 """Number of ways that a ranking keeps of each shape."""
 By = Literal["price", "time"]
@@ -38,10 +40,11 @@ class Ranking:
 
 
 def rank(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry, by: By) -> Ranking:
-    """Rank all feasible pairs of sharding and offload, with and without checkpointing, and all micro batches, on all shapes
-    that the recipe's wishes allow, by the price or the time of a token.
+    """Rank all feasible pairs of sharding and offload, with and without checkpointing, and all micro batches,
+    on all shapes that the recipe's wishes allow, by the price or the time of a token.
 
-    Tight fits follow all others. Shapes whose GPU has no row in accelerators.yaml have no time, and come last.
+    Tight fits follow all others. Shapes whose GPU has no row in accelerators.yaml have no time, and come
+    last.
     """
     started, looked_at, best = time.monotonic(), 0, []
     for changed, shape in product(layouts(recipe, geometry), candidates.wished(recipe, shapes)):
@@ -93,19 +96,28 @@ def layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
 def _sharding(recipe: Recipe, name: str, offload: str) -> Mapping[str, Any]:
     """Return a sharding; the recipe's own with its options."""
     own = recipe.sharding
-    return own.model_dump() if (name, offload) == (own.name, own.offload) else {"name": name, "offload": offload}
+    return (
+        own.model_dump() if (name, offload) == (own.name, own.offload) else {"name": name, "offload": offload}
+    )
 
 
 def changes(recipe: Recipe, other: Recipe) -> str:
-    """Return the fields in which another recipe differs, as they are written into a recipe; empty if none does."""
+    """Return the fields in which another recipe differs, as they are written into a recipe; empty if none
+    does."""
     fields = []
     if recipe.method.name != other.method.name:
         fields.append(f"method: {other.method.name}")
     if recipe.sharding != other.sharding and not recipe.sharding.is_auto:
         offload = f", offload: {other.sharding.offload}" if other.sharding.offload != "none" else ""
-        fields.append(f"sharding: {{name: {other.sharding.name}{offload}}}" if offload else f"sharding: {other.sharding.name}")
+        fields.append(
+            f"sharding: {{name: {other.sharding.name}{offload}}}"
+            if offload
+            else f"sharding: {other.sharding.name}"
+        )
     if recipe.training.activation_checkpointing != other.training.activation_checkpointing:
-        fields.append(f"training.activation_checkpointing: {str(other.training.activation_checkpointing).lower()}")
+        fields.append(
+            f"training.activation_checkpointing: {str(other.training.activation_checkpointing).lower()}"
+        )
     fields += [
         f"training.{name}: {value}"
         for name in ("optim", "master_dtype", "global_batch_size")
@@ -119,16 +131,19 @@ def changes(recipe: Recipe, other: Recipe) -> str:
 
 
 def change_that_fits(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry, share: float = 1.0) -> str:
-    """Return the smallest change with which the recipe fits, and needs at most `share` of each resource, as a sentence.
+    """Return the smallest change with which the recipe fits, and needs at most `share` of each resource, as a
+    sentence.
 
-    The size of a change is what it means to its user, from small to large: the sharding (the result is the same), a batch that
-    the processes can divide, the optimizer's precision, the machines (another row of CPUs before GPUs, where a CPU was asked
-    for), weights without float32 copies, the length of samples, another optimizer, the method. Among equals the cheapest.
+    The size of a change is what it means to its user, from small to large: the sharding (the result is the
+    same), a batch that the processes can divide, the optimizer's precision, the machines (another row of CPUs
+    before GPUs, where a CPU was asked for), weights without float32 copies, the length of samples, another
+    optimizer, the method. Among equals the cheapest.
     """
     # What fits already needs no other method to fit better.
     able = (one for one in _changes(recipe, shapes) if share == 1 or one.method == recipe.method.name)
     tried = sorted(able, key=lambda one: one.size)
-    # Most of a search that finds nothing is spared by trying first what takes the least memory with each method.
+    # Most of a search that finds nothing is spared by trying first what takes the least memory with each
+    # method.
     hopeful = {
         method
         for method in dict.fromkeys(one.method for one in tried)
@@ -146,7 +161,10 @@ def change_that_fits(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry
         found += _fits(recipe, one, shapes, geometry, share)
     if found:
         return f"{WOULD_FIT}{min(found)[2]}"
-    return "no change of method, optimizer, sharding, length or shape makes it fit; add a larger shape to shapes.yaml"
+    return (
+        "no change of method, optimizer, sharding, length or shape makes it fit; add a larger shape to "
+        "shapes.yaml"
+    )
 
 
 class _Change(NamedTuple):
@@ -162,7 +180,8 @@ class _Change(NamedTuple):
 def _fits(
     recipe: Recipe, one: _Change, shapes: Sequence[Shape], geometry: Geometry, share: float
 ) -> Iterator[tuple[float, float, str]]:
-    """List the ways in which a changed recipe fits: the size of the change with its sharding, the price, and its sentence."""
+    """List the ways in which a changed recipe fits: the size of the change with its sharding, the price, and
+    its sentence."""
     for layout in layouts(_changed(recipe, one.change), geometry):
         more = 0.0
         if not recipe.sharding.is_auto:
@@ -177,7 +196,9 @@ def _fits(
                 named = _changed(layout, {"hardware": {"shape": shape.name}}) if moves else layout
                 where = "" if moves else f"on {shape.name}, "
                 free = f", {1 - fit.share:.0%} to spare" if share < 1 else ""
-                said = f"{changes(recipe, named) or 'the recipe as it is'} ({where}${price:.2f} an hour{free})"
+                said = (
+                    f"{changes(recipe, named) or 'the recipe as it is'} ({where}${price:.2f} an hour{free})"
+                )
                 yield one.size + more, price, said
 
 
@@ -198,11 +219,16 @@ def _changes(recipe: Recipe, shapes: Sequence[Shape]) -> Iterator[_Change]:
             change |= {"hardware": dict(machine)} if machine else {}
             is_widest = asks_for_cpu or move == max(machines.values())
             yield _Change(
-                8.0 * steps + 4.0 * cuts + move + size, method, change, is_widest and (is_other or cuts == len(lengths) - 1)
+                8.0 * steps + 4.0 * cuts + move + size,
+                method,
+                change,
+                is_widest and (is_other or cuts == len(lengths) - 1),
             )
     for batch in _batches(recipe, shapes):
         far = abs(batch - recipe.training.global_batch_size) / recipe.training.global_batch_size
-        yield _Change(1.5 + min(1.0, far), recipe.method.name, {"training": {"global_batch_size": batch}}, True)
+        yield _Change(
+            1.5 + min(1.0, far), recipe.method.name, {"training": {"global_batch_size": batch}}, True
+        )
 
 
 def _optimizers(recipe: Recipe, method: str) -> Iterator[tuple[float, dict[str, Any]]]:
@@ -229,7 +255,8 @@ def _optimizers(recipe: Recipe, method: str) -> Iterator[tuple[float, dict[str, 
 
 
 def _batches(recipe: Recipe, shapes: Sequence[Shape]) -> Iterator[int]:
-    """List the global batches next to the recipe's that the processes of any sharding share on the shape that it names."""
+    """List the global batches next to the recipe's that the processes of any sharding share on the shape that
+    it names."""
     named = [shape for shape in shapes if shape.name == recipe.hardware.shape]
     for degrees in {sharding(recipe).degrees(shape) for sharding in SHARDINGS.values() for shape in named}:
         yield from degrees.near(recipe.training.global_batch_size)
@@ -240,7 +267,9 @@ def _machines(recipe: Recipe, shapes: Sequence[Shape]) -> dict[tuple[tuple[str, 
     anywhere: dict[str, Any] = {"shape": "auto", "max_price_per_hour": None}
     everywhere = tuple(anywhere.items())
     of_any_kind = (*everywhere, ("accelerator", None), ("spot", None))
-    asked = {shape.name: shape.accelerator for shape in shapes}.get(recipe.hardware.shape, recipe.hardware.accelerator)
+    asked = {shape.name: shape.accelerator for shape in shapes}.get(
+        recipe.hardware.shape, recipe.hardware.accelerator
+    )
     if asked != "cpu":
         others = {of_any_kind: 3.2} if recipe.hardware.accelerator or recipe.hardware.spot is not None else {}
         return {(): 0.0, everywhere: 3.0} | others

@@ -1,4 +1,5 @@
-"""The machine that computes the reference's log-probabilities before training, and what each kind of reference costs."""
+"""The machine that computes the reference's log-probabilities before training, and what each kind of
+reference costs."""
 
 from dataclasses import replace
 
@@ -16,7 +17,8 @@ from training_estimates.sizes import Geometry
 
 
 def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> Shape:
-    """Return the cheapest row with the plan's accelerator of which one node holds the model, if possible on its GPUs.
+    """Return the cheapest row with the plan's accelerator of which one node holds the model, if possible on
+    its GPUs.
 
     There is no optimizer.
 
@@ -27,8 +29,8 @@ def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> S
     found = _cheapest(recipe, planned, read_geometry(recipe.model) if geometry is None else geometry)
     if found is None:
         raise DoesNotFit(
-            f"recipe {recipe.name}: no node with {planned.accelerator} in shapes.yaml holds the reference model, whose "
-            "log-probabilities are computed before training; add a larger row"
+            f"recipe {recipe.name}: no node with {planned.accelerator} in shapes.yaml holds the reference "
+            "model, whose log-probabilities are computed before training; add a larger row"
         )
     return found
 
@@ -50,19 +52,30 @@ def _cheapest(recipe: Recipe, planned: Shape, geometry: Geometry) -> Shape | Non
 
 
 def reasons(fit: Fit, samples: int | None, steps: int | None) -> list[str]:
-    """Compare a reference in each step with one that is computed before training, a line; none where there is no choice.
+    """Compare a reference in each step with one that is computed before training, a line; none where there is
+    no choice.
 
-    The task runs one GPU at a time, whatever its shape has, over each pair once; a step runs the pass in all processes.
+    The task runs one GPU at a time, whatever its shape has, over each pair once; a step runs the pass in all
+    processes.
     """
     recipe, shape, work = fit.recipe, fit.shape, fit.workload
-    task = _cheapest(recipe, shape, work.geometry) if "precomputed" in objective_of(recipe).references else None
-    passes = [workloads.time_of(replace(work, frozen_passes=number), shape, model_states.of(work)) for number in (0, 1)]
+    task = (
+        _cheapest(recipe, shape, work.geometry) if "precomputed" in objective_of(recipe).references else None
+    )
+    passes = [
+        workloads.time_of(replace(work, frozen_passes=number), shape, model_states.of(work))
+        for number in (0, 1)
+    ]
     if task is None or passes[0] is None or passes[1] is None or not samples or not steps:
         return []
     seconds = passes[1].seconds - passes[0].seconds
     before = seconds * samples / work.degrees.samples(recipe.training.global_batch_size) / 3600
     prices = before * task.price_per_hour, seconds * steps / 3600 * shape.total_price_per_hour
-    held = f" and {model_states.reference_bytes(work) / GIB:.1f} GiB in each process" if recipe.method.name == "full" else ""
+    held = (
+        f" and {model_states.reference_bytes(work) / GIB:.1f} GiB in each process"
+        if recipe.method.name == "full"
+        else ""
+    )
     cheaper = "before training" if prices[0] < prices[1] else "in each step"
     return [
         f"reference: computed once on {task.name} it takes {before:.2g} h, ${prices[0]:.2f}; in each step "

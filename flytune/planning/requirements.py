@@ -21,24 +21,25 @@ from training_estimates.memory import GIB
 from training_estimates.model_states import States
 from training_estimates.workload import BYTES
 
-# GiB of a Python process that has imported torch, transformers and trl, without a model (RSS on a CPU): with torch's CPU build,
-# and with PyPI's wheel for Linux, which is the CUDA build (1.36 GB).
+# GiB of a Python process that has imported torch, transformers and trl, without a model (RSS on a CPU): with
+# torch's CPU build, and with PyPI's wheel for Linux, which is the CUDA build (1.36 GB).
 CPU_BUILD_GIB = 1.0
 CUDA_BUILD_GIB = 1.27
-# GiB of host memory that a process takes for CUDA: context, kernels and libraries (cuBLAS) as they are loaded. Published:
-# 322,040 kB after the import of torch and 2,056,600 with a tensor on the GPU (pytorch/pytorch issue 113326: torch 2.2, lazy
-# loading); 479 and 1,344 to 1,425 MB (torch 2.10, a small model, Windows; huggingface.co/owensong/Inflect-Micro-v2,
-# discussion 6). The larger is taken.
+# GiB of host memory that a process takes for CUDA: context, kernels and libraries (cuBLAS) as they are
+# loaded. Published: 322,040 kB after the import of torch and 2,056,600 with a tensor on the GPU
+# (pytorch/pytorch issue 113326: torch 2.2, lazy loading); 479 and 1,344 to 1,425 MB (torch 2.10, a small
+# model, Windows; huggingface.co/owensong/Inflect-Micro-v2, discussion 6). The larger is taken.
 CUDA_HOST_GIB = (2_056_600 - 322_040) * 1024 / GIB
-# GiB of page-locked host memory of a process for NCCL's connections to other nodes: 9.19 MiB each (a report with a backtrace:
-# tonyd2wild/DeepSeek-V4.1-Flash-vLLM-DGX-Spark, issue 8), one each way for each of 16 channels (assumed). Between GPUs of
-# a node it uses /dev/shm, or none of it where they reach each other.
+# GiB of page-locked host memory of a process for NCCL's connections to other nodes: 9.19 MiB each (a report
+# with a backtrace: tonyd2wild/DeepSeek-V4.1-Flash-vLLM-DGX-Spark, issue 8), one each way for each of 16
+# channels (assumed). Between GPUs of a node it uses /dev/shm, or none of it where they reach each other.
 NCCL_NETWORK_GIB = 2 * 16 * 9.19 / 1024
-# GiB of /dev/shm for NCCL's segments between the processes of a node: what its troubleshooting guide recommends for
-# containers (--shm-size=1g). Flytune's batches do not use it: they are collated in the process that trains.
+# GiB of /dev/shm for NCCL's segments between the processes of a node: what its troubleshooting guide
+# recommends for containers (--shm-size=1g). Flytune's batches do not use it: they are collated in the process
+# that trains.
 NCCL_SHM_GIB = 1.0
-# Host memory of weights that are converted while they are loaded, over that of the result: Llama 2 7B, 25,704 MiB in float32,
-# took 32,744 less a process of 1,506 (docs/measured/loading.md).
+# Host memory of weights that are converted while they are loaded, over that of the result: Llama 2 7B, 25,704
+# MiB in float32, took 32,744 less a process of 1,506 (docs/measured/loading.md).
 CONVERTED = 1.22
 # Bytes of an exported file at most; the process that writes holds one (flytune/export/write.py).
 EXPORT_FILE = 5e9
@@ -66,33 +67,39 @@ def of(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> lis
 
 
 def checkpoint_bytes(workload: Workload) -> float:
-    """Return the bytes of a checkpoint: trained weights as the optimizer has them (float32 of DeepSpeed), and its states."""
+    """Return the bytes of a checkpoint: trained weights as the optimizer has them (float32 of DeepSpeed), and
+    its states."""
     width = workload.updated_bytes
     return width * workload.trained + model_states.state_bytes(workload, width)
 
 
 def consolidated_bytes(recipe: Recipe, workload: Workload) -> float:
-    """Return bytes of the full weights that are written beside each checkpoint to be published (publish.every_save)."""
+    """Return bytes of the full weights that are written beside each checkpoint to be published
+    (publish.every_save)."""
     gathers = recipe.publish.every_save and not sharding_of(recipe).saves_full_weights
     return _exported(workload) if gathers else 0.0
 
 
 def gather_reason(recipe: Recipe, workload: Workload) -> list[str]:
-    """Return what gathering weights to publish costs, as a line of the plan; none where nothing is gathered."""
+    """Return what gathering weights to publish costs, as a line of the plan; none where nothing is
+    gathered."""
     size = consolidated_bytes(recipe, workload)
     if not size:
         return []
     return [
-        f"publish.every_save: {recipe.sharding.name} checkpoints hold each process's part, so each save also gathers the "
-        f"weights and writes {size / GIB:.3g} GiB to the first node: training waits {size / WRITE_RATE:.3g} s at "
-        f"{WRITE_RATE / 1e9:.0f} GB/s (assumed), with {min(EXPORT_FILE, size) / GIB:.3g} GiB of host memory for a file"
+        f"publish.every_save: {recipe.sharding.name} checkpoints hold each process's part, so each save also "
+        f"gathers the weights and writes {size / GIB:.3g} GiB to the first node: training waits "
+        f"{size / WRITE_RATE:.3g} s at {WRITE_RATE / 1e9:.0f} GB/s (assumed), with "
+        f"{min(EXPORT_FILE, size) / GIB:.3g} GiB of host memory for a file"
     ]
 
 
 def process_gib(shape: Shape) -> float:
-    """Return GiB of a process before it loads anything, by the installed build of torch; on GPUs, by the train image's.
+    """Return GiB of a process before it loads anything, by the installed build of torch; on GPUs, by the
+    train image's.
 
-    Where torch is not installed (the plan task's image), the train image's counts too: its lock names PyPI's wheel.
+    Where torch is not installed (the plan task's image), the train image's counts too: its lock names PyPI's
+    wheel.
     """
     return CPU_BUILD_GIB if not shape.is_gpu and _has_cpu_build() else CUDA_BUILD_GIB
 
@@ -117,12 +124,16 @@ def _tables(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) ->
     if recipe.data.packing and workload.attention != "flash":
         # The mask that keeps packed samples apart: one byte a pair of tokens, and a copy in 16 bits.
         mask = 3.0 * workload.tokens * workload.sequence_length
-        tables = {name: table | {"attention mask": mask} if "step" in name else table for name, table in tables.items()}
+        tables = {
+            name: table | {"attention mask": mask} if "step" in name else table
+            for name, table in tables.items()
+        }
     return tables
 
 
 def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory, lasting: States) -> Need:
-    """Return the memory of a process on a CPU, which holds states and activations, but neither CUDA nor NCCL."""
+    """Return the memory of a process on a CPU, which holds states and activations, but neither CUDA nor
+    NCCL."""
     process = {"process": process_gib(shape) * GIB}
     tables = {
         phase: {name: size for name, size in table.items() if name not in memory.outside} | process
@@ -146,7 +157,11 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> 
     phases = {
         LOAD: {"weights as loaded": own * _as_loaded(recipe, workload)},
         # Distributed checkpoints copy the shards of each process to the host before they are written.
-        SAVE: {"checkpoint": own * (states + lasting.paged) if sharding.async_checkpoint and workload.method == "full" else 0.0}
+        SAVE: {
+            "checkpoint": own * (states + lasting.paged)
+            if sharding.async_checkpoint and workload.method == "full"
+            else 0.0
+        }
         | _gathered(recipe, workload),
         EXPORT: {
             "file being written": min(EXPORT_FILE, _exported(workload)),
@@ -169,8 +184,8 @@ def _phases(workload: Workload) -> list[str]:
 def _gathered(recipe: Recipe, workload: Workload) -> dict[str, float]:
     """Return host memory of the process that gathers weights at a save.
 
-    DeepSpeed has all of ZeRO-3's trained ones at once, in the dtype that it computes in; those that are published beside a
-    sharded checkpoint are of one file.
+    DeepSpeed has all of ZeRO-3's trained ones at once, in the dtype that it computes in; those that are
+    published beside a sharded checkpoint are of one file.
     """
     if not recipe.checkpoints.save_steps:
         return {}
@@ -182,7 +197,8 @@ def _gathered(recipe: Recipe, workload: Workload) -> dict[str, float]:
 def _as_loaded(recipe: Recipe, workload: Workload) -> float:
     """Return bytes of one process in host memory before they are copied to the GPU.
 
-    Files in the requested dtype are mapped without a copy; slices, zero.Init and quantization take one tensor at a time.
+    Files in the requested dtype are mapped without a copy; slices, zero.Init and quantization take one tensor
+    at a time.
     """
     if sharding_of(recipe).loads_by_tensor or workload.geometry.dtype == workload.weight_dtype:
         return 0.0
@@ -192,7 +208,8 @@ def _as_loaded(recipe: Recipe, workload: Workload) -> float:
 def _best(recipe: Recipe, workload: Workload, lasting: States) -> float:
     """Return bytes of one process in host memory while it loads the checkpoint that `export: best` takes.
 
-    DeepSpeed reads its states as one file each, optimizer included; the other shardings read one tensor at a time.
+    DeepSpeed reads its states as one file each, optimizer included; the other shardings read one tensor at a
+    time.
     """
     if recipe.checkpoints.export == "last" or not sharding_of(recipe).loads_whole_states:
         return 0.0
@@ -201,7 +218,11 @@ def _best(recipe: Recipe, workload: Workload, lasting: States) -> float:
 
 def _shared(shape: Shape, workload: Workload) -> Need:
     nccl = NCCL_SHM_GIB * GIB if shape.is_gpu and shape.world_size > 1 else 0.0
-    return _need("/dev/shm", shape.shared_memory_gib, {name: {"NCCL": nccl} for name in _phases(workload) if name != LOAD})
+    return _need(
+        "/dev/shm",
+        shape.shared_memory_gib,
+        {name: {"NCCL": nccl} for name in _phases(workload) if name != LOAD},
+    )
 
 
 def _disk(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> Need:
@@ -230,4 +251,6 @@ def _need(resource: str, gib: float, tables: dict[str, dict[str, float]]) -> Nee
         if phase in tables
     }
     # No validation, which would take most of the time of ten thousand candidates.
-    return Need.model_construct(resource=resource, available_bytes=round(gib * GIB), phases=phases, engine="closed form")
+    return Need.model_construct(
+        resource=resource, available_bytes=round(gib * GIB), phases=phases, engine="closed form"
+    )

@@ -11,9 +11,11 @@ from flytune.recipe import Recipe, Source
 from flytune.records import Plan
 
 COUNTED_BYTES = 200_000_000
-"""Bytes of a file of JSON Lines whose lines are counted; the number of further ones is estimated from these."""
+"""Bytes of a file of JSON Lines whose lines are counted; the number of further ones is estimated from
+these."""
 PARSED_BYTES = 8_000_000
-"""Bytes of other files of a source that are parsed, as they are stored; the number of further rows is estimated from these."""
+"""Bytes of other files of a source that are parsed, as they are stored; the number of further rows is
+estimated from these."""
 _LEAST_BYTES = 100_000
 """Bytes of each further file that are parsed after that."""
 
@@ -38,7 +40,8 @@ class _Rows(NamedTuple):
 
 
 def counted(recipe: Recipe) -> SampleCount:
-    """Return the number of training samples of a recipe, by the local files that it names; no address is read.
+    """Return the number of training samples of a recipe, by the local files that it names; no address is
+    read.
 
     A row counts as a sample, although long rows may be split, and bad, empty and equal ones dropped later.
 
@@ -49,7 +52,11 @@ def counted(recipe: Recipe) -> SampleCount:
     found = [(_rows(source, key, recipe), source.weight) for key, source in data.all_sources.items()]
     origin = "; ".join(dict.fromkeys(one.origin for one, _ in found))
     if data.packing or any(one.rows is None for one, _ in found):
-        reason = "as many as the packed blocks, which are not known before the preparation; " if data.packing else ""
+        reason = (
+            "as many as the packed blocks, which are not known before the preparation; "
+            if data.packing
+            else ""
+        )
         return SampleCount(None, f"training samples: {reason}{origin}")
     weighted = sum((one.rows or 0) * one.samples_a_row * weight for one, weight in found)
     if not weighted:
@@ -63,7 +70,8 @@ def counted(recipe: Recipe) -> SampleCount:
 
 
 def told(plan: Plan, count: SampleCount) -> Plan:
-    """Return the plan with reasons that name the origin of its number of samples, and what is doubtful about them."""
+    """Return the plan with reasons that name the origin of its number of samples, and what is doubtful about
+    them."""
     warnings = [f"warning: {warning}" for warning in count.warnings]
     return plan.model_copy(update={"reasons": [*plan.reasons, count.origin, *warnings]})
 
@@ -91,19 +99,24 @@ def _rows(source: Source, key: str, recipe: Recipe) -> _Rows:
     if most is not None and rows >= most:
         return _Rows(most, f"{sentences.counted(most, 'row')} of {path}, as max_samples says", each)
     return _Rows(
-        rows, f"{sentences.counted(rows, 'row')} {how} in {path}" + (", each of two samples" if each == 2 else ""), each
+        rows,
+        f"{sentences.counted(rows, 'row')} {how} in {path}" + (", each of two samples" if each == 2 else ""),
+        each,
     )
 
 
 def _count(source: Source, key: str) -> tuple[dict[str, Any], int | None, bool]:
-    """Return the first row of a local source, the number of its rows, if it is known, and whether this is an estimate."""
+    """Return the first row of a local source, the number of its rows, if it is known, and whether this is an
+    estimate."""
     place = _place(source)
     if place.is_file() and place.suffix in (".jsonl", ".ndjson"):
         return _count_lines(place, source.max_samples)
     files = sources.locate(str(source.path), f"{key}.path", source.exclude)
     sizes = {} if files.saved else {file: Path(file).stat().st_size for file in files.files}
     if files.saved:
-        saved = _good(readers.read(source, key)) if folder_bytes(str(source.path)) <= PARSED_BYTES else iter(())
+        saved = (
+            _good(readers.read(source, key)) if folder_bytes(str(source.path)) <= PARSED_BYTES else iter(())
+        )
         first = next(saved, {})
         return first, 1 + sum(1 for _ in saved) if first else None, False
     first = {}
@@ -122,8 +135,11 @@ def _count(source: Source, key: str) -> tuple[dict[str, Any], int | None, bool]:
     return first, total, is_estimate
 
 
-def _count_file(file: str, source: Source, key: str, budget: int, most: int | None) -> tuple[dict[str, Any], int, int]:
-    """Return the first row of a file, the rows up to `most` that are read within `budget` bytes, and these bytes.
+def _count_file(
+    file: str, source: Source, key: str, budget: int, most: int | None
+) -> tuple[dict[str, Any], int, int]:
+    """Return the first row of a file, the rows up to `most` that are read within `budget` bytes, and these
+    bytes.
 
     The rows of Parquet are in its metadata; its bytes are 0.
     """
@@ -159,7 +175,11 @@ def _count_lines(file: Path, most: int | None) -> tuple[dict[str, Any], int, boo
         row = json_core.load(first, readers.LARGEST_LINE) if first else {}
     except json_core.JSONError:
         row = {}
-    return row if isinstance(row, dict) else {}, round(rows * size / read) if is_estimate else rows, is_estimate
+    return (
+        row if isinstance(row, dict) else {},
+        round(rows * size / read) if is_estimate else rows,
+        is_estimate,
+    )
 
 
 def _good(rows: Iterator[readers.Row]) -> Iterator[dict[str, Any]]:

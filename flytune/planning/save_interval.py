@@ -1,7 +1,7 @@
 """The interval between checkpoints that minimizes the time lost to saves and interruptions.
 
-Young, "A first order approximation to the optimum checkpoint interval" (1974); Daly, "A higher order estimate of the optimum
-checkpoint interval for restart dumps" (2006), equation 37.
+Young, "A first order approximation to the optimum checkpoint interval" (1974); Daly, "A higher order estimate
+of the optimum checkpoint interval for restart dumps" (2006), equation 37.
 """
 
 import math
@@ -13,13 +13,16 @@ from flytune.records import Interruptions
 from flytune.sentences import counted
 
 GPU_INTERRUPTIONS_PER_HOUR = 419 / (54 * 24 * 16_384)
-"""Rate of one rented GPU: Llama 3's training, 419 unexpected interruptions in 54 days on 16,384 H100 (arXiv:2407.21783)."""
+"""Rate of one rented GPU: Llama 3's training, 419 unexpected interruptions in 54 days on 16,384 H100
+(arXiv:2407.21783)."""
 SPOT_INTERRUPTIONS_PER_HOUR = 0.05
 """Rate of one spot node: a guess of one in 20 hours, for rows without interruptions_per_hour."""
 WRITE_RATE = 1e9
-"""Bytes a second at which a node writes a checkpoint: assumed of an NVMe disk, until a run has measured its own."""
+"""Bytes a second at which a node writes a checkpoint: assumed of an NVMe disk, until a run has measured its
+own."""
 RESTART_SECONDS = 600.0
-"""Time from an interruption to the next step: assumed for starting machines and reading weights; the image is there."""
+"""Time from an interruption to the next step: assumed for starting machines and reading weights; the image is
+there."""
 
 
 def interruptions_per_hour(shape: Shape) -> float:
@@ -32,14 +35,16 @@ def interruptions_per_hour(shape: Shape) -> float:
 
 
 def young(save_seconds: float, interruptions_per_hour: float) -> float:
-    """Return seconds of training between two saves, to first order: sqrt(2 x save x mean time between interruptions)."""
+    """Return seconds of training between two saves, to first order: sqrt(2 x save x mean time between
+    interruptions)."""
     if interruptions_per_hour == 0:
         return math.inf
     return math.sqrt(2 * save_seconds * 3600 / interruptions_per_hour)
 
 
 def best_interval(save_seconds: float, interruptions_per_hour: float) -> float:
-    """Return seconds of training between two saves that lose least (Daly); the mean time if a save takes twice as long."""
+    """Return seconds of training between two saves that lose least (Daly); the mean time if a save takes
+    twice as long."""
     if interruptions_per_hour == 0:
         return math.inf
     mean = 3600 / interruptions_per_hour
@@ -61,13 +66,17 @@ class ExpectedLoss(NamedTuple):
 def expected_loss(
     interval_seconds: float, save_seconds: float, interruptions_per_hour: float, restart_seconds: float = 0.0
 ) -> ExpectedLoss:
-    """Return the loss of saving every `interval_seconds` of training, where a restart takes `restart_seconds` (machines, load).
+    """Return the loss of saving every `interval_seconds` of training, where a restart takes `restart_seconds`
+    (machines, load).
 
-    An interruption comes at any time between two saves, so half of the interval is lost on average (first order, as Young's:
-    good while interruptions are rarer than saves). With an interval of inf nothing is saved, and each attempt starts over.
+    An interruption comes at any time between two saves, so half of the interval is lost on average (first
+    order, as Young's: good while interruptions are rarer than saves). With an interval of inf nothing is
+    saved, and each attempt starts over.
     """
     if math.isinf(interval_seconds):
-        return ExpectedLoss(math.inf if interruptions_per_hour else 0.0, 1.0 if interruptions_per_hour else 0.0)
+        return ExpectedLoss(
+            math.inf if interruptions_per_hour else 0.0, 1.0 if interruptions_per_hour else 0.0
+        )
     hours = ((interval_seconds + save_seconds) / 2 + restart_seconds) / 3600
     saving = save_seconds / (interval_seconds + save_seconds)
     return ExpectedLoss(hours, min(1.0, saving + hours * interruptions_per_hour))
@@ -76,9 +85,11 @@ def expected_loss(
 def planned(
     recipe: Recipe, shape: Shape, checkpoint_bytes: float, step_seconds: float, samples: int | None = None
 ) -> Interruptions | None:
-    """Return the expected loss of a run with its recipe's interval; `checkpoint_bytes` are those of all nodes together.
+    """Return the expected loss of a run with its recipe's interval; `checkpoint_bytes` are those of all nodes
+    together.
 
-    None with save_steps `epoch` or a share of all steps, where the number of training `samples`, and so of steps, is unknown.
+    None with save_steps `epoch` or a share of all steps, where the number of training `samples`, and so of
+    steps, is unknown.
     """
     per_hour, save_seconds = interruptions_per_hour(shape), checkpoint_bytes / shape.nodes / WRITE_RATE
     best, steps = best_interval(save_seconds, per_hour), recipe.checkpoints.save_steps
@@ -127,4 +138,10 @@ def _hours(seconds: float) -> str:
     hours = seconds / 3600
     if hours >= _YEAR:
         return counted(round(hours / _YEAR), "year")
-    return f"{hours / 24:,.0f} days" if hours >= 48 else f"{hours:.1f} hours" if hours >= 1 else f"{seconds / 60:.0f} minutes"
+    return (
+        f"{hours / 24:,.0f} days"
+        if hours >= 48
+        else f"{hours:.1f} hours"
+        if hours >= 1
+        else f"{seconds / 60:.0f} minutes"
+    )

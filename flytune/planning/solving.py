@@ -1,7 +1,8 @@
-"""Questions about one field of a recipe: the largest value that still fits, the fewest GPUs, the least price or time.
+"""Questions about one field of a recipe: the largest value that still fits, the fewest GPUs, the least price
+or time.
 
-All answers are exact at their edge: the next larger length, micro batch, rank or number of layers does not fit, and no shape
-with fewer GPUs, a lower price or a shorter time satisfies the question.
+All answers are exact at their edge: the next larger length, micro batch, rank or number of layers does not
+fit, and no shape with fewer GPUs, a lower price or a shorter time satisfies the question.
 """
 
 import difflib
@@ -29,7 +30,9 @@ def named(field: str) -> str:
     Raises:
         RecipeError: it is none of them.
     """
-    short = {"micro_batch": MICRO_BATCH, "layers": LAYERS} | {name.rpartition(".")[2]: name for name in FIELDS}
+    short = {"micro_batch": MICRO_BATCH, "layers": LAYERS} | {
+        name.rpartition(".")[2]: name for name in FIELDS
+    }
     if (found := short.get(field, field)) in FIELDS:
         return found
     near = difflib.get_close_matches(field.rpartition(".")[2], short, n=1)
@@ -41,23 +44,29 @@ def named(field: str) -> str:
 
 
 def solve(
-    recipe: Recipe, field: str, geometry: Geometry, samples: int | None = None, shapes: Sequence[Shape] | None = None
+    recipe: Recipe,
+    field: str,
+    geometry: Geometry,
+    samples: int | None = None,
+    shapes: Sequence[Shape] | None = None,
 ) -> Solution:
     """Return the answer about a field of FIELDS.
 
     Args:
-        samples: number of training samples, from which hours and price follow; training.max_steps may say it too.
+        samples: number of training samples, from which hours and price follow; training.max_steps may say it
+        too.
 
     Raises:
-        RecipeError: the recipe cannot work, the question lacks a limit, or the closed form, which answers, does not hold for
-            the model.
+        RecipeError: the recipe cannot work, the question lacks a limit, or the closed form, which answers,
+            does not hold for the model.
         DoesNotFit: not even the smallest value fits, or no shape keeps the limit.
     """
     shapes = load_shapes() if shapes is None else shapes
     if geometry.unsupported:
         raise RecipeError(
-            f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: --solve asks the closed form, which does "
-            f"not know {geometry.unsupported}; plan single recipes, about which the dry run decides"
+            f"recipe {recipe.name}: model.name_or_path: {recipe.model.name_or_path}: --solve asks the closed "
+            f"form, which does not know {geometry.unsupported}; plan single recipes, about which the dry run "
+            "decides"
         )
     if field in (GPUS, PRICE, HOURS):
         return _of_shapes(recipe, field, geometry, samples, shapes)
@@ -68,7 +77,8 @@ def solve(
 
 
 def _largest(ways: Sequence[Recipe], field: str, geometry: Geometry, shapes: Sequence[Shape]) -> Solution:
-    """Return the largest value of a field that fits with any of several shardings, with the first of those that have it."""
+    """Return the largest value of a field that fits with any of several shardings, with the first of those
+    that have it."""
     answers, refusals = [], []
     for way in ways:
         try:
@@ -80,28 +90,45 @@ def _largest(ways: Sequence[Recipe], field: str, geometry: Geometry, shapes: Seq
     return max(answers, key=lambda answer: answer.value)
 
 
-def _of_shapes(recipe: Recipe, field: str, geometry: Geometry, samples: int | None, shapes: Sequence[Shape]) -> Solution:
-    """Return the fewest GPUs, the least price within hardware.max_hours, or the least time within hardware.max_price."""
+def _of_shapes(
+    recipe: Recipe, field: str, geometry: Geometry, samples: int | None, shapes: Sequence[Shape]
+) -> Solution:
+    """Return the fewest GPUs, the least price within hardware.max_hours, or the least time within
+    hardware.max_price."""
     wish = recipe.hardware
     if field == PRICE and wish.max_hours is None:
-        raise RecipeError("--solve price: the least price within which time? Set hardware.max_hours, or --max-hours")
+        raise RecipeError(
+            "--solve price: the least price within which time? Set hardware.max_hours, or --max-hours"
+        )
     if field == HOURS and wish.max_price is None:
-        raise RecipeError("--solve hours: the least time for which price? Set hardware.max_price, or --max-price")
+        raise RecipeError(
+            "--solve hours: the least time for which price? Set hardware.max_price, or --max-price"
+        )
     anywhere = planner.on_shape(recipe, "auto")
     ways = list(_ways(anywhere, geometry, shapes))
     if not ways:
         planner.make(anywhere, shapes, geometry)
     if field == GPUS:
         fewest = min(
-            ways, key=lambda fit: (fit.shape.world_size, fit.is_tight, fit.recipe.sharding != recipe.sharding, _price(fit))
+            ways,
+            key=lambda fit: (
+                fit.shape.world_size,
+                fit.is_tight,
+                fit.recipe.sharding != recipe.sharding,
+                _price(fit),
+            ),
         )
         return _answer(anywhere, field, fewest.shape.world_size, fewest, _fewer(anywhere, fewest, shapes))
     steps = planner.steps_of(recipe, samples)
     if not steps:
-        raise RecipeError(f"--solve {field}: hours and price follow from the number of samples: say it (--samples)")
+        raise RecipeError(
+            f"--solve {field}: hours and price follow from the number of samples: say it (--samples)"
+        )
     timed = [Timed.of(fit, steps) for fit in ways if fit.time is not None]
     if not timed:
-        raise RecipeError(f"--solve {field}: the speed of none of the shapes that fit is known (accelerators.yaml)")
+        raise RecipeError(
+            f"--solve {field}: the speed of none of the shapes that fit is known (accelerators.yaml)"
+        )
     kept = [one for one in timed if one.excess(wish) <= 1]
     rank: Callable[[Timed], tuple[float, ...]] = (
         (lambda one: (one.price, one.hours, one.fit.share))
@@ -109,16 +136,27 @@ def _of_shapes(recipe: Recipe, field: str, geometry: Geometry, samples: int | No
         else (lambda one: (one.hours, one.price, one.fit.share))
     )
     if not kept:
-        nearest = min(timed, key=lambda one: (one.most_hours, one.price) if field == PRICE else (one.most_price, one.hours))
-        raise DoesNotFit(f"recipe {recipe.name}: no shape keeps {limits(recipe.hardware)}; the nearest is {nearest.said()}")
+        nearest = min(
+            timed,
+            key=lambda one: (one.most_hours, one.price) if field == PRICE else (one.most_price, one.hours),
+        )
+        raise DoesNotFit(
+            f"recipe {recipe.name}: no shape keeps {limits(recipe.hardware)}; the nearest is {nearest.said()}"
+        )
     best = min(kept, key=rank)
     better = [one for one in timed if rank(one)[0] < rank(best)[0]]
-    beyond = f"{max(better, key=rank).said()}, more than {limits(recipe.hardware)}" if better else "no way that fits has less"
+    beyond = (
+        f"{max(better, key=rank).said()}, more than {limits(recipe.hardware)}"
+        if better
+        else "no way that fits has less"
+    )
     return _answer(anywhere, field, rank(best)[0], best.fit, beyond)
 
 
 def _answer(recipe: Recipe, field: str, value: float, fit: Fit, beyond: str) -> Solution:
-    other = fit.recipe.model_copy(update={"hardware": fit.recipe.hardware.model_copy(update={"shape": fit.shape.name})})
+    other = fit.recipe.model_copy(
+        update={"hardware": fit.recipe.hardware.model_copy(update={"shape": fit.shape.name})}
+    )
     return Solution(field, value, fit, None, None, beyond, ranking.changes(recipe, other))
 
 
@@ -132,7 +170,9 @@ def _ways(recipe: Recipe, geometry: Geometry, shapes: Sequence[Shape]) -> Iterat
 
 def _fewer(recipe: Recipe, fewest: Fit, shapes: Iterable[Shape]) -> str:
     fewer = {
-        shape.world_size for shape in candidates.wished(recipe, list(shapes)) if shape.world_size < fewest.shape.world_size
+        shape.world_size
+        for shape in candidates.wished(recipe, list(shapes))
+        if shape.world_size < fewest.shape.world_size
     }
     if not fewer:
         return "no shape has fewer"
@@ -168,7 +208,10 @@ def described(answer: Solution) -> list[str]:
             if field in largest.FIELDS
             else ""
         )
-        lines.append(f"tight: {fit.share:.0%} of a resource is needed" + (f"; {free} a tenth of each free" if free else ""))
+        lines.append(
+            f"tight: {fit.share:.0%} of a resource is needed"
+            + (f"; {free} a tenth of each free" if free else "")
+        )
     return lines
 
 

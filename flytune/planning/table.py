@@ -25,12 +25,15 @@ _COLORS = {"fits": "green", "tight": "yellow", "does not fit": "red"}
 
 def show(plan: Plan, console: Console) -> None:
     """Show the needs of a plan by phase, the verdict, time and price."""
-    tables.show(_memory(plan.memory, f"{plan.recipe} on {plan.shape}: {plan.memory.resource}, GiB by phase"), console)
+    tables.show(
+        _memory(plan.memory, f"{plan.recipe} on {plan.shape}: {plan.memory.resource}, GiB by phase"), console
+    )
     tables.show(_resources(plan), console)
     binding = plan.binding
     console.print(
-        f"[bold {_COLORS[plan.verdict]}]{plan.verdict}[/]: {binding.resource} is the scarcest, {_gib(binding.margin_bytes)} "
-        f"GiB ({1 - binding.share:.0%}) to spare in the phase {binding.peak_phase}, most of it {binding.largest[0]}",
+        f"[bold {_COLORS[plan.verdict]}]{plan.verdict}[/]: {binding.resource} is the scarcest, "
+        f"{_gib(binding.margin_bytes)} GiB ({1 - binding.share:.0%}) to spare in the phase "
+        f"{binding.peak_phase}, most of it {binding.largest[0]}",
         highlight=False,
     )
     console.print(
@@ -43,7 +46,8 @@ def show(plan: Plan, console: Console) -> None:
         _show_time(plan, console)
     elif plan.accelerator == "cpu":
         console.print(
-            "time: not forecast on a CPU, whose speed is not in accelerators.yaml; the lines of a run's first steps say it",
+            "time: not forecast on a CPU, whose speed is not in accelerators.yaml; the lines of a run's "
+            "first steps say it",
             highlight=False,
         )
     for reason in plan.reasons:
@@ -74,7 +78,10 @@ def _resources(plan: Plan) -> Table:
         table.add_column(column, justify="right", no_wrap="step" not in column)
     for need in plan.needs:
         phases = (sum(need.phases.get(phase, {}).values()) for phase in plan.memory.phases)
-        sizes = (f"{size / GIB:,.1f}" if 0 < size < 100 * GIB else _gib(size) for size in (*phases, need.available_bytes))
+        sizes = (
+            f"{size / GIB:,.1f}" if 0 < size < 100 * GIB else _gib(size)
+            for size in (*phases, need.available_bytes)
+        )
         table.add_row(need.resource, *sizes, f"{need.share:.0%}")
     return table
 
@@ -99,7 +106,8 @@ def _show_time(plan: Plan, console: Console) -> None:
         console.print(
             f"[bold]{counted(plan.steps or 0, 'step takes', 'steps take')} {hours[1]}, for {price[1]}[/] "
             f"(likely {hours[0]} to {hours[2]}, "
-            f"{price[0]} to {price[2]}), every sample as long as data.max_length; without start-up, loading and saving",
+            f"{price[0]} to {price[2]}), every sample as long as data.max_length; without start-up, loading "
+            "and saving",
             highlight=False,
         )
     else:
@@ -109,12 +117,16 @@ def _show_time(plan: Plan, console: Console) -> None:
 
 
 def _likely(plan: Plan, low: float, high: float) -> str:
-    """Return the interval of tokens a second with its evidence, and the one after a run of the same model there."""
+    """Return the interval of tokens a second with its evidence, and the one after a run of the same model
+    there."""
     said = f"likely {low:,.0f} to {high:,.0f}"
     if found := plan.intervals.get("tokens_per_second"):
         said += f", as for {found.coverage:.0%} of {counted(found.held_out, 'published run')}"
     if after := plan.intervals.get("after_a_run"):
-        said += f"; after a run of this model on {plan.shape} and `flytune calibrate` {after.low / after.value - 1:+.0%} to "
+        said += (
+            f"; after a run of this model on {plan.shape} and `flytune calibrate` "
+            f"{after.low / after.value - 1:+.0%} to "
+        )
         said += f"{after.high / after.value - 1:+.0%} of its figure"
     return said
 
@@ -125,10 +137,14 @@ def _show_loading(plan: Plan, loading: Loading, console: Console) -> None:
     total = ""
     if plan.hours:
         hours = plan.hours[1] + loading.seconds / 3600
-        total = f"; with it, the run takes {_duration(hours)} and costs {_dollars(plan.price[1] + plan.loading_price)}"
+        total = (
+            f"; with it, the run takes {_duration(hours)} and costs "
+            f"{_dollars(plan.price[1] + plan.loading_price)}"
+        )
     console.print(
-        f"loading {loading.bytes / 1e9:,.1f} GB of weights on a cluster takes {_duration(loading.seconds / 3600)} and costs "
-        f"{_dollars(plan.loading_price)} in each attempt: {parts}{total}",
+        f"loading {loading.bytes / 1e9:,.1f} GB of weights on a cluster takes "
+        f"{_duration(loading.seconds / 3600)} and costs {_dollars(plan.loading_price)} in each attempt: "
+        f"{parts}{total}",
         highlight=False,
     )
 
@@ -157,9 +173,12 @@ def show_ranking(recipe: Recipe, ranking: Ranking, plans: list[Plan], by: By, co
         f"{counted(ranking.looked_at, 'candidate')} in {ranking.seconds:.1f} s; "
         f"{counted(ranking.ways, 'way fits', 'ways fit')}, at most two a shape are shown"
     )
-    change = planning_ranking.changes(recipe, ranking.fits[0].recipe.model_copy(update={"hardware": recipe.hardware}))
+    change = planning_ranking.changes(
+        recipe, ranking.fits[0].recipe.model_copy(update={"hardware": recipe.hardware})
+    )
     console.print(
-        f"{summary}. For the first write hardware.shape: {plans[0].shape}" + (f", {change}" if change else ""),
+        f"{summary}. For the first write hardware.shape: {plans[0].shape}"
+        + (f", {change}" if change else ""),
         highlight=False,
         markup=False,
     )
@@ -168,7 +187,8 @@ def show_ranking(recipe: Recipe, ranking: Ranking, plans: list[Plan], by: By, co
 
 
 def _runner_up(plans: list[Plan]) -> str:
-    """Return a sentence on the price of the best way on another shape, with the first run's hours and price if known."""
+    """Return a sentence on the price of the best way on another shape, with the first run's hours and price
+    if known."""
     first, second = plans[0], next((plan for plan in plans if plan.shape != plans[0].shape), plans[0])
     if second is first:
         return ""
@@ -179,8 +199,8 @@ def _runner_up(plans: list[Plan]) -> str:
     if first.hours and second.hours:
         run = f"the run, of {_duration(first.hours[1])} for {_dollars(first.price[1])},"
     return (
-        f"On the runner-up among shapes, {second.shape}, {run} would cost {price / first.price_per_billion_tokens:.2f} times "
-        f"as much and take {time:.2f} times as long."
+        f"On the runner-up among shapes, {second.shape}, {run} would cost "
+        f"{price / first.price_per_billion_tokens:.2f} times as much and take {time:.2f} times as long."
     )
 
 
@@ -191,7 +211,13 @@ def ranking_json(recipe: Recipe, ranking: Ranking, plans: list[Plan]) -> str:
         for fit, plan in zip(ranking.fits, plans, strict=False)
     ]
     return json.dumps(
-        {"version": document.VERSION, "looked_at": ranking.looked_at, "seconds": ranking.seconds, "ways": ways}, indent=2
+        {
+            "version": document.VERSION,
+            "looked_at": ranking.looked_at,
+            "seconds": ranking.seconds,
+            "ways": ways,
+        },
+        indent=2,
     )
 
 
@@ -201,10 +227,14 @@ def show_calibration(comparisons: Sequence[Comparison], rows: Sequence[Factor], 
     for column in ("run", "shape", "peak GiB", "planned", "memory", "speed", ""):
         table.add_column(column)
     for one in comparisons:
-        measured, planned = (max(sizes.values(), default=0) for sizes in (one.measured_bytes, one.planned_bytes))
+        measured, planned = (
+            max(sizes.values(), default=0) for sizes in (one.measured_bytes, one.planned_bytes)
+        )
         ratios = [f"{ratio:.2f}" if ratio else "" for ratio in (one.memory_ratio, one.speed_ratio)]
         used = "" if one.full_length else "left out: shorter than planned"
-        table.add_row(tables.plain(one.recipe), tables.plain(one.shape), _gib(measured), _gib(planned), *ratios, used)
+        table.add_row(
+            tables.plain(one.recipe), tables.plain(one.shape), _gib(measured), _gib(planned), *ratios, used
+        )
     tables.show(table, console)
     for row in rows:
         said = f"{row.name}: memory x {row.memory:.2f}, speed x {row.speed:.2f} (median of {row.runs})"

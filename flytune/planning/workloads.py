@@ -22,8 +22,8 @@ from training_estimates.model_states import States
 from training_estimates.sizes import Geometry, Linear
 
 OWN_LOGITS = Loss(per_word=8, moved_per_word=40, tiles=True, cpu_tokens=CPU_LOSS_TOKENS)
-"""Flytune's loss of the model's own logits (models/own_logits.py): the logits and what caps them, in 16 bits, their gradient,
-and its parts before they are joined; a few rows at a time are in float32."""
+"""Flytune's loss of the model's own logits (models/own_logits.py): the logits and what caps them, in 16 bits,
+their gradient, and its parts before they are joined; a few rows at a time are in float32."""
 FLYTUNE = Framework(
     loss=replace(CHUNKED, cpu_tokens=CPU_LOSS_TOKENS),
     float32_copies=True,
@@ -42,15 +42,32 @@ BLOCK = 256
 """Numbers of an 8-bit state that share a float32 scale (bitsandbytes, Optimizer8bit.init_state)."""
 _TABLES = {"embed_tokens": "embedding", "lm_head": "head"}
 _PARTS = (
-    "forward", "recomputation", "backward", "adapters", "kernels", "dequantization", "launching", "communication", "offload",
-    "optimizer", "data", "drawing",
-)  # fmt: skip
+    "forward",
+    "recomputation",
+    "backward",
+    "adapters",
+    "kernels",
+    "dequantization",
+    "launching",
+    "communication",
+    "offload",
+    "optimizer",
+    "data",
+    "drawing",
+)
 """Fields of a StepTime that add up to its seconds."""
 
 
-def workload(recipe: Recipe, geometry: Geometry, shape: Shape, micro_batch: int, accumulation: int) -> Workload:
+def workload(
+    recipe: Recipe, geometry: Geometry, shape: Shape, micro_batch: int, accumulation: int
+) -> Workload:
     """Return one step of a recipe on a shape."""
-    method, model, objective, sharding = recipe.method.name, recipe.model, objective_of(recipe), sharding_of(recipe)
+    method, model, objective, sharding = (
+        recipe.method.name,
+        recipe.model,
+        objective_of(recipe),
+        sharding_of(recipe),
+    )
     return Workload(
         geometry=heads.head_of(recipe).geometry(geometry),
         head_outputs=heads.head_of(recipe).outputs,
@@ -103,13 +120,20 @@ def _decoding(recipe: Recipe, micro_batch: int, accumulation: int) -> Decoding |
     answers = micro_batch * accumulation
     # A prompt has a token at least.
     tokens = max(1, min(draws.tokens, recipe.data.max_length - 1))
-    return Decoding(answers, min(draws.at_a_time or micro_batch, answers), recipe.evaluation.batch_size, tokens)
+    return Decoding(
+        answers, min(draws.at_a_time or micro_batch, answers), recipe.evaluation.batch_size, tokens
+    )
 
 
 def own_logits(recipe: Recipe, geometry: Geometry) -> str | None:
-    """Return why the loss is computed of all of the model's logits; None where TRL's chunked loss is its own."""
+    """Return why the loss is computed of all of the model's logits; None where TRL's chunked loss is its
+    own."""
     named = recipe.method.target_modules if recipe.method.name != "full" else ()
-    is_adapted = "lm_head" in named if not isinstance(named, str) else named != "all-linear" and re.fullmatch(named, "lm_head")
+    is_adapted = (
+        "lm_head" in named
+        if not isinstance(named, str)
+        else named != "all-linear" and re.fullmatch(named, "lm_head")
+    )
     return "an adapter on the head" if is_adapted else heads.head_of(recipe).own_logits(geometry)
 
 
@@ -120,7 +144,9 @@ def optimizer(sharding: ShardingBase, shape: Shape) -> Optimizer:
     states = {"adamw": 2, "lion": 1, "adafactor": 0, "sgd": 0}[kind.algorithm]
     # torch's SGD copies gradients to add the decay; both it and adamw_torch are foreach on a GPU only.
     copies = name == "adamw_torch" or (kind.algorithm == "sgd" and sharding.recipe.training.weight_decay > 0)
-    implementation = "for_loop" if kind.algorithm == "adafactor" or not shape.is_gpu else "foreach" if copies else "fused"
+    implementation = (
+        "for_loop" if kind.algorithm == "adafactor" or not shape.is_gpu else "foreach" if copies else "fused"
+    )
     each = 1 + 4 / BLOCK if kind.bits == 8 else 4.0
     return Optimizer(
         name,
@@ -134,7 +160,8 @@ def optimizer(sharding: ShardingBase, shape: Shape) -> Optimizer:
 
 
 def time_of(workload: Workload, shape: Shape, states: States) -> StepTime | None:
-    """Return the estimated time of one optimizer step; None on a CPU, and for a GPU without a row in accelerators.yaml."""
+    """Return the estimated time of one optimizer step; None on a CPU, and for a GPU without a row in
+    accelerators.yaml."""
     if not shape.is_gpu:
         return None
     try:
@@ -153,11 +180,14 @@ def parts_of(time: StepTime) -> dict[str, float]:
 
 
 def targets(recipe: Recipe, geometry: Geometry) -> tuple[str, ...]:
-    """Return the names of the linear layers that method.target_modules names, and of the tables that are trained."""
+    """Return the names of the linear layers that method.target_modules names, and of the tables that are
+    trained."""
     tables = tuple(_TABLES[name] for name in recipe.method.modules_to_save)
     names = [one.name for one in _able(geometry) if any(_adapted(recipe, geometry, one))]
     is_adapted = adapter_targets.matcher(recipe.method, geometry.model_type, geometry.decoder)
-    able = adapter_targets.Modules(geometry.model_type, [], geometry.embedding, geometry.head).tables(recipe.method)
+    able = adapter_targets.Modules(geometry.model_type, [], geometry.embedding, geometry.head).tables(
+        recipe.method
+    )
     adapters = tuple("lora_embedding" for name in able if name == geometry.embedding and is_adapted(name))
     return (*dict.fromkeys(names), *adapters, *tables)
 
@@ -180,19 +210,21 @@ def adapter_problems(recipe: Recipe, geometry: Geometry) -> list[str]:
     fused = adapted_layers.FUSED_EXPERTS.get(geometry.model_type, frozenset[str]())
     leaves = {name: name.rpartition(".")[2] for name in named} if isinstance(named, list) else {}
     if experts := [
-        name for name, leaf in leaves.items() if leaf in fused or leaf.removesuffix("_proj") in stacked | {"experts"}
+        name
+        for name, leaf in leaves.items()
+        if leaf in fused or leaf.removesuffix("_proj") in stacked | {"experts"}
     ]:
         router = ", and gate is their router" if "gate" in map(leaves.get, experts) else ""
         write = "" if recipe.method.experts else "write method.experts: true for adapters on them, and "
         return [
-            f"method.target_modules: {', '.join(experts)}: the experts of {geometry.model_type} are one parameter, "
-            f"which is not a layer{router}; {write}name layers of the attention here, or all-linear, which leaves experts and "
-            "routers alone"
+            f"method.target_modules: {', '.join(experts)}: the experts of {geometry.model_type} are one "
+            f"parameter, which is not a layer{router}; {write}name layers of the attention here, or "
+            "all-linear, which leaves experts and routers alone"
         ]
     if geometry.model_type in adapted_layers.MAMBA and "out" in targets(recipe, geometry):
         return [
-            f"method.target_modules: {named}: PEFT adapts no out_proj of a {geometry.model_type}, whose kernel does not call "
-            "it as a module; name the other layers in a list"
+            f"method.target_modules: {named}: PEFT adapts no out_proj of a {geometry.model_type}, whose "
+            "kernel does not call it as a module; name the other layers in a list"
         ]
     if not geometry.linears:
         return []
@@ -233,7 +265,8 @@ def _too_wide(recipe: Recipe, geometry: Geometry) -> Iterator[str]:
                 yield (
                     f"method.{field}: {rank}, but {name} is {one.columns:,} x {one.rows:,} and has "
                     f"{counted(width, 'singular value')}, "
-                    f"from which init_lora_weights: {recipe.method.init_lora_weights} makes the adapter; write {width:,}"
+                    f"from which init_lora_weights: {recipe.method.init_lora_weights} makes the adapter; "
+                    f"write {width:,}"
                 )
                 return
 
@@ -243,8 +276,8 @@ def _table_problems(recipe: Recipe, geometry: Geometry) -> Iterator[str]:
     method, rows = recipe.method, geometry.vocab_size
     if "lm_head" in method.modules_to_save and geometry.tie_word_embeddings:
         yield (
-            f"method.modules_to_save: lm_head: head and embedding of {recipe.model.name_or_path} are one tensor; write "
-            "embed_tokens"
+            f"method.modules_to_save: lm_head: head and embedding of {recipe.model.name_or_path} are one "
+            "tensor; write embed_tokens"
         )
     if (last := max(method.trainable_token_indices, default=0)) >= rows:
         yield f"method.trainable_token_indices: {last}: the model has {counted(rows, 'token')}"
@@ -257,7 +290,8 @@ def _adapted(recipe: Recipe, geometry: Geometry, linear: Linear) -> Iterator[boo
 
 
 def _modules(geometry: Geometry, linear: Linear) -> Iterator[str]:
-    """Yield the names of a linear layer's modules in the decoder layers; of several experts that of the first."""
+    """Yield the names of a linear layer's modules in the decoder layers; of several experts that of the
+    first."""
     if "*" not in linear.path:
         yield linear.path
         return

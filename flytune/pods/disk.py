@@ -9,13 +9,15 @@ FETCH_BASE_GIB = 24
 PREPARE_GIB = 32
 """Disk of prepare_data: the prepared samples. Rows are streamed."""
 STORE_GIB = 16
-"""Disk of store_artifact: the artifact's small files, and one exported file of weights (5 GB) if it publishes to the hub."""
+"""Disk of store_artifact: the artifact's small files, and one exported file of weights (5 GB) if it publishes
+to the hub."""
 _TOKEN = 8
 """Bytes of a prepared token: two 32-bit numbers, its id and its label, without the compression of parquet."""
 
 
 def shortage(recipe: Recipe, samples: int | None) -> str | None:
-    """Return why the disk of prepare_data may not suffice; None if it does, or if the number of samples is unknown."""
+    """Return why the disk of prepare_data may not suffice; None if it does, or if the number of samples is
+    unknown."""
     need = (samples or 0) * recipe.data.max_length * _TOKEN / GIB
     if need <= PREPARE_GIB:
         return None

@@ -1,4 +1,5 @@
-"""Security of all pods: user, capabilities, system calls, a read-only root with its writable folders, no token of Kubernetes.
+"""Security of all pods: user, capabilities, system calls, a read-only root with its writable folders, no
+token of Kubernetes.
 
 What is set is `pod_security` of cluster.yaml; docs/pods.md explains each part.
 """
@@ -13,7 +14,8 @@ PRIMARY = "primary"
 CODE = "/code"
 """Folder where fast registration unpacks code in pods with a read-only root."""
 WRITABLE = {"flytune-code": CODE, "flytune-tmp": "/tmp"}
-"""Folders that stay writable under a read-only root, by the names of their volumes; pods of shapes also have /scratch."""
+"""Folders that stay writable under a read-only root, by the names of their volumes; pods of shapes also have
+/scratch."""
 
 
 class Image(NamedTuple):
@@ -25,7 +27,9 @@ class Image(NamedTuple):
     """PYTHONPATH that it sets."""
 
 
-def restrict(spec: Any, cluster: Cluster, mounted: list[Volume], image: Image, capabilities: Sequence[str] = ()) -> Any:
+def restrict(
+    spec: Any, cluster: Cluster, mounted: list[Volume], image: Image, capabilities: Sequence[str] = ()
+) -> Any:
     """Add what cluster.yaml's pod_security asks for to a pod spec of one container; return the spec.
 
     Args:
@@ -35,7 +39,8 @@ def restrict(spec: Any, cluster: Cluster, mounted: list[Volume], image: Image, c
     from kubernetes.client import V1Capabilities, V1PodSecurityContext, V1SeccompProfile, V1SecurityContext
 
     rules, (container,) = cluster.pod_security, spec.containers
-    # ImageSpec's images have a user without a number, which Kubernetes can neither check nor replace: it owns their packages.
+    # ImageSpec's images have a user without a number, which Kubernetes can neither check nor replace: it owns
+    # their packages.
     user = rules.user if image.has_numeric_user else None
     groups = sorted({volume.group for volume in mounted if volume.group is not None})
     spec.security_context = V1PodSecurityContext(
@@ -43,8 +48,8 @@ def restrict(spec: Any, cluster: Cluster, mounted: list[Volume], image: Image, c
         run_as_group=user,
         run_as_non_root=True if rules.restricted and image.has_numeric_user else None,
         seccomp_profile=V1SeccompProfile(type="RuntimeDefault") if rules.restricted else None,
-        # Volumes belong to root, the images' user does not. OnRootMismatch: a volume whose folder has this group already is not
-        # walked through, which takes minutes for many files.
+        # Volumes belong to root, the images' user does not. OnRootMismatch: a volume whose folder has this
+        # group already is not walked through, which takes minutes for many files.
         fs_group=rules.user,
         fs_group_change_policy="OnRootMismatch" if rules.user is not None else None,
         supplemental_groups=groups or None,
@@ -64,7 +69,8 @@ def restrict(spec: Any, cluster: Cluster, mounted: list[Volume], image: Image, c
 
 
 def _make_root_read_only(spec: Any, container: Any, image: Image) -> None:
-    """Mount empty folders at WRITABLE; run in, and import from, the folder where fast registration unpacks code."""
+    """Mount empty folders at WRITABLE; run in, and import from, the folder where fast registration unpacks
+    code."""
     from kubernetes.client import V1EmptyDirVolumeSource, V1EnvVar, V1SecurityContext, V1Volume, V1VolumeMount
 
     container.security_context = container.security_context or V1SecurityContext()

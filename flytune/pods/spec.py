@@ -1,6 +1,7 @@
 """V1PodSpec of the pods of a shape and of the light tasks; docs/pods.md explains each field.
 
-Kubernetes' client is imported where a spec is made, which is where a task is registered: it takes half a second.
+Kubernetes' client is imported where a spec is made, which is where a task is registered: it takes half a
+second.
 """
 
 import os
@@ -12,11 +13,13 @@ from flytune.pods import volumes
 from flytune.pods.security import PRIMARY, Image, restrict
 
 GRACE_SECONDS = 30.0
-"""Seconds from SIGTERM to SIGKILL of a rank: torchelastic's, which cannot be configured, and Kubernetes' default."""
+"""Seconds from SIGTERM to SIGKILL of a rank: torchelastic's, which cannot be configured, and Kubernetes'
+default."""
 NODE = "FLYTUNE_NODE"
 """Variable of a pod with the name of its node."""
 NAMESPACE = "FLYTUNE_NAMESPACE"
-"""Variable of a pod with its namespace: Flyte 1 has one for each project and domain, Flyte 2's open backend one for all."""
+"""Variable of a pod with its namespace: Flyte 1 has one for each project and domain, Flyte 2's open backend
+one for all."""
 ACTION = "FLYTUNE_ACTION"
 """Variable of a pod of Flyte 2 with the name of its action, in which Flyte counts attempts."""
 EXECUTION = "FLYTE_INTERNAL_EXECUTION_ID"
@@ -25,13 +28,15 @@ RETRIES = "FLYTUNE_RETRIES"
 """Variable of a pod with the number of attempts after the first."""
 SCRATCH = "/scratch"
 TERMINATION_SECONDS = int(2 * GRACE_SECONDS)
-"""Seconds from SIGTERM to SIGKILL: GRACE_SECONDS for the ranks, and as long for their parent to report to Flyte."""
+"""Seconds from SIGTERM to SIGKILL: GRACE_SECONDS for the ranks, and as long for their parent to report to
+Flyte."""
 _SHAPE_LABEL = "flytune-shape"
 _JOB_LABEL = "training.kubeflow.org/job-name"
 
 
 def attempts_before() -> int:
-    """Return how many attempts of this pod's task came before this one, as Flyte counts; 0 outside of Flyte."""
+    """Return how many attempts of this pod's task came before this one, as Flyte counts; 0 outside of
+    Flyte."""
     return int(os.environ.get("FLYTE_ATTEMPT_NUMBER") or 0)
 
 
@@ -83,10 +88,15 @@ def of_shape(shape: Shape, cluster: Cluster, image: Image) -> Any:
     memory = V1EmptyDirVolumeSource(medium="Memory", size_limit=f"{shape.shared_memory_gib}Gi")
     spec = V1PodSpec(
         containers=[container],
-        volumes=[V1Volume(name="dshm", empty_dir=memory), _scratch(shape, cluster), *map(volumes.source, mounted)],
+        volumes=[
+            V1Volume(name="dshm", empty_dir=memory),
+            _scratch(shape, cluster),
+            *map(volumes.source, mounted),
+        ],
         termination_grace_period_seconds=TERMINATION_SECONDS,
-        # The kernel delivers no signal to PID 1 of a namespace without a handler, and Python has none until a task sets one: a
-        # pod would ignore SIGTERM while it imports. In a shared namespace PID 1 is the pause process.
+        # The kernel delivers no signal to PID 1 of a namespace without a handler, and Python has none until a
+        # task sets one: a pod would ignore SIGTERM while it imports. In a shared namespace PID 1 is the pause
+        # process.
         share_process_namespace=True,
         tolerations=_tolerations(shape, cluster),
         node_selector=shape.node_labels or None,
@@ -101,7 +111,8 @@ def _by_volcano(shape: Shape, cluster: Cluster) -> bool:
 
 
 def _resources(shape: Shape, cluster: Cluster) -> Any:
-    """Return requests and equal limits: the pod has the node to itself. Strings: the Kubernetes models refuse numbers."""
+    """Return requests and equal limits: the pod has the node to itself. Strings: the Kubernetes models refuse
+    numbers."""
     from kubernetes.client import V1ResourceRequirements
 
     requests = {"cpu": str(shape.cpu), "memory": f"{shape.memory_gib}Gi"}
@@ -160,25 +171,40 @@ def _tolerations(shape: Shape, cluster: Cluster) -> list[Any]:
     from kubernetes.client import V1Toleration
 
     keys = ["nvidia.com/gpu"] if shape.is_gpu else []
-    return [V1Toleration(key=key, operator="Exists") for key in keys + (cluster.spot_taints if shape.spot else [])]
+    return [
+        V1Toleration(key=key, operator="Exists") for key in keys + (cluster.spot_taints if shape.spot else [])
+    ]
 
 
 def _affinity(shape: Shape, cluster: Cluster) -> Any:
     """Return an affinity for one zone: required if the network does not cross zones, else preferred."""
-    from kubernetes.client import V1Affinity, V1LabelSelector, V1PodAffinity, V1PodAffinityTerm, V1WeightedPodAffinityTerm
+    from kubernetes.client import (
+        V1Affinity,
+        V1LabelSelector,
+        V1PodAffinity,
+        V1PodAffinityTerm,
+        V1WeightedPodAffinityTerm,
+    )
 
     term = V1PodAffinityTerm(
         topology_key=cluster.zone_label,
         label_selector=V1LabelSelector(match_labels={_SHAPE_LABEL: shape.name}),
-        # Only pods of the same job. Kubernetes older than 1.31 drops this; then it applies to all runs of the row.
+        # Only pods of the same job. Kubernetes older than 1.31 drops this; then it applies to all runs of the
+        # row.
         match_label_keys=[_JOB_LABEL],
     )
     if not shape.fabric.has_devices:
         preferred = [V1WeightedPodAffinityTerm(weight=100, pod_affinity_term=term)]
-        return V1Affinity(pod_affinity=V1PodAffinity(preferred_during_scheduling_ignored_during_execution=preferred))
+        return V1Affinity(
+            pod_affinity=V1PodAffinity(preferred_during_scheduling_ignored_during_execution=preferred)
+        )
     return V1Affinity(pod_affinity=V1PodAffinity(required_during_scheduling_ignored_during_execution=[term]))
 
 
 def job_labels(shape: Shape, cluster: Cluster) -> dict[str, str] | None:
     """Return the labels of the job object, where Kueue reads its queue; rows without GPUs are not queued."""
-    return {"kueue.x-k8s.io/queue-name": str(cluster.queue)} if cluster.gang_scheduling == "kueue" and shape.is_gpu else None
+    return (
+        {"kueue.x-k8s.io/queue-name": str(cluster.queue)}
+        if cluster.gang_scheduling == "kueue" and shape.is_gpu
+        else None
+    )

@@ -19,8 +19,8 @@ class Source(Section):
     """A source of rows: its address and its format."""
 
     path: PathOrAddress | None = None
-    """A file, a folder, a pattern (data/*.jsonl), or an fsspec address (s3://, gs://) of them: JSON Lines, JSON, CSV, text,
-    Parquet or Arrow."""
+    """A file, a folder, a pattern (data/*.jsonl), or an fsspec address (s3://, gs://) of them: JSON Lines,
+    JSON, CSV, text, Parquet or Arrow."""
     dataset_name: PathOrAddress | None = None
     """A data set on the Hugging Face hub, instead of `path`."""
     dataset_config: str | None = None
@@ -30,14 +30,25 @@ class Source(Section):
     revision: str | None = None
     """Commit, tag or branch of the data set on the hub."""
     format: Literal[
-        "auto", "messages", "sharegpt", "prompt_completion", "instruction", "text", "tokens", "preference", "unpaired"
+        "auto",
+        "messages",
+        "sharegpt",
+        "prompt_completion",
+        "instruction",
+        "text",
+        "tokens",
+        "preference",
+        "unpaired",
     ] = "auto"
-    """Format of the rows: `auto` decides by the columns of the first row; `tokens` are input_ids, with or without labels;
-    `preference` are chosen and rejected answers, `unpaired` answers with a label (docs/objectives.md)."""
+    """Format of the rows: `auto` decides by the columns of the first row; `tokens` are input_ids, with or
+    without labels; `preference` are chosen and rejected answers, `unpaired` answers with a label
+    (docs/objectives.md)."""
     columns: dict[str, str] = Field(default={})
-    """Names of the data's columns where they differ from the format's: {instruction: question, output: answer}."""
+    """Names of the data's columns where they differ from the format's: {instruction: question, output:
+    answer}."""
     remove_columns: list[Annotated[str, Field(min_length=1)]] = Field(default=[], max_length=limits.LISTED)
-    """Columns that are left out on purpose: columns that other tools read, and that would be refused here (docs/data.md)."""
+    """Columns that are left out on purpose: columns that other tools read, and that would be refused here
+    (docs/data.md)."""
     input_separator: str = "\n\n"
     """Text between the columns instruction and input of one question. LLaMA-Factory's is one line break."""
     sample_by: Literal["line", "paragraph", "document"] = "line"
@@ -55,14 +66,23 @@ class Source(Section):
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (self.path is None) == (self.dataset_name is None):
-            raise ValueError("give exactly one of path (file, folder or address) and dataset_name (on the hub)")
+            raise ValueError(
+                "give exactly one of path (file, folder or address) and dataset_name (on the hub)"
+            )
         self._check_files()
         return self
 
     def _check_files(self) -> None:
-        changed = [name for name in ("exclude", "sample_by") if getattr(self, name) != Source.model_fields[name].get_default()]
+        changed = [
+            name
+            for name in ("exclude", "sample_by")
+            if getattr(self, name) != Source.model_fields[name].get_default()
+        ]
         if self.dataset_name is not None and changed:
-            raise ValueError(f"{', '.join(changed)}: no effect on dataset_name, which has no files of yours; for path alone")
+            raise ValueError(
+                f"{', '.join(changed)}: no effect on dataset_name, which has no files of yours; for path "
+                "alone"
+            )
 
 
 OF_HELDOUT = ("format", "columns", "remove_columns", "input_separator", "sample_by", "dataset_split")
@@ -73,7 +93,8 @@ class WeightedSource(Source):
     """One of several sources, with a weight."""
 
     weight: Annotated[float, Field(ge=limits.LEAST_FACTOR, le=1000)] = 1.0
-    """Share of its rows to use, chosen by content; with 2.5, all rows are used twice and half of them once more."""
+    """Share of its rows to use, chosen by content; with 2.5, all rows are used twice and half of them once
+    more."""
 
 
 class Data(Source):
@@ -84,8 +105,8 @@ class Data(Source):
     system_prompt: str | None = None
     """System message for chats that have none."""
     chat_template: PathOrAddress | None = None
-    """A Jinja file (or its address), or one that is shipped, by its name (alpaca, chatml, chatml_tools, llama3), if the
-    tokenizer has no chat template or another one is wanted."""
+    """A Jinja file (or its address), or one that is shipped, by its name (alpaca, chatml, chatml_tools,
+    llama3), if the tokenizer has no chat template or another one is wanted."""
     pad_token: str | None = None
     """One of the tokenizer's tokens, if it has no pad token."""
     eos_token: str | None = None
@@ -93,9 +114,11 @@ class Data(Source):
     completion_only_loss: bool = True
     """Train only on the answers (completion, output, assistant turns); otherwise on every token."""
     train_on: Literal["answers", "answers and thoughts"] = "answers and thoughts"
-    """Trained part of answers with thoughts (reasoning_content, thinking, <think>): with `answers` thoughts are context."""
+    """Trained part of answers with thoughts (reasoning_content, thinking, <think>): with `answers` thoughts
+    are context."""
     template_date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$"), AfterValidator(_day)] | None = None
-    """Day (2026-01-31) that a chat template writes which asks for today's; without one, samples differ from day to day."""
+    """Day (2026-01-31) that a chat template writes which asks for today's; without one, samples differ from
+    day to day."""
     max_length: Annotated[int, Field(gt=0, le=limits.TOKENS)] = 1024
     """Largest number of tokens of a sample."""
     too_long: Literal["truncate", "split", "drop", "error"] = "truncate"
@@ -103,26 +126,33 @@ class Data(Source):
     packing: bool = False
     """Pack complete samples into blocks of max_length tokens; attention does not cross samples."""
     heldout_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    """Share of samples held out for evaluation; chosen by content, so that equal samples are in the same split. With 0 nothing
-    is measured on samples (docs/data.md, "Held-out data")."""
+    """Share of samples held out for evaluation; chosen by content, so that equal samples are in the same
+    split. With 0 nothing is measured on samples (docs/data.md, "Held-out data")."""
     heldout_path: PathOrAddress | None = None
-    """A separate file or folder for evaluation, instead of `heldout_fraction`; it has the same format and columns."""
+    """A separate file or folder for evaluation, instead of `heldout_fraction`; it has the same format and
+    columns."""
     eval_split: str | None = None
-    """A split of `dataset_name` for evaluation, instead of `heldout_fraction`; it has the same format and columns."""
+    """A split of `dataset_name` for evaluation, instead of `heldout_fraction`; it has the same format and
+    columns."""
     add_bos_token: bool | None = None
-    """BOS before raw text (text, prompt_completion); by default what the tokenizer adds. Chat templates write their own."""
+    """BOS before raw text (text, prompt_completion); by default what the tokenizer adds. Chat templates write
+    their own."""
     add_eos_token: bool = True
     """A trained EOS after raw text (text, prompt_completion)."""
     split_special_tokens: bool | None = None
-    """Special tokens in a row's own text (`<|im_end|>`): text (true), control tokens (false); unset: text in 1 % of rows."""
+    """Special tokens in a row's own text (`<|im_end|>`): text (true), control tokens (false); unset: text in
+    1 % of rows."""
     max_bad_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of rows that may be bad: they are skipped and listed in bad_rows.jsonl. With 0 the first one is an error."""
+    """Share of rows that may be bad: they are skipped and listed in bad_rows.jsonl. With 0 the first one is
+    an error."""
     deduplicate: bool = False
-    """Remove samples that equal an earlier one, and held-out ones that equal a training sample; takes 80 bytes per sample."""
+    """Remove samples that equal an earlier one, and held-out ones that equal a training sample; takes 80
+    bytes per sample."""
     seed: Annotated[int, Field(ge=-limits.SEED, le=limits.SEED)] = 42
     """Seed of the split, and of the rows that weights below 1 select."""
     contract: Literal["stop", "warn"] = "stop"
-    """Effect of a failed check of the data contract (docs/xray.md): `stop` ends preparation, `warn` only reports it."""
+    """Effect of a failed check of the data contract (docs/xray.md): `stop` ends preparation, `warn` only
+    reports it."""
     min_trained_fraction: Fraction | None = None
     """Smallest share of all tokens that must be trained."""
     max_truncated_fraction: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -156,14 +186,16 @@ class Data(Source):
     def _one_place(self) -> Self:
         if sum((self.path is not None, self.dataset_name is not None, bool(self.sources))) != 1:
             raise ValueError(
-                "give exactly one of path (file, folder or address), dataset_name (on the hub) and sources (a list of them)"
+                "give exactly one of path (file, folder or address), dataset_name (on the hub) and sources "
+                "(a list of them)"
             )
         self._check_files()
         if self.eval_split is not None:
             self._check_eval_split()
         if self.train_on == "answers" and not self.completion_only_loss:
             raise ValueError(
-                "completion_only_loss: false trains every token, also thoughts, and train_on: answers leaves them out"
+                "completion_only_loss: false trains every token, also thoughts, and train_on: answers leaves "
+                "them out"
             )
         fields = [name for name in Source.model_fields if not self.heldout_path or name not in OF_HELDOUT]
         changed = [name for name in fields if getattr(self, name) != Source.model_fields[name].default]
@@ -175,9 +207,17 @@ class Data(Source):
 
     def _check_eval_split(self) -> None:
         if self.dataset_name is None:
-            raise ValueError("eval_split names a split of dataset_name; for files and several sources use heldout_path")
-        if self.heldout_path is not None or self.heldout_fraction != type(self).model_fields["heldout_fraction"].default:
+            raise ValueError(
+                "eval_split names a split of dataset_name; for files and several sources use heldout_path"
+            )
+        if (
+            self.heldout_path is not None
+            or self.heldout_fraction != type(self).model_fields["heldout_fraction"].default
+        ):
             other = "heldout_fraction" if self.heldout_path is None else "heldout_path"
             raise ValueError(f"eval_split and {other} both name the held-out data; remove one of them")
         if self.eval_split in ("", self.dataset_split):
-            raise ValueError(f"eval_split {self.eval_split!r} must be another split than dataset_split, which is trained on")
+            raise ValueError(
+                f"eval_split {self.eval_split!r} must be another split than dataset_split, which is trained "
+                "on"
+            )

@@ -12,7 +12,8 @@ class TaskSection(Strict):
     """A task on base and tuned model; flytune/evaluation has a module for each kind."""
 
     module: ClassVar[str]
-    """Name of that module. A further kind has a required field `kind`, by which a recipe says that it means this one."""
+    """Name of that module. A further kind has a required field `kind`, by which a recipe says that it means
+    this one."""
     name: Annotated[str, Field(min_length=1)]
 
 

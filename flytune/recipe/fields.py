@@ -45,7 +45,11 @@ def assigned(assignments: Iterable[str]) -> dict[str, Any]:
     problems = []
     for text in assignments:
         field, equals, value = text.partition("=")
-        wrong = problem(field) if equals else f"{text:.60}: no value; write field=value, as in training.learning_rate=1e-4"
+        wrong = (
+            problem(field)
+            if equals
+            else f"{text:.60}: no value; write field=value, as in training.learning_rate=1e-4"
+        )
         if wrong or field in values:
             problems.append(wrong or f"{field}: is set twice; keep one")
             continue

@@ -1,4 +1,5 @@
-"""Inputs of a workflow as a person writes them: JSON, or a file of YAML or JSON, read as strictly as recipes are."""
+"""Inputs of a workflow as a person writes them: JSON, or a file of YAML or JSON, read as strictly as recipes
+are."""
 
 from typing import Any, get_origin
 

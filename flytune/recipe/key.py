@@ -7,19 +7,23 @@ from typing import Any
 from pydantic import BaseModel
 
 _FIRST = {
-    "": "name description model data method sharding training evaluation hardware checkpoints tracking publish notify",
+    "": "name description model data method sharding training evaluation hardware checkpoints tracking "
+    "publish notify",
     "model": "name_or_path revision dtype attn_implementation trust_remote_code",
-    "data": "path dataset_name dataset_config dataset_split revision format columns max_samples sources system_prompt "
-    "chat_template pad_token completion_only_loss max_length too_long packing heldout_fraction heldout_path max_bad_fraction "
-    "deduplicate seed contract min_trained_fraction max_truncated_fraction max_dropped_fraction",
-    "data.sources": "path dataset_name dataset_config dataset_split revision format columns max_samples weight",
+    "data": "path dataset_name dataset_config dataset_split revision format columns max_samples sources "
+    "system_prompt chat_template pad_token completion_only_loss max_length too_long packing heldout_fraction "
+    "heldout_path max_bad_fraction deduplicate seed contract min_trained_fraction max_truncated_fraction "
+    "max_dropped_fraction",
+    "data.sources": "path dataset_name dataset_config dataset_split revision format columns max_samples "
+    "weight",
     "method": "name r lora_alpha lora_dropout target_modules adapter",
     "sharding": "name offload",
-    "training": "learning_rate global_batch_size per_device_train_batch_size auto_find_batch_size num_train_epochs max_steps "
-    "lr_scheduler_type warmup_steps weight_decay max_grad_norm optim activation_checkpointing torch_compile probe_longest "
-    "logging_steps hang_minutes max_loss_jump on_bad_loss seed",
-    "evaluation": "max_samples eval_steps batch_size sample_answers max_new_tokens tasks include_path apply_chat_template "
-    "task_shards shape must_not_fall",
+    "training": "learning_rate global_batch_size per_device_train_batch_size auto_find_batch_size "
+    "num_train_epochs max_steps lr_scheduler_type warmup_steps weight_decay max_grad_norm optim "
+    "activation_checkpointing torch_compile probe_longest logging_steps hang_minutes max_loss_jump "
+    "on_bad_loss seed",
+    "evaluation": "max_samples eval_steps batch_size sample_answers max_new_tokens tasks include_path "
+    "apply_chat_template task_shards shape must_not_fall",
     "evaluation.tasks": "name num_fewshot limit",
     "evaluation.must_not_fall": "task metric margin",
     "hardware": "shape accelerator max_price_per_hour spot max_hours max_price",
@@ -27,8 +31,9 @@ _FIRST = {
     "tracking": "report_to project",
     "publish": "address private every_save",
     "notify": "on email slack webhook",
-}  # fmt: skip
-"""Fields of 0.1.0 by section, which are always hashed. The list never grows: a newer field is hashed where it is set."""
+}
+"""Fields of 0.1.0 by section, which are always hashed. The list never grows: a newer field is hashed where it
+is set."""
 
 
 def of(recipe: BaseModel) -> str:
@@ -45,12 +50,16 @@ def _decisions(section: BaseModel, content: dict[str, Any], place: str) -> dict[
     found, first = {}, [*_FIRST.get(place, "").split(), *getattr(section, "always_in_key", ())]
     for name, field in type(section).model_fields.items():
         value, below = getattr(section, name), f"{place}.{name}".lstrip(".")
-        if name not in content or (name not in first and value == field.get_default(call_default_factory=True)):
+        if name not in content or (
+            name not in first and value == field.get_default(call_default_factory=True)
+        ):
             continue
         found[name] = content[name]
         if isinstance(value, BaseModel):
             found[name] = _decisions(value, content[name], below)
         elif isinstance(value, list):
             pairs = zip(value, content[name], strict=True)
-            found[name] = [_decisions(one, part, below) if isinstance(one, BaseModel) else part for one, part in pairs]
+            found[name] = [
+                _decisions(one, part, below) if isinstance(one, BaseModel) else part for one, part in pairs
+            ]
     return found

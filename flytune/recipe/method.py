@@ -24,7 +24,8 @@ class Quantization(Section):
     _of_4_bit: ClassVar[tuple[str, ...]] = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
 
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
-    """4-bit numbers of a qlora base: `nf4`, spaced like a normal distribution, or `fp4`, floating-point numbers."""
+    """4-bit numbers of a qlora base: `nf4`, spaced like a normal distribution, or `fp4`, floating-point
+    numbers."""
     bnb_4bit_use_double_quant: bool = True
     """Quantization of the 4-bit blocks' scales too, which saves 0.37 bits a weight."""
     load_in_8bit: bool = False
@@ -45,7 +46,9 @@ class Quantization(Section):
     def _one_format(self) -> Self:
         given, without = (self._of_4_bit, "in") if self.load_in_8bit else (self._of_8_bit, "without")
         # A recipe that went through JSON carries every field; only changed ones are a decision.
-        if changed := [name for name in given if getattr(self, name) != type(self).model_fields[name].default]:
+        if changed := [
+            name for name in given if getattr(self, name) != type(self).model_fields[name].default
+        ]:
             remedy = "remove one of them" if self.load_in_8bit else "write load_in_8bit: true beside it"
             raise ValueError(f"{', '.join(changed)}: no effect {without} 8 bits (load_in_8bit); {remedy}")
         return self
@@ -63,13 +66,17 @@ class Method(Quantization):
     target_modules: str | list[str] = "all-linear"
     """Layers with an adapter: `all-linear`, a regular expression, or a list of names."""
     experts: bool = False
-    """Adapters on all routed experts too (PEFT's target_parameters), never on routers; lora_dropout is 0 unless written."""
+    """Adapters on all routed experts too (PEFT's target_parameters), never on routers; lora_dropout is 0
+    unless written."""
     use_dora: bool = False
     """DoRA: the norm of each row of an adapted weight is trained apart from its direction."""
     use_rslora: bool = False
     """rsLoRA: the adapter is multiplied by lora_alpha / sqrt(r) instead."""
-    init_lora_weights: Literal[True] | Annotated[str, Field(pattern=r"^(gaussian|pissa|pissa_niter_[1-9]\d{0,3})$")] = True
-    """Initial values of the adapter: `gaussian`, or `pissa` (its base's largest singular values; pissa_niter_16 is faster)."""
+    init_lora_weights: (
+        Literal[True] | Annotated[str, Field(pattern=r"^(gaussian|pissa|pissa_niter_[1-9]\d{0,3})$")]
+    ) = True
+    """Initial values of the adapter: `gaussian`, or `pissa` (its base's largest singular values;
+    pissa_niter_16 is faster)."""
     rank_pattern: dict[str, Positive] = Field(default={}, max_length=patterns.MOST_KEYS)
     """Ranks of layers that have another one than r, by name or regular expression: {down_proj: 32}."""
     alpha_pattern: dict[str, Positive] = Field(default={}, max_length=patterns.MOST_KEYS)
@@ -79,14 +86,17 @@ class Method(Quantization):
     trainable_token_indices: list[Annotated[int, Field(ge=0, le=limits.COUNT)]] = Field(
         default=[], max_length=limits.ADDED_TOKENS
     )
-    """Ids of further tokens whose rows of embedding and head are trained, as those of model.extra_special_tokens are."""
+    """Ids of further tokens whose rows of embedding and head are trained, as those of
+    model.extra_special_tokens are."""
     adapter: PathOrAddress | None = None
-    """An adapter to train further (folder or fsspec address of an artifact) instead of a new one; r and the rest must match."""
+    """An adapter to train further (folder or fsspec address of an artifact) instead of a new one; r and the
+    rest must match."""
 
     @model_validator(mode="before")
     @classmethod
     def _no_dropout_on_experts(cls, content: Any) -> Any:
-        """Set lora_dropout to 0 where experts are adapted and it is not written: PEFT adds their adapters to the weights."""
+        """Set lora_dropout to 0 where experts are adapted and it is not written: PEFT adds their adapters to
+        the weights."""
         if isinstance(content, dict) and content.get("experts") is True and "lora_dropout" not in content:
             return content | {"lora_dropout": 0.0}
         return content
@@ -107,38 +117,50 @@ class Method(Quantization):
     @model_validator(mode="after")
     def _adapter_fields(self) -> Self:
         given = sorted(self.model_fields_set - {"name"})
-        # A recipe that went through JSON (between tasks) carries every field; only changed ones are a decision.
+        # A recipe that went through JSON (between tasks) carries every field; only changed ones are a
+        # decision.
         changed = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
-        if self.name != "qlora" and (quantized := [name for name in changed if name in Quantization.model_fields]):
-            raise ValueError(f"{', '.join(quantized)}: only for qlora, whose base is quantized; write name: qlora")
+        if self.name != "qlora" and (
+            quantized := [name for name in changed if name in Quantization.model_fields]
+        ):
+            raise ValueError(
+                f"{', '.join(quantized)}: only for qlora, whose base is quantized; write name: qlora"
+            )
         if self.name == "full" and changed:
             raise ValueError(f"{', '.join(changed)}: only for lora and qlora; full trains all weights")
         if self.is_pissa and self.name == "qlora":
             raise ValueError(
-                f"init_lora_weights: {self.init_lora_weights} takes singular values out of 16- or 32-bit weights, and those of "
-                "qlora have 4 bits; use method lora, or leave it out"
+                f"init_lora_weights: {self.init_lora_weights} takes singular values out of 16- or 32-bit "
+                "weights, and those of qlora have 4 bits; use method lora, or leave it out"
             )
         for other in ("adapter", "use_dora"):
             if self.is_pissa and getattr(self, other):
-                raise ValueError(f"init_lora_weights: {self.init_lora_weights} cannot be combined with {other}; choose one")
+                raise ValueError(
+                    f"init_lora_weights: {self.init_lora_weights} cannot be combined with {other}; choose one"
+                )
         if self.experts:
             self._check_experts()
-        if both := sorted({*self.modules_to_save, *(_TABLES if self.trainable_token_indices else ())} & self._named_targets):
-            raise ValueError(f"{both[0]}: has an adapter by target_modules, and is trained itself; name it in one of them")
+        if both := sorted(
+            {*self.modules_to_save, *(_TABLES if self.trainable_token_indices else ())} & self._named_targets
+        ):
+            raise ValueError(
+                f"{both[0]}: has an adapter by target_modules, and is trained itself; name it in one of them"
+            )
         return self
 
     def _check_experts(self) -> None:
         """Refuse what PEFT (0.21, lora/layer.py: ParamWrapper) and bitsandbytes cannot do with experts."""
         if self.name == "qlora":
             raise ValueError(
-                "experts: bitsandbytes quantizes nn.Linear and no fused experts, which would stay in 16 or 32 bits; use lora"
+                "experts: bitsandbytes quantizes nn.Linear and no fused experts, which would stay in 16 or "
+                "32 bits; use lora"
             )
         for field in ("lora_dropout", "use_dora", "is_pissa"):
             if getattr(self, field):
                 named = "init_lora_weights" if field == "is_pissa" else field
                 raise ValueError(
-                    f"experts: {named}: PEFT adds an expert's adapter to its weight, where it has no {_LACKING[field]}; "
-                    f"remove {named}"
+                    f"experts: {named}: PEFT adds an expert's adapter to its weight, where it has no "
+                    f"{_LACKING[field]}; remove {named}"
                 )
 
     @property

@@ -1,7 +1,9 @@
-"""Files that a person's recipe names and that it holds as their content afterwards: sharding.config, files of rewards.
+"""Files that a person's recipe names and that it holds as their content afterwards: sharding.config, files of
+rewards.
 
-Validation reads no file: a recipe holds the content. The recipe that a person gives to flytune or pyflyte passes here before
-it is validated. Recipes in artifacts, checkpoints and requests of the console do not, so that none of them reads files here.
+Validation reads no file: a recipe holds the content. The recipe that a person gives to flytune or pyflyte
+passes here before it is validated. Recipes in artifacts, checkpoints and requests of the console do not, so
+that none of them reads files here.
 """
 
 import ast
@@ -45,11 +47,12 @@ def read_recipe(path: str | Path, assignments: Sequence[str] = ()) -> Recipe:
 
 
 def with_contents(content: Any) -> Any:
-    """Return the content of a person's recipe, or of a sweep's changes to one, with files' contents in place of their names.
+    """Return the content of a person's recipe, or of a sweep's changes to one, with files' contents in place
+    of their names.
 
     Raises:
-        RecipeError: a file is missing or not a regular file, is longer than a recipe may be, is not a JSON object, or has
-            credentials; all are named.
+        RecipeError: a file is missing or not a regular file, is longer than a recipe may be, is not a JSON
+            object, or has credentials; all are named.
     """
     problems: list[str] = []
     made = _replaced(content, (), problems)
@@ -77,8 +80,11 @@ def _replaced(content: Any, loc: tuple[int | str, ...], problems: list[str]) -> 
     return content
 
 
-def _with_function(content: Mapping[str, Any], loc: tuple[int | str, ...], problems: list[str]) -> Mapping[str, Any]:
-    """Return a reward whose name is a function of a file with the file's content; any other mapping as it is."""
+def _with_function(
+    content: Mapping[str, Any], loc: tuple[int | str, ...], problems: list[str]
+) -> Mapping[str, Any]:
+    """Return a reward whose name is a function of a file with the file's content; any other mapping as it
+    is."""
     name = content.get("name")
     field = re.sub(r"\[\d+\]", "", dotted((*loc, "name"))).lstrip(".")
     if field != REWARDS[1] or not isinstance(name, str) or not REFERENCE.fullmatch(name):
@@ -96,7 +102,9 @@ def _function(named: str, key: str) -> dict[str, Any]:
     assert found is not None
     path = found["file"]
     try:
-        content = Storage(path, key, error=RecipeError, failed="cannot be read", retry=False).read(largest=limits.TEXT)
+        content = Storage(path, key, error=RecipeError, failed="cannot be read", retry=False).read(
+            largest=limits.TEXT
+        )
         code = content.decode()
     except FileNotFoundError:
         raise RecipeError(f"{key}: {path}: no such file") from None
@@ -107,26 +115,34 @@ def _function(named: str, key: str) -> dict[str, Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RecipeError(f"{key}: {path}: is not Python: {' '.join(str(error).split())[:200]}") from None
     if found["function"] not in names:
-        raise RecipeError(f"{key}: {path}: has no function {found['function']}; it has {', '.join(sorted(names)) or 'none'}")
+        raise RecipeError(
+            f"{key}: {path}: has no function {found['function']}; it has {', '.join(sorted(names)) or 'none'}"
+        )
     return {"name": found["function"], "code": code}
 
 
 def _object(path: str, key: str) -> dict[str, Any]:
     try:
-        content = Storage(path, key, error=RecipeError, failed="cannot be read", retry=False).read(largest=yaml_core.LARGEST)
+        content = Storage(path, key, error=RecipeError, failed="cannot be read", retry=False).read(
+            largest=yaml_core.LARGEST
+        )
     except FileNotFoundError:
         raise RecipeError(f"{key}: {path}: no such file") from None
     value = load_json(content, f"{key}: {path}")
     if not isinstance(value, dict):
         raise RecipeError(f"{key}: {path}: must be a JSON object; found {value!r:.60}")
     if secret := next(_secrets(value), None):
-        raise RecipeError(f"{key}: {path}: {secret} holds a credential, which every artifact would show; name another file")
+        raise RecipeError(
+            f"{key}: {path}: {secret} holds a credential, which every artifact would show; name another file"
+        )
     return value
 
 
 def _secrets(value: Any) -> Iterator[str]:
     """Yield the keys of texts that are credentials by the key's name."""
-    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, part in (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    ):
         if isinstance(part, str) and isinstance(key, str) and addresses.names_secret(key):
             yield repr(key)[:60]
         yield from _secrets(part)

@@ -43,7 +43,8 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 
 
 def problem(optim: str, given: Collection[str]) -> str | None:
-    """Return which of the fields `given`, whose values are not the defaults, an optimizer does not take; None if none."""
+    """Return which of the fields `given`, whose values are not the defaults, an optimizer does not take; None
+    if none."""
     takes = ARGUMENTS[OPTIMIZERS[optim].algorithm] if optim != "auto" else ARGUMENTS["adamw"]
     if unused := [name for name in ARGUMENTS["adamw"] if name in given and name not in takes]:
         return f"{', '.join(unused)}: no argument of {optim}; leave it out, or use another optim"

@@ -1,7 +1,7 @@
 """Regular expressions that name layers: only those whose matching ends soon, whatever the layer's name.
 
-PEFT matches them with Python's `re`, which tries one way after the other and has no limit: `(.*)*x` takes years. The ways are
-counted on the parsed expression, from above, before any of them is tried.
+PEFT matches them with Python's `re`, which tries one way after the other and has no limit: `(.*)*x` takes
+years. The ways are counted on the parsed expression, from above, before any of them is tried.
 """
 
 import re
@@ -18,7 +18,8 @@ SAVED = r"(^|.*\.){}($|\..*)"
 NUMBERED = r"(?:^|.*?\.){}\.(?P<idx>\d+)\."
 """The same of an entry of layers_pattern (tuners_utils.py: check_target_module_exists)."""
 CONVERTED = r"(?:{})(?:(?<=\.)|(?=\.|$))"
-"""Expression that transformers makes of the layers that config.json excludes from quantization (should_convert_module)."""
+"""Expression that transformers makes of the layers that config.json excludes from quantization
+(should_convert_module)."""
 
 MOST_KEYS = 1_000
 """Expressions of a field: each is matched with each layer."""
@@ -39,8 +40,8 @@ _OTHER = 1 << 128
 _ANY = (1 << 129) - 1
 """Set of characters: a bit for each of ASCII, and one for all others."""
 _SLOW = (
-    "may try too many ways, for hours; repeat no group with repetitions or similar alternatives in it, and write text between "
-    r"repetitions, as in .*\.layers\.\d+\..*_proj"
+    "may try too many ways, for hours; repeat no group with repetitions or similar alternatives in it, and "
+    r"write text between repetitions, as in .*\.layers\.\d+\..*_proj"
 )
 
 
@@ -55,7 +56,9 @@ def problem(pattern: str, within: str = WHOLE) -> str | None:
         within: the expression that PEFT makes of it.
     """
     if len(pattern) > LONGEST:
-        return f"{pattern!r:.60}: a regular expression of {len(pattern):,} characters; write {LONGEST:,} at most"
+        return (
+            f"{pattern!r:.60}: a regular expression of {len(pattern):,} characters; write {LONGEST:,} at most"
+        )
     if _PLAIN.fullmatch(pattern):
         return None
     try:
@@ -65,7 +68,10 @@ def problem(pattern: str, within: str = WHOLE) -> str | None:
         re.compile(whole)
         _Counter().ways(_parser.parse(whole), 0, 0)
     except re.error as error:
-        return f"{pattern!r:.60} is not a regular expression: {error}; write a layer's name, or escape its special characters"
+        return (
+            f"{pattern!r:.60} is not a regular expression: {error}; write a layer's name, or escape its "
+            "special characters"
+        )
     except OverflowError:
         return f"{pattern!r:.60} is not a regular expression: the number of a repetition is too large"
     except RecursionError:
@@ -125,7 +131,9 @@ class _Counter:
             return sum(self.ways(one, after, depth) for one in value[1:] if one is not None) + 1
         return 1
 
-    def _of_repeat(self, least: int, most: int, body: Sequence[Any], rest: Sequence[Any], after: int, depth: int) -> int:
+    def _of_repeat(
+        self, least: int, most: int, body: Sequence[Any], rest: Sequence[Any], after: int, depth: int
+    ) -> int:
         first, is_optional = _start(body)
         once = self.ways(body, after, depth)
         goes_on = first & after  # a next character with which the repetition may end or go on
@@ -181,7 +189,8 @@ def _first(items: Sequence[Any], after: int) -> int:
 
 
 def _places(items: Sequence[Any]) -> int:
-    """Return the number of places in a name where a sequence can begin, by the given characters at its start."""
+    """Return the number of places in a name where a sequence can begin, by the given characters at its
+    start."""
     length = 0
     for kind, value in items:
         name = str(kind)
@@ -197,7 +206,8 @@ def _places(items: Sequence[Any]) -> int:
 
 
 def _exclude_each_other(branches: Sequence[Any]) -> bool:
-    """Return whether no text begins two alternatives: some character of their starts differs, for each pair."""
+    """Return whether no text begins two alternatives: some character of their starts differs, for each
+    pair."""
     if len(branches) > 50:
         return False
     starts = []
@@ -219,7 +229,8 @@ _SETS = {"LITERAL", "NOT_LITERAL", "ANY", "IN"}
 
 
 def _characters(kind: Any, value: Any) -> int:
-    """Return the set of characters of an item that matches one character, in both cases (flags are not looked at)."""
+    """Return the set of characters of an item that matches one character, in both cases (flags are not looked
+    at)."""
     name = str(kind)
     if name == "ANY":
         return _ANY
@@ -236,7 +247,9 @@ def _characters(kind: Any, value: Any) -> int:
             found |= _bit(content)
         elif part == "RANGE":
             low, high = content
-            found |= ((1 << min(high, 127) + 1) - 1) & ~((1 << min(low, 128)) - 1) | (_OTHER if high > 127 else 0)
+            found |= ((1 << min(high, 127) + 1) - 1) & ~((1 << min(low, 128)) - 1) | (
+                _OTHER if high > 127 else 0
+            )
         else:
             found |= _CATEGORIES[str(content)]
     return _both_cases(_ANY & ~found | _OTHER if negated else found)

@@ -18,15 +18,33 @@ from flytune.sentences import enumerated
 _FILE = Path(__file__).with_name("peers.yaml")
 _BASE = "transformers"
 _WHOLE = {
-    "axolotl": (("base_model",), ("datasets", "pretraining_dataset", "micro_batch_size", "sequence_len", "adapter", "rl")),
+    "axolotl": (
+        ("base_model",),
+        ("datasets", "pretraining_dataset", "micro_batch_size", "sequence_len", "adapter", "rl"),
+    ),
     "LLaMA-Factory": (
         ("model_name_or_path",),
-        ("stage", "finetuning_type", "template", "cutoff_len", "lora_rank", "lora_target", "dataset_dir", "export_dir"),
+        (
+            "stage",
+            "finetuning_type",
+            "template",
+            "cutoff_len",
+            "lora_rank",
+            "lora_target",
+            "dataset_dir",
+            "export_dir",
+        ),
     ),
     "LLaMA-Factory's v1": (("model", "train_dataset"), ("model", "peft_config", "template", "dist_config")),
-    "TRL": (("model_name_or_path",), ("dataset_name", "datasets", "output_dir", "use_peft", "learning_rate", "max_length")),
+    "TRL": (
+        ("model_name_or_path",),
+        ("dataset_name", "datasets", "output_dir", "use_peft", "learning_rate", "max_length"),
+    ),
     "accelerate": (("compute_environment",), ("distributed_type", "num_processes")),
-    "DeepSpeed": (("zero_optimization",), ("train_batch_size", "bf16", "fp16", "optimizer", "zero_optimization")),
+    "DeepSpeed": (
+        ("zero_optimization",),
+        ("train_batch_size", "bf16", "fp16", "optimizer", "zero_optimization"),
+    ),
 }
 """Keys at the top of a whole file of a tool: all of the first, and one of the second."""
 _COMMANDS = {
@@ -66,7 +84,8 @@ class Counterpart(NamedTuple):
 
 @cache
 def table() -> dict[str, dict[str, Counterpart]]:
-    """Return the names of each tool with their counterparts; a name that ends in `*` stands for all that begin so."""
+    """Return the names of each tool with their counterparts; a name that ends in `*` stands for all that
+    begin so."""
     content = _FILE.read_bytes().replace(b"{trackers}", enumerated(TRACKER_NAMES).encode())
     return {tool: _counterparts(tool, groups) for tool, groups in yaml_core.load(content).items()}
 
@@ -105,17 +124,25 @@ class Advice(Mapping[str, str]):
         self._recipe = recipe
 
     def __getitem__(self, name: str) -> str:
-        """Return the advice on a name; one that the recipe has elsewhere belongs there, unless a tool means something else."""
+        """Return the advice on a name; one that the recipe has elsewhere belongs there, unless a tool means
+        something else."""
         found: dict[str, list[str]] = {}
         for tool in table():
             known = _of_tool(tool, name)
             if known and (known.key is None or known.key.rpartition(".")[2] != name):
                 found.setdefault(known.advice, []).append(tool)
         if not found:
-            places = list(dict.fromkeys(place for place, fields in _sections(self._recipe()) if place and name in fields))
+            places = list(
+                dict.fromkeys(
+                    place for place, fields in _sections(self._recipe()) if place and name in fields
+                )
+            )
             if not places:
                 raise KeyError(name)
-            return f"it belongs in {' or '.join(places)}{_of_objectives(name) if places == ['objective'] else ''}"
+            return (
+                "it belongs in "
+                f"{' or '.join(places)}{_of_objectives(name) if places == ['objective'] else ''}"
+            )
         if len(found) == 1:
             return next(iter(found))
         return "; ".join(f"for that of {' and '.join(tools)}, {text}" for text, tools in found.items())
@@ -145,11 +172,14 @@ def _sections(model: type[BaseModel]) -> list[tuple[str, Collection[str]]]:
 
 
 def tool_of(content: Any) -> str | None:
-    """Return the tool that a whole file is of, by its keys or its command; None for all others, and for recipes."""
+    """Return the tool that a whole file is of, by its keys or its command; None for all others, and for
+    recipes."""
     if isinstance(content, str):
         text = _SHELL_COMMENT.sub("", content)
         return next((tool for tool, command in _COMMANDS.items() if command.search(text)), None)
-    if not isinstance(content, Mapping) or any(isinstance(content.get(section), Mapping) for section in ("model", "training")):
+    if not isinstance(content, Mapping) or any(
+        isinstance(content.get(section), Mapping) for section in ("model", "training")
+    ):
         return None
     for tool, (all_of, one_of) in _WHOLE.items():
         if all(key in content for key in all_of) and any(key in content for key in one_of):
@@ -160,9 +190,15 @@ def tool_of(content: Any) -> str | None:
 def remedy(tool: str, path: str | Path = "FILE") -> str:
     """Return what to do with a file of a tool."""
     if tool == "accelerate":
-        return "this is accelerate's configuration, which names processes and no model: write sharding: NAME in a recipe"
+        return (
+            "this is accelerate's configuration, which names processes and no model: write sharding: "
+            "NAME in a recipe"
+        )
     if tool == "DeepSpeed":
         return "this is a DeepSpeed configuration: name it in a recipe, sharding: {name: zero3, config: FILE}"
     if tool == "LLaMA-Factory's v1":
-        return "this is a file of LLaMA-Factory's v1 form, which is not read: name its keys as LLaMA-Factory's stable form does"
+        return (
+            "this is a file of LLaMA-Factory's v1 form, which is not read: name its keys as "
+            "LLaMA-Factory's stable form does"
+        )
     return f"this is a file of {tool}, not a recipe; make a recipe of it: flytune convert {path}"

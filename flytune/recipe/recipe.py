@@ -1,7 +1,7 @@
 """Recipes: the decisions of a person about one fine-tuning run, without anything that follows from them.
 
-This is the only module that reads recipes: strictly, frozen, with all mistakes reported at once. The fields are in sections.py
-and training.py.
+This is the only module that reads recipes: strictly, frozen, with all mistakes reported at once. The fields
+are in sections.py and training.py.
 """
 
 import json
@@ -65,8 +65,9 @@ class Recipe(Strict):
         both = sorted({"embed_tokens", "lm_head"} & set(named if isinstance(named, list) else ()))
         if self.model.extra_special_tokens and both:
             raise ValueError(
-                f"method.target_modules: rows of {both[0]} are trained for model.extra_special_tokens, and it cannot have an "
-                "adapter too; remove it there, or train it completely (method.modules_to_save)"
+                f"method.target_modules: rows of {both[0]} are trained for model.extra_special_tokens, and "
+                "it cannot have an adapter too; remove it there, or train it completely "
+                "(method.modules_to_save)"
             )
         return self
 
@@ -77,8 +78,12 @@ class Recipe(Strict):
         name = data.get("name") if isinstance(data, dict) else None
         where = f"recipe {name:.100}" if isinstance(name, str) and name else "recipe"
         if json_core.is_deep(data):
-            raise RecipeError(f"{where}: mappings and lists are nested deeper than {yaml_core.DEEPEST}; flatten them")
-        if secrets := [f"{dotted(loc)}: {addresses.refusal(reason)}" for loc, reason in addresses.found_in(data)]:
+            raise RecipeError(
+                f"{where}: mappings and lists are nested deeper than {yaml_core.DEEPEST}; flatten them"
+            )
+        if secrets := [
+            f"{dotted(loc)}: {addresses.refusal(reason)}" for loc, reason in addresses.found_in(data)
+        ]:
             raise RecipeError.of(where, secrets)
         if tool := peers.tool_of(data):
             raise RecipeError(peers.remedy(tool))
@@ -87,18 +92,24 @@ class Recipe(Strict):
             made = handler(data)
         except ValidationError as error:
             raise RecipeError.of(where, [*mistakes(error, cls), *wrong]) from None
-        if problem := _export_problem(made.checkpoints.export, made.checkpoints.save_steps, made.evaluation.eval_steps):
+        if problem := _export_problem(
+            made.checkpoints.export, made.checkpoints.save_steps, made.evaluation.eval_steps
+        ):
             wrong.append(f"checkpoints.export: {problem}")
         wrong += made.objective.problems(made.data, made.training)
         if made.evaluation.eval_steps is not None and not made.data.holds_out:
-            wrong.append("evaluation.eval_steps: data.heldout_fraction: 0 leaves nothing to evaluate on; remove one of them")
+            wrong.append(
+                "evaluation.eval_steps: data.heldout_fraction: 0 leaves nothing to evaluate on; remove one "
+                "of them"
+            )
         if wrong:
             raise RecipeError.of(where, wrong)
         return made
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "Recipe":
-        """Read a recipe that is stored, and holds the content of all that it names as content (flytune.recipe.named_files).
+        """Read a recipe that is stored, and holds the content of all that it names as content
+        (flytune.recipe.named_files).
 
         Raises:
             RecipeError: the file cannot be read; or all its mistakes, one per line, with dotted paths.
@@ -115,14 +126,17 @@ class Recipe(Strict):
         if tool := peers.tool_of(content):
             raise RecipeError(f"{path}: {peers.remedy(tool, path)}")
         if not isinstance(content, dict):
-            raise RecipeError(f"{path}: a recipe is a mapping of sections (model, data, method ...), found {content!r:.60}")
+            raise RecipeError(
+                f"{path}: a recipe is a mapping of sections (model, data, method ...), found {content!r:.60}"
+            )
         try:
             return cls.model_validate(content)
         except RecipeError as error:
             raise RecipeError(f"{path}: {error}") from None
 
     def refusals(self) -> list[str]:
-        """List what its sections refuse of each other, a line each; planning asks, so that any such recipe can be read."""
+        """List what its sections refuse of each other, a line each; planning asks, so that any such recipe
+        can be read."""
         sections = [section for _, section in self if isinstance(section, Section)]
         return [line for section in sections for line in section.refusals(self)]
 
@@ -141,19 +155,30 @@ class Recipe(Strict):
 
 
 def _export_problem(export: str, save: float | str | None, score: float | str | None) -> str | None:
-    """Return why checkpoints.export cannot work with checkpoints.save_steps and evaluation.eval_steps; None if it can."""
+    """Return why checkpoints.export cannot work with checkpoints.save_steps and evaluation.eval_steps; None
+    if it can."""
     if export == "last":
         return None
-    if unset := [name for name, value in (("checkpoints.save_steps", save), ("evaluation.eval_steps", score)) if value is None]:
-        return f"best takes the checkpoint of the lowest eval_loss, and there are none without {' and '.join(unset)}; set them"
+    if unset := [
+        name
+        for name, value in (("checkpoints.save_steps", save), ("evaluation.eval_steps", score))
+        if value is None
+    ]:
+        return (
+            "best takes the checkpoint of the lowest eval_loss, and there are none without "
+            f"{' and '.join(unset)}; set them"
+        )
     if save == "auto":
-        return f"best with save_steps: auto, which saves steps that are not scored; write save_steps: {score}, as eval_steps"
+        return (
+            "best with save_steps: auto, which saves steps that are not scored; write save_steps: "
+            f"{score}, as eval_steps"
+        )
     multiple = isinstance(save, int) and isinstance(score, int) and 0 in (save % score, score % save)
     if multiple or save == score or 1 in (save, score):
         return None
     return (
-        f"best takes checkpoints of scored steps; save_steps {save} is neither a multiple nor a divisor of eval_steps {score}: "
-        "write the same for both"
+        f"best takes checkpoints of scored steps; save_steps {save} is neither a multiple nor a divisor of "
+        f"eval_steps {score}: write the same for both"
     )
 
 
@@ -163,13 +188,16 @@ class DataRequest(Strict):
     model: Model
     data: Data
     fingerprint: str
-    """Fingerprint of the content that `data` names (see flytune.data.fingerprint); changed content is another request."""
+    """Fingerprint of the content that `data` names (see flytune.data.fingerprint); changed content is another
+    request."""
     tokenizer: str = ""
-    """Identity of the base model's config and tokenizer files (see flytune.models.base.tokenizer_identity)."""
+    """Identity of the base model's config and tokenizer files (see
+    flytune.models.base.tokenizer_identity)."""
     row_kind: Annotated[RowKindName, Field(exclude_if=lambda name: name == ANSWERS)] = ANSWERS
     """Name of the kind of rows that the objective trains on (flytune.data.rows)."""
     judged_by: Annotated[Grpo | None, Field(exclude_if=lambda section: section is None)] = None
-    """Rewards with which reference answers are checked, and the most tokens of an answer; None of objectives without any."""
+    """Rewards with which reference answers are checked, and the most tokens of an answer; None of objectives
+    without any."""
 
     @model_validator(mode="before")
     @classmethod
@@ -178,7 +206,12 @@ class DataRequest(Strict):
 
     @classmethod
     def of(
-        cls, recipe: Recipe, fingerprint: str, data: Data | None = None, model: Model | None = None, tokenizer: str = ""
+        cls,
+        recipe: Recipe,
+        fingerprint: str,
+        data: Data | None = None,
+        model: Model | None = None,
+        tokenizer: str = "",
     ) -> Self:
         """Return the request of a recipe, by default with its own sections `data` and `model`."""
         return cls(
@@ -195,7 +228,10 @@ def json_schema() -> str:
     """Return the JSON schema of a recipe file, which recipes/recipe.schema.json has for editors."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Recipe.model_json_schema()
     schema["title"] = "Flytune recipe"
-    named = {section: schema["$defs"][section.capitalize()]["properties"]["name"]["enum"] for section in ("method", "sharding")}
+    named = {
+        section: schema["$defs"][section.capitalize()]["properties"]["name"]["enum"]
+        for section in ("method", "sharding")
+    }
     for section, names in (named | {"objective": list(SECTIONS)}).items():
         schema["properties"][section] = {"anyOf": [schema["properties"][section], {"enum": names}]}
     tasks = schema["$defs"]["Evaluation"]["properties"]["tasks"]

@@ -32,7 +32,11 @@ class Argument:
         is_number = isinstance(value, int if self.integer else int | float) and not isinstance(value, bool)
         if is_number and (value > self.low if self.above else value >= self.low) and value <= self.high:
             return None
-        allowed += f" and at most {self.high:g}" if self.high < limits.COUNT or (is_number and value > self.high) else ""
+        allowed += (
+            f" and at most {self.high:g}"
+            if self.high < limits.COUNT or (is_number and value > self.high)
+            else ""
+        )
         return f"should be {'an integer' if self.integer else 'a number'} {allowed}"
 
 
@@ -60,7 +64,8 @@ SCHEDULES: dict[str, dict[str, Argument]] = {
         "num_cycles": _WAVES,
     },
 }
-"""Schedules of transformers that need no metric, with the arguments of their functions (transformers/optimization.py)."""
+"""Schedules of transformers that need no metric, with the arguments of their functions
+(transformers/optimization.py)."""
 
 
 def problem(name: str, arguments: Mapping[str, Any], learning_rate: float) -> str | None:
@@ -69,17 +74,28 @@ def problem(name: str, arguments: Mapping[str, Any], learning_rate: float) -> st
     for key, value in arguments.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            takes = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}" if known else "it takes none"
+            takes = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"it takes {', '.join(known)}"
+                if known
+                else "it takes none"
+            )
             return f"lr_scheduler_kwargs: {key} is not an argument of {name}; {takes}"
         if wrong := known[key].problem(value):
             return f"lr_scheduler_kwargs: {key} {wrong}; found {value!r:.60}"
     if "min_lr" in known and ("min_lr" in arguments) == ("min_lr_rate" in arguments):
-        return f"lr_scheduler_kwargs: {name} needs one of min_lr (a learning rate) and min_lr_rate (a share of learning_rate)"
+        return (
+            f"lr_scheduler_kwargs: {name} needs one of min_lr (a learning rate) and min_lr_rate (a share "
+            "of learning_rate)"
+        )
     if name == "warmup_stable_decay" and "num_decay_steps" not in arguments:
         return "lr_scheduler_kwargs: warmup_stable_decay needs num_decay_steps, the steps of its last phase"
     end = "lr_end" if name == "polynomial" else "min_lr"
     # 1e-7 is the default of polynomial's lr_end.
-    if (name == "polynomial" and arguments.get("lr_end", 1e-7) >= learning_rate) or arguments.get(end, 0.0) > learning_rate:
+    if (name == "polynomial" and arguments.get("lr_end", 1e-7) >= learning_rate) or arguments.get(
+        end, 0.0
+    ) > learning_rate:
         return f"lr_scheduler_kwargs: {end} should be below learning_rate, {learning_rate:g}"
     return None
 
@@ -87,7 +103,8 @@ def problem(name: str, arguments: Mapping[str, Any], learning_rate: float) -> st
 def length_problem(name: str, arguments: Mapping[str, Any], warmup_steps: float, steps: int) -> str | None:
     """Return why a schedule does not fit into a run of `steps` optimizer steps; None if it does.
 
-    transformers would begin warmup_stable_decay in the middle of its decay, or end it early at the lowest rate.
+    transformers would begin warmup_stable_decay in the middle of its decay, or end it early at the lowest
+    rate.
     """
     warmup = _warmup(warmup_steps, steps)
     # The first step of a warm-up has the rate 0. A warm-up of another kind begins above it.
@@ -112,19 +129,28 @@ def length_problem(name: str, arguments: Mapping[str, Any], warmup_steps: float,
 
 
 def length_note(name: str, warmup_steps: float, steps: int) -> str | None:
-    """Return how far a schedule gets that rises until a run of `steps` optimizer steps ends; None if it ends later."""
+    """Return how far a schedule gets that rises until a run of `steps` optimizer steps ends; None if it ends
+    later."""
     warmup = _warmup(warmup_steps, steps)
     # A small share of few steps is rounded up to one.
     if name == "constant" or (warmup == 1 and warmup_steps < 1):
         return None
     of_run = (
-        f"warmup_steps: {warmup_steps:g} is {counted(warmup, 'step')} of warm-up in a run of {counted(steps, 'step')}: the rate"
+        f"warmup_steps: {warmup_steps:g} is {counted(warmup, 'step')} of warm-up in a run of "
+        f"{counted(steps, 'step')}: the rate"
     )
     if warmup > steps - 1:
-        reached = "" if name == "cosine_warmup_with_min_lr" else f", to {(steps - 1) / warmup:.1%} of learning_rate,"
+        reached = (
+            ""
+            if name == "cosine_warmup_with_min_lr"
+            else f", to {(steps - 1) / warmup:.1%} of learning_rate,"
+        )
         return f"{of_run} rises until the end{reached} and never decays; write fewer, or a share (0.03)"
     if warmup == steps - 1 and name != "constant_with_warmup":
-        return f"{of_run} reaches learning_rate in the last step and never decays; write fewer, or a share (0.03)"
+        return (
+            f"{of_run} reaches learning_rate in the last step and never decays; write fewer, or a share "
+            "(0.03)"
+        )
     return None
 
 

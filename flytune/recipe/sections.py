@@ -1,7 +1,7 @@
 """The sections of a recipe, field by field; `data`, `method` and `training` have files of their own.
 
-Field names are those of transformers, TRL and PEFT; other fields state intent: the global batch, never accumulation steps.
-A field that is added after 0.1.0 is marked with its version (Recipe.key).
+Field names are those of transformers, TRL and PEFT; other fields state intent: the global batch, never
+accumulation steps. A field that is added after 0.1.0 is marked with its version (Recipe.key).
 """
 
 import re
@@ -44,7 +44,8 @@ class Model(Section):
     extra_special_tokens: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(
         default=[], max_length=limits.ADDED_TOKENS
     )
-    """Special tokens to add to the vocabulary, such as ChatML's marks; their rows of embedding and head are trained."""
+    """Special tokens to add to the vocabulary, such as ChatML's marks; their rows of embedding and head are
+    trained."""
 
     @model_validator(mode="after")
     def _tokens_once(self) -> Self:
@@ -59,18 +60,20 @@ class Sharding(Section):
     name: Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp", "device_map", "auto"]
     """Name of the way, or `auto`: the plan chooses it and its offload, and says why."""
     offload: Literal["none", "cpu", "nvme"] = "none"
-    """Storage of sharded states that are not in use: the GPU (`none`), host memory, or the node's NVMe disk."""
+    """Storage of sharded states that are not in use: the GPU (`none`), host memory, or the node's NVMe
+    disk."""
     # Flyte's type for any JSON object.
     config: dict | None = None  # type: ignore[type-arg]
-    """A DeepSpeed configuration of your own (a JSON file, its address, or its content) instead of one in deepspeed_configs."""
+    """A DeepSpeed configuration of your own (a JSON file, its address, or its content) instead of one in
+    deepspeed_configs."""
 
     @field_validator("config", mode="before")
     @classmethod
     def _is_content(cls, value: Any) -> Any:
         if isinstance(value, str):
             raise ValueError(
-                f"{value!r:.200}: names a file, which is read only for a recipe that you give to flytune or pyflyte yourself; "
-                "write the content of the file here"
+                f"{value!r:.200}: names a file, which is read only for a recipe that you give to flytune or "
+                "pyflyte yourself; write the content of the file here"
             )
         return value
 
@@ -83,7 +86,9 @@ class Sharding(Section):
     def _auto_alone(self) -> Self:
         for field, value in (("config", self.config), ("offload", self.offload != "none")):
             if self.is_auto and value:
-                raise ValueError(f"{field}: with auto the plan chooses the sharding and its offload; name the sharding too")
+                raise ValueError(
+                    f"{field}: with auto the plan chooses the sharding and its offload; name the sharding too"
+                )
         return self
 
     @model_validator(mode="after")
@@ -92,9 +97,15 @@ class Sharding(Section):
         if self.config is None:
             return self
         zero = self.config.get("zero_optimization")
-        parts = [zero.get(part) for part in ("offload_optimizer", "offload_param")] if isinstance(zero, dict) else []
+        parts = (
+            [zero.get(part) for part in ("offload_optimizer", "offload_param")]
+            if isinstance(zero, dict)
+            else []
+        )
         devices = [part.get("device") for part in parts if isinstance(part, dict)]
-        offload: Literal["none", "cpu", "nvme"] = "nvme" if "nvme" in devices else "cpu" if "cpu" in devices else "none"
+        offload: Literal["none", "cpu", "nvme"] = (
+            "nvme" if "nvme" in devices else "cpu" if "cpu" in devices else "none"
+        )
         if "offload" in self.model_fields_set and self.offload != offload:
             raise ValueError(f"offload: {self.offload}, but config offloads to {offload}; leave offload out")
         return self if self.offload == offload else self.model_copy(update={"offload": offload})
@@ -120,12 +131,14 @@ class Evaluation(Section):
     max_samples: Positive = 500
     """Largest number of held-out samples to score."""
     eval_steps: Positive | Fraction | Literal["epoch"] | None = None
-    """Optimizer steps between evaluations of the live model on those samples; below 1, their share of all steps; `epoch`
-    evaluates it at the end of each epoch; none by default."""
+    """Optimizer steps between evaluations of the live model on those samples; below 1, their share of all
+    steps; `epoch` evaluates it at the end of each epoch; none by default."""
     early_stopping_patience: Positive | None = None
-    """Number of evaluations in a row without a lower eval_loss after which training ends; no limit by default."""
+    """Number of evaluations in a row without a lower eval_loss after which training ends; no limit by
+    default."""
     early_stopping_threshold: Annotated[float, Field(ge=0, le=limits.FACTOR)] = 0.0
-    """Decrease of eval_loss, in the unit of the objective's loss, that an evaluation must exceed to count as a lower one."""
+    """Decrease of eval_loss, in the unit of the objective's loss, that an evaluation must exceed to count as
+    a lower one."""
     batch_size: Annotated[int, Field(gt=0, le=limits.MICRO_BATCH)] = 8
     """Samples, prompts or requests of one forward pass."""
     sample_answers: Annotated[int, Field(ge=0, le=limits.LISTED)] = 16
@@ -149,12 +162,19 @@ class Evaluation(Section):
     @classmethod
     def _name_alone(cls, value: Any) -> Any:
         """Accept `gsm8k` for `{name: gsm8k}`."""
-        return [{"name": item} if isinstance(item, str) else item for item in value] if isinstance(value, list) else value
+        return (
+            [{"name": item} if isinstance(item, str) else item for item in value]
+            if isinstance(value, list)
+            else value
+        )
 
     @model_validator(mode="after")
     def _patience_has_scores(self) -> Self:
         if self.early_stopping_patience is not None and self.eval_steps is None:
-            raise ValueError("early_stopping_patience counts evaluations of the live model, and there are none: set eval_steps")
+            raise ValueError(
+                "early_stopping_patience counts evaluations of the live model, and there are none: set "
+                "eval_steps"
+            )
         if self.early_stopping_threshold and self.early_stopping_patience is None:
             raise ValueError("early_stopping_threshold has no effect alone; set early_stopping_patience too")
         return self
@@ -170,8 +190,8 @@ class Hardware(Section):
     """Limits on machines, time and price; the planner chooses the shape."""
 
     shape: str = "auto"
-    """A row of shapes.yaml, `this-machine`, or `auto`: on a cluster the cheapest run within max_hours and max_price, without
-    one this machine."""
+    """A row of shapes.yaml, `this-machine`, or `auto`: on a cluster the cheapest run within max_hours and
+    max_price, without one this machine."""
     accelerator: str | None = None
     """Accelerator of the shape: cpu, T4, A100-80GB ..."""
     max_price_per_hour: Annotated[float, Field(gt=0, le=limits.PRICE)] | None = None
@@ -179,28 +199,33 @@ class Hardware(Section):
     spot: bool | None = None
     """Only spot shapes (true) or only others (false); both by default."""
     max_hours: Annotated[float, Field(gt=0, le=limits.HOURS)] | None = None
-    """Largest time of training, all attempts together; then the run saves, exports and evaluates the model."""
+    """Largest time of training, all attempts together; then the run saves, exports and evaluates the
+    model."""
     max_price: Annotated[float, Field(gt=0, le=limits.PRICE)] | None = None
     """Largest price of training, in the currency of shapes.yaml; the run ends as with max_hours."""
     headroom: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Share of a GPU's memory (on a CPU, of a process's) that the plan must leave free; by default a tenth where it can."""
+    """Share of a GPU's memory (on a CPU, of a process's) that the plan must leave free; by default a tenth
+    where it can."""
 
 
 class Checkpoints(Section):
     """The checkpoints of a run, from which it resumes after a failure."""
 
     save_steps: Positive | Fraction | Literal["auto", "epoch"] | None = None
-    """Optimizer steps between checkpoints; below 1, their share of all steps; `auto` takes the interval that loses least time,
-    `epoch` saves at the end of each epoch; none are written by default."""
+    """Optimizer steps between checkpoints; below 1, their share of all steps; `auto` takes the interval that
+    loses least time, `epoch` saves at the end of each epoch; none are written by default."""
     save_total_limit: Positive = 2
-    """Number of newest checkpoints to keep, in addition to the one of the lowest eval_loss with `export: best`."""
+    """Number of newest checkpoints to keep, in addition to the one of the lowest eval_loss with `export:
+    best`."""
     export: Literal["last", "best"] = "last"
-    """Weights that the run exports: those of the last step, or those of the checkpoint with the lowest eval_loss."""
+    """Weights that the run exports: those of the last step, or those of the checkpoint with the lowest
+    eval_loss."""
     folder: PathOrAddress | None = None
-    """A folder that every attempt and node can reach (mounted into the pods, absolute), or an fsspec address. By default: on a
-    cluster below its raw output location, otherwise `.checkpoints`."""
+    """A folder that every attempt and node can reach (mounted into the pods, absolute), or an fsspec address.
+    By default: on a cluster below its raw output location, otherwise `.checkpoints`."""
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] | None = None
-    """Name whose runs resume from each other's checkpoints; by default runs of equal recipes (without hardware) and data do."""
+    """Name whose runs resume from each other's checkpoints; by default runs of equal recipes (without
+    hardware) and data do."""
 
     @property
     def is_mounted(self) -> bool:
@@ -209,7 +234,8 @@ class Checkpoints(Section):
 
     @property
     def address(self) -> str:
-        """Folder or address of the checkpoints; if the recipe and the cluster give none, a folder of this machine."""
+        """Folder or address of the checkpoints; if the recipe and the cluster give none, a folder of this
+        machine."""
         return self.folder or ".checkpoints"
 
     @property
@@ -223,7 +249,8 @@ class Checkpoints(Section):
 
     @property
     def copies_on_disk(self) -> int:
-        """Largest number of checkpoints on a pod's own disk: for an address, the one that waits to be stored, or is loaded."""
+        """Largest number of checkpoints on a pod's own disk: for an address, the one that waits to be stored,
+        or is loaded."""
         kept = self.save_total_limit + (self.export == "best")
         copies = kept + 1 if not self.is_mounted else 1 if self._is_address else 0
         return copies if self.save_steps else 0
@@ -249,14 +276,15 @@ class Publish(Section):
     """Publishing of the artifact outside of Flyte's own store."""
 
     address: PathOrAddress | None = None
-    """A folder or fsspec address; the artifact is stored below it under the recipe's name and a hash of its content. Or
-    hf://owner/name, a repository on the Hugging Face Hub, with a revision for each run."""
+    """A folder or fsspec address; the artifact is stored below it under the recipe's name and a hash of its
+    content. Or hf://owner/name, a repository on the Hugging Face Hub, with a revision for each run."""
     private: bool = True
     """Visibility of a repository on the hub that is created by the run."""
     every_save: bool = False
     """Publish the weights of each checkpoint too, during training; only on the hub."""
     approval: Approval | None = None
-    """Wait for a person after evaluation, before the artifact is published, or accepted by a refresh (docs/publish.md)."""
+    """Wait for a person after evaluation, before the artifact is published, or accepted by a refresh
+    (docs/publish.md)."""
 
     def refusals(self, recipe: Any) -> list[str]:
         if not self.every_save:
@@ -264,27 +292,32 @@ class Publish(Section):
         refusals = []
         if not recipe.checkpoints.save_steps:
             refusals.append(
-                "publish.every_save publishes what checkpoints hold, and none are written: set checkpoints.save_steps"
+                "publish.every_save publishes what checkpoints hold, and none are written: set "
+                "checkpoints.save_steps"
             )
         if recipe.method.is_pissa:
             refusals.append(
-                f"publish.every_save with method.init_lora_weights {recipe.method.init_lora_weights}: an adapter in a "
-                "checkpoint belongs to weights without their largest singular values; leave it out (the finished run is "
-                "published as LoRA)"
+                f"publish.every_save with method.init_lora_weights {recipe.method.init_lora_weights}: an "
+                "adapter in a checkpoint belongs to weights without their largest singular values; leave it "
+                "out (the finished run is published as LoRA)"
             )
         return refusals
 
     @model_validator(mode="after")
     def _approved_first(self) -> Self:
         if self.approval is not None and self.every_save:
-            raise ValueError("every_save publishes weights that nobody has approved; leave out every_save, or approval")
+            raise ValueError(
+                "every_save publishes weights that nobody has approved; leave out every_save, or approval"
+            )
         return self
 
     @model_validator(mode="after")
     def _hub_address(self) -> Self:
         on_hub = (self.address or "").startswith("hf://")
         if on_hub and not HUB_ADDRESS.fullmatch(self.address or ""):
-            raise ValueError(f"address: {self.address} is not a model repository of the hub; write hf://owner/name")
+            raise ValueError(
+                f"address: {self.address} is not a model repository of the hub; write hf://owner/name"
+            )
         if self.every_save and not on_hub:
             raise ValueError("every_save publishes only to the hub; give address: hf://owner/name")
         return self

@@ -1,4 +1,5 @@
-"""One file for each JSON that stages hand on: plan, dataset, training, metrics, export, contents, comparison."""
+"""One file for each JSON that stages hand on: plan, dataset, training, metrics, export, contents,
+comparison."""
 
 from flytune.records import environment
 from flytune.records.attempt import Attempt, NodeAttempt

@@ -1,4 +1,5 @@
-"""approval.jsonl: the question whether an artifact may be published or accepted, and the answers, a line each.
+"""approval.jsonl: the question whether an artifact may be published or accepted, and the answers, a line
+each.
 
 The file is in the artifact's folder and not one of its files: an answer does not change what is approved.
 """
@@ -33,4 +34,7 @@ class ApprovalAnswer(Record):
         """Return the answer in one line."""
         by = f" by {self.by}" if self.by else ""
         verb = "approved" if self.answer == "yes" else "not approved"
-        return f"{verb}{by} at {self.time:%Y-%m-%d %H:%M} UTC: {self.words!r}, artifact {self.artifact_sha256[:12]}"
+        return (
+            f"{verb}{by} at {self.time:%Y-%m-%d %H:%M} UTC: {self.words!r}, artifact "
+            f"{self.artifact_sha256[:12]}"
+        )

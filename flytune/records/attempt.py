@@ -1,4 +1,5 @@
-"""Attempts of a run: what training.json says of each, and the record that a node keeps of its own while it runs."""
+"""Attempts of a run: what training.json says of each, and the record that a node keeps of its own while it
+runs."""
 
 from typing import Annotated, Self
 
@@ -17,18 +18,21 @@ _Number = Annotated[int, Field(ge=0, le=limits.COUNT)]
 
 
 class Attempt(Record):
-    """One attempt of a run. Of one that was killed, figures are those of its last record, which may be seconds older."""
+    """One attempt of a run. Of one that was killed, figures are those of its last record, which may be
+    seconds older."""
 
     number: int
     """Place among the run's attempts, from 1 on."""
     execution: str = ""
     """Flyte's execution; empty on a machine of one's own."""
     retry: int = 0
-    """Number of the attempt in its execution, from 0 on: Flyte's, after those of earlier actions for the same stage."""
+    """Number of the attempt in its execution, from 0 on: Flyte's, after those of earlier actions for the same
+    stage."""
     host: str = ""
     """Node of its first process: its name in Kubernetes, or the machine's."""
     ended: str = ""
-    """Reason for which it ended, with the node where that began; empty of the attempt that finished the run."""
+    """Reason for which it ended, with the node where that began; empty of the attempt that finished the
+    run."""
     resumed_from_step: int
     last_step: int
     """Last step that it trained; the step that it resumed from where it trained none."""
@@ -43,12 +47,14 @@ class Attempt(Record):
     held_seconds: float
     """Seconds for which it held its machines: loading, training, saving and export."""
     peaks: dict[str, int] = Field(default={})
-    """Peak bytes by phase, of the process with the largest peak; of a killed attempt, of its first process."""
+    """Peak bytes by phase, of the process with the largest peak; of a killed attempt, of its first
+    process."""
     reserved_peaks: dict[str, int] = Field(default={})
 
     @property
     def key(self) -> tuple[str, int]:
-        """Execution, and the attempt's place as its messages have it: by Flyte's number there, or by its place in the run."""
+        """Execution, and the attempt's place as its messages have it: by Flyte's number there, or by its
+        place in the run."""
         return self.execution, self.retry + 1 if self.execution else self.number
 
     @property
@@ -63,13 +69,15 @@ class Attempt(Record):
         return f"{self.shape}, {batches} x {Degrees(self.world_size).data_parallel}"
 
     def is_of(self, plan: Plan) -> bool:
-        """Return whether it ran on the machines and with the batches of a plan, whose estimates are not of others."""
+        """Return whether it ran on the machines and with the batches of a plan, whose estimates are not of
+        others."""
         fields = ("shape", "world_size", "per_device_train_batch_size", "gradient_accumulation_steps")
         return all(getattr(self, field) == getattr(plan, field) for field in fields)
 
 
 class NodeAttempt(Attempt):
-    """Record of one node's attempt: one file, rewritten while the attempt runs, of which a killed one leaves the last.
+    """Record of one node's attempt: one file, rewritten while the attempt runs, of which a killed one leaves
+    the last.
 
     Tasks of one process that train nothing have no figures of training.
     """
@@ -100,7 +108,8 @@ class NodeAttempt(Attempt):
     allowed_bytes: int = 1
     """Host memory that the pod may take."""
     kind: str | None = None
-    """Kind of the failure (flytune.failures.table), DONE or SIGTERM; None while the node runs, and once it was killed."""
+    """Kind of the failure (flytune.failures.table), DONE or SIGTERM; None while the node runs, and once it
+    was killed."""
     signalled: float | None = None
     """Time of a SIGTERM, in seconds since 1970."""
     reason: str = ""
@@ -112,7 +121,8 @@ class NodeAttempt(Attempt):
     details: str = ""
     """A traceback, or the stacks of a hang."""
     left_out: list[_Number] = Field(default=[])
-    """Data that later attempts skip, in units of one step's samples, ascending; 0 is the first step's in the data's order."""
+    """Data that later attempts skip, in units of one step's samples, ascending; 0 is the first step's in the
+    data's order."""
     rollbacks: _Number = 0
     """Number of times that data was skipped, this one included; 0 where this attempt has skipped none."""
     order: str = ""

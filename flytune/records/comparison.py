@@ -12,7 +12,8 @@ class Comparison(Record):
     recipe: str
     shape: str
     full_length: bool
-    """True if micro batches were as long as planned: packed, or the longest first. Only such runs give calibration factors."""
+    """True if micro batches were as long as planned: packed, or the longest first. Only such runs give
+    calibration factors."""
     planned_bytes: dict[str, int]
     """Planned peak by phase; on a GPU the bytes that torch allocates, which are also measured."""
     measured_bytes: dict[str, int]
@@ -28,14 +29,21 @@ class Comparison(Record):
     @property
     def memory_ratio(self) -> float | None:
         """Measured peak of training divided by the planned one; None if no such phase was measured."""
-        phases = [phase for phase in (FIRST_STEP, STEP) if phase in self.measured_bytes and phase in self.planned_bytes]
+        phases = [
+            phase
+            for phase in (FIRST_STEP, STEP)
+            if phase in self.measured_bytes and phase in self.planned_bytes
+        ]
         if not phases or not self.full_length:
             return None
-        return max(self.measured_bytes[phase] for phase in phases) / max(self.planned_bytes[phase] for phase in phases)
+        return max(self.measured_bytes[phase] for phase in phases) / max(
+            self.planned_bytes[phase] for phase in phases
+        )
 
     @property
     def speed_ratio(self) -> float | None:
-        """Measured tokens per second divided by the planned ones; None if none were planned, or samples were shorter."""
+        """Measured tokens per second divided by the planned ones; None if none were planned, or samples were
+        shorter."""
         if not self.planned_tokens_per_second or not self.full_length:
             return None
         return self.measured_tokens_per_second / self.planned_tokens_per_second

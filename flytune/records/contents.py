@@ -40,12 +40,16 @@ class FileDiffers(ValueError):
 
 
 class Contents(Record):
-    """artifact.json, written last: an artifact, or another folder that a workflow ends with, is incomplete without one."""
+    """artifact.json, written last: an artifact, or another folder that a workflow ends with, is incomplete
+    without one."""
 
     kind: Annotated[Kind, Field(exclude_if=lambda kind: kind == "artifact")] = "artifact"
     files: list[StoredFile]
-    identity: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$", exclude_if=lambda identity: not identity)] = ""
-    """Hash of the model and of what made it (flytune.artifacts.identity), the same for equal runs; empty before 0.2.0."""
+    identity: Annotated[
+        str, Field(pattern=r"^([0-9a-f]{64})?$", exclude_if=lambda identity: not identity)
+    ] = ""
+    """Hash of the model and of what made it (flytune.artifacts.identity), the same for equal runs; empty
+    before 0.2.0."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -85,7 +89,8 @@ def read_contents(content: str | bytes, where: object) -> Contents:
     """Return the content of an artifact.json that comes from outside.
 
     Raises:
-        ExportError: it is empty, of another kind (a page of HTML, another record), or names files outside of the artifact.
+        ExportError: it is empty, of another kind (a page of HTML, another record), or names files outside of
+            the artifact.
     """
     try:
         return Contents.parse(content)
@@ -113,22 +118,26 @@ def refuse_other(kind: str, where: object) -> None:
 
 
 def verify(folder: Path, listed: Contents | None = None, elsewhere: bool = False) -> Contents:
-    """Compare every file of an artifact on this machine with its size and hash in artifact.json, and return that list.
+    """Compare every file of an artifact on this machine with its size and hash in artifact.json, and return
+    that list.
 
     Args:
-        folder: the artifact. Files that are not listed may be there, unless a library would load them by their names.
-        listed: the list, where it is not artifact.json.
-        elsewhere: whether files may be missing, because they are in another storage.
+        folder: the artifact. Files that are not listed may be there, unless a library would load them by
+        their names. listed: the list, where it is not artifact.json. elsewhere: whether files may be missing,
+        because they are in another storage.
 
     Raises:
-        ExportError: artifact.json is missing, damaged, or that of no artifact; a file is missing, differs, is a link that leads
-            out of the folder, or is one that a library would load and artifact.json does not list.
+        ExportError: artifact.json is missing, damaged, or that of no artifact; a file is missing, differs, is
+            a link that leads out of the folder, or is one that a library would load and artifact.json does
+            not list.
     """
     if listed is None:
         try:
             listed = read_contents(read_regular(folder / CONTENTS, json_core.LARGEST), folder / CONTENTS)
         except (FileNotFoundError, NotADirectoryError):
-            raise ExportError(f"{folder}: no {CONTENTS}: there is no artifact, or an incomplete one") from None
+            raise ExportError(
+                f"{folder}: no {CONTENTS}: there is no artifact, or an incomplete one"
+            ) from None
         except OSError as error:
             raise ExportError(f"{folder / CONTENTS}: cannot be read: {reason(error)}") from None
     refuse_other(listed.kind, folder)
@@ -137,11 +146,17 @@ def verify(folder: Path, listed: Contents | None = None, elsewhere: bool = False
         name = path.relative_to(folder)
         is_hidden = any(part.startswith(".") for part in name.parts)
         if path.suffix in LOADED and not is_hidden and name.as_posix() not in known and not path.is_dir():
-            raise ExportError(f"{folder}: {name.as_posix()!r:.200}: not one of the artifact's files, by {CONTENTS}; {_AGAIN}")
+            raise ExportError(
+                f"{folder}: {name.as_posix()!r:.200}: not one of the artifact's files, by {CONTENTS}; "
+                f"{_AGAIN}"
+            )
         if path.is_symlink() and not is_hidden and (led := _link_problem(folder, name.as_posix())):
             raise ExportError(f"{folder}: {led}; {_AGAIN}")
     total = sum(file.size for file in listed.files)
-    with tqdm(total=total, desc=f"verifying {folder.name}", unit="B", unit_scale=True, delay=2) as bar, ThreadPool(4) as pool:
+    with (
+        tqdm(total=total, desc=f"verifying {folder.name}", unit="B", unit_scale=True, delay=2) as bar,
+        ThreadPool(4) as pool,
+    ):
         for problem in pool.imap(lambda file: _problem(folder, file, elsewhere, bar.update), listed.files):
             if problem:
                 raise ExportError(f"{folder}: {problem}; {_AGAIN}")
@@ -160,14 +175,28 @@ def seal(folder: Path, kind: Kind, hashes: Mapping[str, str] | None = None) -> N
 
 
 _KINDS = {"sweep": "a sweep", "answers": "answers", "dataset": "a data set"}
-LOADED = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".h5", ".msgpack", ".py", ".so"}
+LOADED = {
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".pkl",
+    ".pickle",
+    ".joblib",
+    ".h5",
+    ".msgpack",
+    ".py",
+    ".so",
+}
 LOADED |= {".json", ".yaml", ".jinja", ".model", ".tiktoken", ".txt"}
 """Suffixes of files that libraries look for by their names."""
 _AGAIN = "the artifact is incomplete or was changed: fetch it again, or restore it"
 
 
 def _link_problem(folder: Path, name: str) -> str | None:
-    """Return that a link leads out of the folder; libraries look into some folders, which such a link can name."""
+    """Return that a link leads out of the folder; libraries look into some folders, which such a link can
+    name."""
     try:
         inside(folder, name)
     except NameRefused as error:
@@ -192,7 +221,11 @@ def _problem(folder: Path, file: StoredFile, elsewhere: bool, update: Callable[[
         return str(error)
     except OSError as error:
         return f"{file.file}: cannot be read: {reason(error)}"
-    return None if digest.hexdigest() == file.sha256 else f"{file.file}: its content is not what was written, by {CONTENTS}"
+    return (
+        None
+        if digest.hexdigest() == file.sha256
+        else f"{file.file}: its content is not what was written, by {CONTENTS}"
+    )
 
 
 def stored_file(path: Path, name: str, sha256: str | None = None) -> StoredFile:
@@ -200,7 +233,9 @@ def stored_file(path: Path, name: str, sha256: str | None = None) -> StoredFile:
     return StoredFile(file=name, size=path.stat().st_size, sha256=sha256 or sha256_of(path))
 
 
-def list_files(folder: Path, hashes: Mapping[str, str] | None = None, label: str = "hashing") -> list[StoredFile]:
+def list_files(
+    folder: Path, hashes: Mapping[str, str] | None = None, label: str = "hashing"
+) -> list[StoredFile]:
     """List every file below `folder` with size and hash, sorted by path.
 
     Args:

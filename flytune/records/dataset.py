@@ -10,7 +10,8 @@ from flytune.schema import Record, Strict
 
 
 class Shard(Strict):
-    """A Parquet file of tokenized samples: columns input_ids and labels, and seq_lengths if packed; lists of int32."""
+    """A Parquet file of tokenized samples: columns input_ids and labels, and seq_lengths if packed; lists of
+    int32."""
 
     file: FileName
     """Path relative to the manifest: train/00000.parquet."""
@@ -57,7 +58,8 @@ class SourceCounts(Strict):
     bad: int
     """Number of rows listed in bad_rows.jsonl."""
     samples: int
-    """Number of samples in both splits; more than the rows if the weight repeats them or long ones were split."""
+    """Number of samples in both splits; more than the rows if the weight repeats them or long ones were
+    split."""
     tokens: int
     trained_tokens: int
 
@@ -76,7 +78,8 @@ class Manifest(Record):
     dropped_too_long: int
     """Number of samples dropped because they were too long."""
     dropped_untrained: int
-    """Number of samples dropped because no trained token was left (the answer was empty or completely cut off)."""
+    """Number of samples dropped because no trained token was left (the answer was empty or completely cut
+    off)."""
     duplicates: int = 0
     """Number of samples removed by data.deduplicate."""
     control_tokens: int = 0
@@ -97,7 +100,8 @@ class Manifest(Record):
     left_out: dict[str, int] = Field(default={})
     """Number of rows by the column, or the key of messages, that has content and is in no sample."""
     thoughts: Annotated[dict[str, int], Field(exclude_if=lambda counts: not counts)] = Field(default={})
-    """Number of answers' thoughts that are trained, context, or left_out (not in the text); empty if there are none."""
+    """Number of answers' thoughts that are trained, context, or left_out (not in the text); empty if there
+    are none."""
     notes: Annotated[dict[str, int], Field(exclude_if=lambda counts: not counts)] = Field(default={})
     """Number of rows by what their kind notes of them for the contract; empty if there are none."""
     histogram: list[Bin]
@@ -107,7 +111,8 @@ class Manifest(Record):
     heldout: SplitCounts
     tokenizer_sha256: str
     other_tokens: Annotated[str | None, Field(exclude_if=lambda found: found is None)] = None
-    """Class of transformers that makes other tokens than the base's tokenizer.json, which is used, and an example."""
+    """Class of transformers that makes other tokens than the base's tokenizer.json, which is used, and an
+    example."""
     content_sha256: str
     """Hash of the shards' hashes in order; equal for equal content."""
     row_kind: Annotated[RowKindName, Field(exclude_if=lambda name: name == ANSWERS)] = ANSWERS

@@ -11,7 +11,8 @@ _LOCK = Path(flytune.__file__).resolve().parents[1] / "requirements.lock"
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Flytune and the libraries that compute, and the start of the lock's SHA-256 where it is there."""
+    """Return the versions of Flytune and the libraries that compute, and the start of the lock's SHA-256
+    where it is there."""
     found = {"flytune": flytune.__version__}
     for name in _LIBRARIES:
         try:

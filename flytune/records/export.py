@@ -14,4 +14,5 @@ class Export(Record):
     revision: str | None
     """Commit of the base model; None for a folder."""
     quantized: str | None = None
-    """Format of the base's weights in training (`nf4_double`, `int8` ...); None where they were not quantized."""
+    """Format of the base's weights in training (`nf4_double`, `int8` ...); None where they were not
+    quantized."""

@@ -1,4 +1,5 @@
-"""Figures of a model: what is measured, in which unit, and which way is better. Each objective lists its own."""
+"""Figures of a model: what is measured, in which unit, and which way is better. Each objective lists its
+own."""
 
 import sys
 from collections.abc import Mapping
@@ -27,7 +28,8 @@ class Figure(Strict):
     is_paired: bool = False
     """True if models are compared by it, sample by sample (SampleScores)."""
     scaled_by: list[str] = Field(default=[])
-    """Dotted fields of the recipe that change its scale: models whose recipes differ in them are not compared by it."""
+    """Dotted fields of the recipe that change its scale: models whose recipes differ in them are not compared
+    by it."""
     step: str = ""
     """Field of a logged step that has it for the trained rows; each such figure has a chart of its own."""
     eval_step: str = ""
@@ -45,7 +47,9 @@ class Figure(Strict):
 
     def measured(self, sides: Mapping[str, "Interval"]) -> "MeasuredFigure":
         """Return it with the intervals of tuned, and of base and difference if it has them."""
-        return MeasuredFigure.model_validate({name: getattr(self, name) for name in Figure.model_fields} | dict(sides))
+        return MeasuredFigure.model_validate(
+            {name: getattr(self, name) for name in Figure.model_fields} | dict(sides)
+        )
 
 
 class Interval(Strict):
@@ -72,7 +76,8 @@ class MeasuredFigure(Figure):
 
     @property
     def outcome(self) -> Literal["better", "worse", "unclear"]:
-        """Return the significant direction: of the difference, or else compared with a model that prefers nothing."""
+        """Return the significant direction: of the difference, or else compared with a model that prefers
+        nothing."""
         found, zero = (self.difference, 0.0) if self.difference else (self.tuned, self.neutral)
         if zero is None or self.better == "neither":
             return "unclear"
@@ -96,20 +101,31 @@ Numbers = Annotated[
 
 
 class SampleScores(Strict):
-    """Scores of the tuned model on each held-out sample, by which it is compared with others on the same samples."""
+    """Scores of the tuned model on each held-out sample, by which it is compared with others on the same
+    samples."""
 
     samples_sha256: str
-    """SHA-256 of the tokens and labels of all scored samples, in their order; equal ones are the same samples."""
+    """SHA-256 of the tokens and labels of all scored samples, in their order; equal ones are the same
+    samples."""
     weights: Numbers
     """Weight of each sample in the mean: its scored tokens, or 1 for a pair."""
     scores: dict[str, Numbers]
-    """Scores of each sample times its weight, named as their figure is, which is their sum over that of the weights."""
+    """Scores of each sample times its weight, named as their figure is, which is their sum over that of the
+    weights."""
 
 
 LOSS = Figure(
-    name="loss", title="loss", unit="nats per token", better="lower", is_paired=True, step="loss", eval_step="eval_loss"
+    name="loss",
+    title="loss",
+    unit="nats per token",
+    better="lower",
+    is_paired=True,
+    step="loss",
+    eval_step="eval_loss",
 )
-PERPLEXITY = Figure(name="perplexity", title="perplexity", better="lower", meaning="exp of the loss of a token")
+PERPLEXITY = Figure(
+    name="perplexity", title="perplexity", better="lower", meaning="exp of the loss of a token"
+)
 ACCURACY = Figure(
     name="reward_accuracy",
     title="reward accuracy",
@@ -142,13 +158,21 @@ Kind = TypeVar("Kind", bound=Figure)
 
 
 def of_answers(figure: Kind, answers: str) -> Kind:
-    """Return a figure of all answers as one of some of them, such as the chosen ones, which the objective does not aim at."""
-    update = {"name": f"{answers}_{figure.name}", "title": f"{figure.title} of the {answers} answers", "better": "neither"}
+    """Return a figure of all answers as one of some of them, such as the chosen ones, which the objective
+    does not aim at."""
+    update = {
+        "name": f"{answers}_{figure.name}",
+        "title": f"{figure.title} of the {answers} answers",
+        "better": "neither",
+    }
     return figure.model_copy(update=update | {"is_paired": False, "step": "", "eval_step": ""})
 
 
 def of_labels(figure: Figure) -> Figure:
     """Return a figure of pairs as one of all pairs of a desirable and an undesirable answer."""
     texts = {name: getattr(figure, name) for name in ("name", "title", "meaning")}
-    changed = {name: text.replace("chosen", "desirable").replace("rejected", "undesirable") for name, text in texts.items()}
+    changed = {
+        name: text.replace("chosen", "desirable").replace("rejected", "undesirable")
+        for name, text in texts.items()
+    }
     return figure.model_copy(update=changed)

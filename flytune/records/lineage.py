@@ -25,6 +25,7 @@ class Ancestor(Strict):
 
 
 class Lineage(Record):
-    """lineage.json: the runs before this one, the first run first; each trained the model that the previous one made."""
+    """lineage.json: the runs before this one, the first run first; each trained the model that the previous
+    one made."""
 
     runs: list[Ancestor]

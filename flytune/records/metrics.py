@@ -25,7 +25,8 @@ from flytune.sentences import counted
 
 
 class Score(Strict):
-    """Held-out loss of one model in nats per token, over trained tokens only, with a 95 % confidence interval."""
+    """Held-out loss of one model in nats per token, over trained tokens only, with a 95 % confidence
+    interval."""
 
     loss: float
     loss_low: float
@@ -73,7 +74,8 @@ class Wins(Strict):
     base: int
     ties: int
     rate: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Win rate of the tuned model, ties counted as half; None for a single comparison and in older records."""
+    """Win rate of the tuned model, ties counted as half; None for a single comparison and in older
+    records."""
     rate_low: float | None = Field(default=None, exclude_if=lambda value: value is None)
     rate_high: float | None = Field(default=None, exclude_if=lambda value: value is None)
 
@@ -101,7 +103,8 @@ class ExpertLoad(Strict):
 
 
 class UntrainedExperts(Strict):
-    """Experts of one parameter that got no token in training, so that their adapters are still what they were at the start."""
+    """Experts of one parameter that got no token in training, so that their adapters are still what they were
+    at the start."""
 
     parameter: str
     experts: list[int]
@@ -131,13 +134,15 @@ SINGLE_SAMPLE = "a single held-out sample is no evidence, and has no interval"
 class Metrics(Record):
     """metrics.json: base and tuned model on the same held-out samples, by the figures of the objective.
 
-    Of pairs, answers, parts and sample_wins are those of the chosen answers, of labelled answers those of the desirable ones.
+    Of pairs, answers, parts and sample_wins are those of the chosen answers, of labelled answers those of the
+    desirable ones.
     """
 
     figures: list[MeasuredFigure] = Field(default=[])
     """Figures of the objective that were measured, the most important first."""
     base: Score | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Loss and perplexity of the base model, which are also figures; None for an objective that does not aim at them."""
+    """Loss and perplexity of the base model, which are also figures; None for an objective that does not aim
+    at them."""
     tuned: Score | None = Field(default=None, exclude_if=lambda value: value is None)
     loss_difference: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """Mean of tuned - base, paired by sample; negative means that tuning helped."""
@@ -146,13 +151,15 @@ class Metrics(Record):
     samples: int
     """Number of scored held-out samples: of pairs the pairs, of labelled answers the answers."""
     left_out: dict[str, int] = Field(default={}, exclude_if=lambda left_out: not left_out)
-    """Held-out samples that losses, perplexities, sources and lengths are not of: their number by what they are."""
+    """Held-out samples that losses, perplexities, sources and lengths are not of: their number by what they
+    are."""
     tokens: int
     """Number of scored tokens: the trained ones, of a reward model all."""
     doubts: list[str] = Field(default=[], exclude_if=lambda doubts: not doubts)
     """Clauses that make the figures doubtful: samples that training has seen as well, or that are cut."""
     loaded_as: str
-    """Precision in which both models were loaded: the dtype, or `nf4`, `fp4` or `int8` for an adapter on a quantized base."""
+    """Precision in which both models were loaded: the dtype, or `nf4`, `fp4` or `int8` for an adapter on a
+    quantized base."""
     answers: list[Answer]
     seconds: float
     tasks: list[TaskScore] = Field(default=[])
@@ -174,25 +181,33 @@ class Metrics(Record):
         """Give records of earlier releases their figures."""
         if not isinstance(values, dict) or "figures" in values:
             return values
-        values = {name: value.model_dump() if isinstance(value, Strict) else value for name, value in values.items()}
+        values = {
+            name: value.model_dump() if isinstance(value, Strict) else value for name, value in values.items()
+        }
         left_out = set(_KINDS)
         if values.get("preference") or values.get("reward"):
             left_out |= {"base", "tuned", *_DIFFERENCE.values()}
         kept = {name: value for name, value in values.items() if name not in left_out}
-        with contextlib.suppress(KeyError, TypeError, AttributeError):  # then figures are missing, as any field can be
+        with contextlib.suppress(
+            KeyError, TypeError, AttributeError
+        ):  # then figures are missing, as any field can be
             kept["figures"] = figures_of(values)
         return kept
 
     @property
     def compared(self) -> MeasuredFigure:
-        """Return the figure by which models of the objective are compared; raises IndexError where nothing was measured."""
+        """Return the figure by which models of the objective are compared; raises IndexError where nothing
+        was measured."""
         return next((figure for figure in self.figures if figure.is_paired), self.figures[0])
 
     @property
     def answered(self) -> str:
-        """Return the kind of the answers whose losses and sample answers these are, such as `chosen `; empty if all are."""
+        """Return the kind of the answers whose losses and sample answers these are, such as `chosen `; empty
+        if all are."""
         names = {figure.name for figure in self.figures}
-        return next((f"{kind} " for kind in ("chosen", "desirable", "undesirable") if f"{kind}_loss" in names), "")
+        return next(
+            (f"{kind} " for kind in ("chosen", "desirable", "undesirable") if f"{kind}_loss" in names), ""
+        )
 
     @property
     def has_references(self) -> bool:
@@ -215,10 +230,10 @@ class Metrics(Record):
         count = sum(len(one.experts) for one in found)
         first = found[0]
         return (
-            f"{counted(count, 'adapter')} of experts {'is' if count == 1 else 'are'} still as at the start, since no token of "
-            f"training reached the experts ({len(first.experts)} of {first.of} of {first.parameter}, the first is expert "
-            f"{first.experts[0]}): "
-            "train more samples, or raise training.router_aux_loss_coef"
+            f"{counted(count, 'adapter')} of experts {'is' if count == 1 else 'are'} still as at the start, "
+            f"since no token of training reached the experts ({len(first.experts)} of {first.of} of "
+            f"{first.parameter}, the first is expert {first.experts[0]}): train more samples, or raise "
+            "training.router_aux_loss_coef"
         )
 
     @property
@@ -228,7 +243,8 @@ class Metrics(Record):
 
     @property
     def is_better(self) -> bool:
-        """True if the tuned model is significantly better by the figure that models of the objective are compared by."""
+        """True if the tuned model is significantly better by the figure that models of the objective are
+        compared by."""
         return bool(self.figures) and self.compared.outcome == "better"
 
 
@@ -254,7 +270,11 @@ def _figures_of(values: Mapping[str, Any]) -> list[MeasuredFigure]:
         return [MeasuredFigure.model_validate(figure) for figure in values["figures"]]
     if found := values.get("reward"):
         loss = LOSS.model_copy(update={"unit": "nats per pair", "neutral": math.log(2)})
-        return [_tuned(ACCURACY, found, "accuracy"), _tuned(loss, values["tuned"], "loss"), _tuned(MARGIN, found, "margin")]
+        return [
+            _tuned(ACCURACY, found, "accuracy"),
+            _tuned(loss, values["tuned"], "loss"),
+            _tuned(MARGIN, found, "margin"),
+        ]
     scored = [_measured(figure, values, figure.name) for figure in (PERPLEXITY, LOSS)]
     scored[1] = scored[1].model_copy(
         update={"difference": Interval(**{end: values[name] for end, name in _DIFFERENCE.items()})}
@@ -263,7 +283,9 @@ def _figures_of(values: Mapping[str, Any]) -> list[MeasuredFigure]:
         return scored
     labels = found.get("labels")
     figures = [of_labels(figure) if labels else figure for figure in (MARGIN, ACCURACY, PREFERRED)]
-    margin, accuracy = (_tuned(figure, found, name) for figure, name in zip(figures, ("margin", "accuracy"), strict=False))
+    margin, accuracy = (
+        _tuned(figure, found, name) for figure, name in zip(figures, ("margin", "accuracy"), strict=False)
+    )
     preferred = {side: _interval(found, side) for side in ("base", "tuned")}
     return [
         margin.model_copy(update={"is_paired": True}),

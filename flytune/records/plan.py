@@ -8,15 +8,22 @@ from pydantic import Field
 from flytune.schema import Record, Strict
 from training_estimates.degrees import Degrees
 
-LOAD, FIRST_STEP, STEP, EVALUATE, SAVE, EXPORT = "load", "first step", "steady step", "evaluate", "save", "export"
+LOAD, FIRST_STEP, STEP, EVALUATE, SAVE, EXPORT = (
+    "load",
+    "first step",
+    "steady step",
+    "evaluate",
+    "save",
+    "export",
+)
 DRAW = "draw answers"
 """Phase of runs whose model draws the answers that it trains, before each step."""
 PHASES = (LOAD, FIRST_STEP, STEP, DRAW, EVALUATE, SAVE, EXPORT)
 """Phases of a run, in the order of a plan's table."""
 
 TIGHT = 0.9
-"""Share of a resource above which a plan is tight: the estimate is wrong for some of the published runs within 10 % of the
-limit, and for about one in a hundred of those further away (docs/measured/memory.md)."""
+"""Share of a resource above which a plan is tight: the estimate is wrong for some of the published runs
+within 10 % of the limit, and for about one in a hundred of those further away (docs/measured/memory.md)."""
 
 
 class Need(Strict):
@@ -97,7 +104,8 @@ class Interruptions(Strict):
     interval_seconds: float | None
     """Seconds of training between two checkpoints; None if none are saved."""
     best_interval_seconds: float | None
-    """Interval that loses least time (flytune/planning/save_interval.py); None if no interruption is expected."""
+    """Interval that loses least time (flytune/planning/save_interval.py); None if no interruption is
+    expected."""
     hours_lost_each: float | None
     """Hours lost by one interruption; None if it loses the complete run."""
     share_lost: float
@@ -142,21 +150,25 @@ class Plan(Record):
     price_per_hour: float
     """Price of all nodes in US dollars per hour."""
     step_seconds: dict[str, float] = Field(default={})
-    """Estimated seconds of one optimizer step, by part; empty on a CPU, and if accelerators.yaml has no row for the GPU."""
+    """Estimated seconds of one optimizer step, by part; empty on a CPU, and if accelerators.yaml has no row
+    for the GPU."""
     tokens_per_second: list[float] = Field(default=[])
     """Estimated tokens per second over all GPUs: likely minimum, estimate, likely maximum."""
     steps: int | None = None
     """Number of optimizer steps; None if the number of samples is unknown before they are prepared."""
     hours: list[float] = Field(default=[])
-    """Hours of all steps if every sample is data.max_length long: likely minimum, estimate, likely maximum."""
+    """Hours of all steps if every sample is data.max_length long: likely minimum, estimate, likely
+    maximum."""
     interruptions: Interruptions | None = None
-    """Expected cost of interruptions; None if the time of a step, or of an epoch between saves, is unknown."""
+    """Expected cost of interruptions; None if the time of a step, or of an epoch between saves, is
+    unknown."""
     loading: Loading | None = None
     """Expected time to load the base model; None on a CPU."""
     intervals: dict[str, Estimate] = Field(default={})
-    """Intervals of allocated_bytes and reserved_bytes (peaks of a GPU in training, as torch counts them), step_seconds,
-    tokens_per_second, hours and price, as far as they are known; after_a_run: of tokens_per_second once a run of the model on
-    the shape was measured (`flytune calibrate`). Empty on a CPU, and for models that the closed form does not know."""
+    """Intervals of allocated_bytes and reserved_bytes (peaks of a GPU in training, as torch counts them),
+    step_seconds, tokens_per_second, hours and price, as far as they are known; after_a_run: of
+    tokens_per_second once a run of the model on the shape was measured (`flytune calibrate`). Empty on a CPU,
+    and for models that the closed form does not know."""
     calibration: Calibration | None = None
     """Calibration that memory and speed above were multiplied by, if the shape has one."""
     reasons: list[str]
@@ -168,7 +180,8 @@ class Plan(Record):
         return Degrees(self.world_size, self.nodes)
 
     def with_micro_batch(self, most: int) -> Self | None:
-        """Return the plan with the largest micro batch of at most `most` that makes the same global batch; None of 0."""
+        """Return the plan with the largest micro batch of at most `most` that makes the same global batch;
+        None of 0."""
         share = self.per_device_train_batch_size * self.gradient_accumulation_steps
         size = next((fewer for fewer in range(min(most, share), 0, -1) if share % fewer == 0), None)
         if size is None:
@@ -177,7 +190,8 @@ class Plan(Record):
         return self.model_copy(update=batches)
 
     def halved(self) -> Self | None:
-        """Return the next plan where GPU memory does not suffice: half the micro batch at most; None if there is none."""
+        """Return the next plan where GPU memory does not suffice: half the micro batch at most; None if there
+        is none."""
         return self.with_micro_batch(self.per_device_train_batch_size // 2)
 
     @property
@@ -195,7 +209,8 @@ class Plan(Record):
 
     @property
     def room_for_weights(self) -> int:
-        """Bytes of one GPU for the weights of a layer-by-layer placement: the tight limit minus everything else at the peak."""
+        """Bytes of one GPU for the weights of a layer-by-layer placement: the tight limit minus everything
+        else at the peak."""
         at_peak = self.memory.phases[self.memory.peak_phase]
         others = sum(size for name, size in at_peak.items() if name != "weights")
         return round(TIGHT * self.memory.available_bytes) - others
@@ -214,12 +229,18 @@ class Plan(Record):
     def headline(self) -> str:
         """Peak, verdict and price in one line, as in the headers of recipes."""
         need, billion = self.memory, self.price_per_billion_tokens
-        peak = f"{need.peak_bytes / 2**30:.1f} of {need.available_bytes / 2**30:.1f} GiB of {need.resource} ({self.verdict})"
-        return f"{peak}, ${self.price_per_hour:.2f} an hour" + (f", ${billion:,.0f} a billion tokens" if billion else "")
+        peak = (
+            f"{need.peak_bytes / 2**30:.1f} of {need.available_bytes / 2**30:.1f} GiB of {need.resource} "
+            f"({self.verdict})"
+        )
+        return f"{peak}, ${self.price_per_hour:.2f} an hour" + (
+            f", ${billion:,.0f} a billion tokens" if billion else ""
+        )
 
     @property
     def price(self) -> list[float]:
-        """Price of the run in US dollars: likely minimum, estimate, likely maximum; without start-up, loading and saving."""
+        """Price of the run in US dollars: likely minimum, estimate, likely maximum; without start-up, loading
+        and saving."""
         return [hours * self.price_per_hour for hours in self.hours]
 
     @property
@@ -230,7 +251,9 @@ class Plan(Record):
     @property
     def price_per_billion_tokens(self) -> float | None:
         """Price of a billion tokens in US dollars; None if the speed is unknown."""
-        return 1e9 / self.tokens_per_second[1] / 3600 * self.price_per_hour if self.tokens_per_second else None
+        return (
+            1e9 / self.tokens_per_second[1] / 3600 * self.price_per_hour if self.tokens_per_second else None
+        )
 
 
 def verdict(share: float) -> str:

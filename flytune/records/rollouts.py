@@ -1,4 +1,5 @@
-"""Answers that a model has drawn in training: a line of rollouts/STEP.jsonl, and of an artifact's rollouts.jsonl."""
+"""Answers that a model has drawn in training: a line of rollouts/STEP.jsonl, and of an artifact's
+rollouts.jsonl."""
 
 from typing import Annotated
 
@@ -34,5 +35,5 @@ class Group(Strict):
     """The prompt as text, without special tokens; empty in ledgers that were written without it."""
     completions: list[Rollout]
     made_by: Annotated[dict[str, str], Field(exclude_if=lambda keys: not keys)] = Field(default={})
-    """Keys of what the completions and their rewards follow from: the rows, the drawing, the rewards and the weights; empty in
-    ledgers of earlier releases."""
+    """Keys of what the completions and their rewards follow from: the rows, the drawing, the rewards and the
+    weights; empty in ledgers of earlier releases."""

@@ -18,11 +18,13 @@ STEPS = "steps.jsonl"
 ROLLOUTS = "rollouts.jsonl"
 """File of an artifact with some of the answers that the model has drawn in training."""
 LIVE = "FLYTUNE_LIVE_STEPS"
-"""Variable with the name of a file that gets the path of STEPS, for a face that shows a run while it trains."""
+"""Variable with the name of a file that gets the path of STEPS, for a face that shows a run while it
+trains."""
 
 
 class GpuUse(Strict):
-    """Samples of NVML between two logged steps, over the GPUs of the first node; None where no GPU reports the figure."""
+    """Samples of NVML between two logged steps, over the GPUs of the first node; None where no GPU reports
+    the figure."""
 
     utilization: float | None = None
     """Mean percentage of time in which a kernel ran, as nvidia-smi has it."""
@@ -44,15 +46,16 @@ class Step(Strict):
     step: int
     epoch: float
     loss: float
-    """Objective's mean loss over the global batch, in the unit of its figure (TrainingResult.figures): of sft in nats per
-    trained token."""
+    """Objective's mean loss over the global batch, in the unit of its figure (TrainingResult.figures): of sft
+    in nats per trained token."""
     eval_loss: float | None = None
     """The same loss of the live model on the held-out samples; None if it was not scored."""
     learning_rate: float
     grad_norm: float | None
     """Norm of the gradients before clipping."""
     seconds: float
-    """Seconds since the previous logged step (for the first, since the start of training); the sum of the parts below."""
+    """Seconds since the previous logged step (for the first, since the start of training); the sum of the
+    parts below."""
     data_seconds: float
     """Seconds of fetching the micro batches."""
     forward_seconds: float
@@ -67,16 +70,19 @@ class Step(Strict):
     tokens_per_second: float
     """Tokens per second of all processes, without the time of scoring."""
     memory_bytes: int
-    """Peak memory since the previous logged step, of the fullest GPU or of the host; see TrainingResult.memory_kind."""
+    """Peak memory since the previous logged step, of the fullest GPU or of the host; see
+    TrainingResult.memory_kind."""
     memory_reserved_bytes: int | None = None
     """Peak memory that the allocator reserved on that GPU since the previous logged step."""
     reward_accuracy: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Share of the trained pairs since the previous logged step whose chosen answer has the larger reward; of pairs only."""
+    """Share of the trained pairs since the previous logged step whose chosen answer has the larger reward; of
+    pairs only."""
     reward_margin: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Mean reward of their chosen answers less that of the rejected ones; of labelled answers, of the micro batches with both
-    labels."""
+    """Mean reward of their chosen answers less that of the rejected ones; of labelled answers, of the micro
+    batches with both labels."""
     reward: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    """Mean reward of the answers that the model has drawn since the previous logged step; of objectives that draw some."""
+    """Mean reward of the answers that the model has drawn since the previous logged step; of objectives that
+    draw some."""
     rewards: dict[str, float] = Field(default={}, exclude_if=lambda rewards: not rewards)
     """Mean of each of its rewards, by name, without weights."""
     equal_rewards: float | None = Field(default=None, exclude_if=lambda value: value is None)
@@ -97,12 +103,19 @@ class Step(Strict):
     @property
     def other_seconds(self) -> float:
         """Seconds of logging, checkpoints and everything else between the parts."""
-        parts = (self.data_seconds, self.forward_seconds, self.backward_seconds, self.update_seconds, self.eval_seconds)
+        parts = (
+            self.data_seconds,
+            self.forward_seconds,
+            self.backward_seconds,
+            self.update_seconds,
+            self.eval_seconds,
+        )
         return max(0.0, self.seconds - sum(parts))
 
 
 class TrainingResult(Record):
-    """training.json: the result of a training run, all of its attempts together where a field does not say otherwise.
+    """training.json: the result of a training run, all of its attempts together where a field does not say
+    otherwise.
 
     Records of version 0.1.0 have the figures of the attempt that finished.
     """
@@ -112,7 +125,8 @@ class TrainingResult(Record):
     figures: list[Figure] = Field(default=[])
     """Figures of the objective that the steps have; empty in records of earlier releases (see `logged`)."""
     seconds: float
-    """Seconds of the training loops, without loading and exporting; those of steps that were trained again are included."""
+    """Seconds of the training loops, without loading and exporting; those of steps that were trained again
+    are included."""
     tokens: int
     """Number of tokens read in `steps`."""
     world_size: int
@@ -128,7 +142,8 @@ class TrainingResult(Record):
     trained_parameters: int
     total_parameters: int
     heldout_loss: float | None
-    """Loss of the live model on the first held-out samples, before the export; the gate compares the export with it."""
+    """Loss of the live model on the first held-out samples, before the export; the gate compares the export
+    with it."""
     resumed_from_step: int = 0
     """Step of the checkpoint that the last attempt resumed from; 0 for one from the start."""
     stopped_early: str | None = None
@@ -138,11 +153,14 @@ class TrainingResult(Record):
     exported_step: int | None = None
     """Step whose weights were exported; None in records of version 0.1.0, which always exported the last."""
     exported_eval_loss: float | None = None
-    """The objective's loss of those weights on the held-out samples in training; None if they were not scored."""
+    """The objective's loss of those weights on the held-out samples in training; None if they were not
+    scored."""
     versions: dict[str, str] = Field(default={})
-    """Versions of Flytune and of the libraries that computed it, and the hash of requirements.lock; empty before 0.2.0."""
+    """Versions of Flytune and of the libraries that computed it, and the hash of requirements.lock; empty
+    before 0.2.0."""
     attempt: str = ""
-    """Last attempt in the names of its checkpoints; empty if it only exported, so that its checkpoints are kept."""
+    """Last attempt in the names of its checkpoints; empty if it only exported, so that its checkpoints are
+    kept."""
 
     @property
     def logged(self) -> list[Figure]:
@@ -162,7 +180,8 @@ class TrainingResult(Record):
 
     @property
     def first_step(self) -> int:
-        """Number of steps before the first logged one that no log has, as the checkpoint that was resumed from had none."""
+        """Number of steps before the first logged one that no log has, as the checkpoint that was resumed
+        from had none."""
         return self.resumed_from_step if self.steps and self.steps[0].step > self.resumed_from_step else 0
 
     @property
@@ -187,19 +206,25 @@ class TrainingResult(Record):
         return max(0, trained - self.attempts[-1].last_step) if self.attempts else 0
 
     def price(self, price_per_hour: float) -> float:
-        """Return the price of the machines' time; `price_per_hour` is the plan's, for records without attempts."""
+        """Return the price of the machines' time; `price_per_hour` is the plan's, for records without
+        attempts."""
         if not self.attempts:
             return self.seconds / 3600 * price_per_hour
         return sum(attempt.held_seconds / 3600 * attempt.price_per_hour for attempt in self.attempts)
 
     def steps_of(self, attempt: Attempt) -> list[Step]:
         """Return the logged steps that are of one attempt: those that no later one has trained again."""
-        later = [other.resumed_from_step for other in self.attempts if other.number > attempt.number and other.last_step]
+        later = [
+            other.resumed_from_step
+            for other in self.attempts
+            if other.number > attempt.number and other.last_step
+        ]
         last = min([attempt.last_step, *later])
         return [step for step in self.steps if attempt.resumed_from_step < step.step <= last]
 
     def as_planned(self, plan: Plan) -> Self:
-        """Return the record of the attempts with the plan's machines and batches alone; of all, if these have no step."""
+        """Return the record of the attempts with the plan's machines and batches alone; of all, if these have
+        no step."""
         kept = [one for one in self.attempts if one.is_of(plan)]
         steps = [step for one in kept for step in self.steps_of(one)]
         if not steps or len(kept) == len(self.attempts):
@@ -214,4 +239,7 @@ class TrainingResult(Record):
 
 def highest(peaks: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Return the largest peak of each phase."""
-    return {phase: max(one.get(phase, 0) for one in peaks) for phase in dict.fromkeys(name for one in peaks for name in one)}
+    return {
+        phase: max(one.get(phase, 0) for one in peaks)
+        for phase in dict.fromkeys(name for one in peaks for name in one)
+    }

@@ -1,7 +1,9 @@
-"""Approval of one artifact by a person: what is asked, and how an answer is compared with the artifact that is there.
+"""Approval of one artifact by a person: what is asked, and how an answer is compared with the artifact that
+is there.
 
-The question names the artifact by the SHA-256 of its artifact.json, which lists the hash of every file. Whatever is at the
-address when the answer comes is published or accepted only if it has that hash. All faces ask and settle by this module.
+The question names the artifact by the SHA-256 of its artifact.json, which lists the hash of every file.
+Whatever is at the address when the answer comes is published or accepted only if it has that hash. All faces
+ask and settle by this module.
 """
 
 import hashlib
@@ -121,7 +123,9 @@ def recorded(address: str) -> Recorded | None:
     except FileNotFoundError:
         return None
     except (RecordError, ValueError) as error:
-        raise ExportError(f"{storage.where}/{APPROVAL}: cannot be read: {error}; run the recipe again") from None
+        raise ExportError(
+            f"{storage.where}/{APPROVAL}: cannot be read: {error}; run the recipe again"
+        ) from None
 
 
 def pending(address: str) -> ApprovalQuestion | None:
@@ -141,7 +145,8 @@ def command(address: str, sha256: str) -> str:
 
 
 def text(question: ApprovalQuestion, address: str, how: str) -> str:
-    """Return the question in words, with its one link and the time for an answer; `how` says how to answer."""
+    """Return the question in words, with its one link and the time for an answer; `how` says how to
+    answer."""
     unit = "hour" if question.hours == 1 else "hours"
     within = f"answer within {question.hours:g} {unit}, else it is a no: {how}"
     return _in_words(question, address, within)
@@ -170,15 +175,31 @@ def settle(address: str, sha256: str, words: str, by: str = "") -> Settled:
     """
     found = recorded(address)
     if found is None:
-        raise ExportError(f"{address}: nobody was asked about it (no {APPROVAL}): a run whose recipe has publish.approval asks")
+        raise ExportError(
+            f"{address}: nobody was asked about it (no {APPROVAL}): a run whose recipe has publish.approval "
+            "asks"
+        )
     storage = _storage(address)
     content = _checked_content(storage, found.question, sha256)
     answer = ApprovalAnswer(
-        artifact_sha256=sha256, time=datetime.now(UTC), answer="yes" if is_yes(words) else "no", words=words.strip(), by=by
+        artifact_sha256=sha256,
+        time=datetime.now(UTC),
+        answer="yes" if is_yes(words) else "no",
+        words=words.strip(),
+        by=by,
     )
     if answer.answer == "no" and found.is_approved:
-        return Settled(True, f"{found.question.recipe}: approved already; the answer {words!r} comes too late")
-    known = next((one for one in found.answers if (one.answer, one.words, one.by) == (answer.answer, answer.words, by)), None)
+        return Settled(
+            True, f"{found.question.recipe}: approved already; the answer {words!r} comes too late"
+        )
+    known = next(
+        (
+            one
+            for one in found.answers
+            if (one.answer, one.words, one.by) == (answer.answer, answer.words, by)
+        ),
+        None,
+    )
     # The answer of an attempt that broke off keeps its time: the history knows a decision again by it.
     answer = known or answer
     with tempfile.TemporaryDirectory(prefix="flytune-approved-") as scratch:
@@ -211,7 +232,8 @@ def unpublished(found: Recorded, address: str) -> str:
 
 
 def show_command(address: str, recipe: Recipe) -> None:
-    """Show what is asked about an artifact, where nobody waits for the answer, with the command that gives it."""
+    """Show what is asked about an artifact, where nobody waits for the answer, with the command that gives
+    it."""
     question = pending(address) if recipe.publish.approval else None
     if question is not None:
         _show_command(question, address)
@@ -223,7 +245,8 @@ def _show_command(question: ApprovalQuestion, address: str) -> None:
 
 
 def answer_here(question: ApprovalQuestion, address: str) -> str | None:
-    """Ask in the terminal; return the answer, or None where nobody can be asked, after the command that gives one."""
+    """Ask in the terminal; return the answer, or None where nobody can be asked, after the command that gives
+    one."""
     how = "yes or no, with your reasons"
     if not _is_terminal():
         _show_command(question, address)
@@ -260,18 +283,22 @@ def _content(storage: Storage) -> bytes:
     try:
         return storage.read(CONTENTS)
     except FileNotFoundError:
-        raise ExportError(f"{storage.where}: no {CONTENTS}: there is no artifact, or an incomplete one") from None
+        raise ExportError(
+            f"{storage.where}: no {CONTENTS}: there is no artifact, or an incomplete one"
+        ) from None
 
 
 def _checked_content(storage: Storage, question: ApprovalQuestion, sha256: str) -> bytes:
-    """Return the artifact.json that is there, compared like the question with the one that a person was asked about."""
+    """Return the artifact.json that is there, compared like the question with the one that a person was asked
+    about."""
     content = _content(storage)
     there = hashlib.sha256(content).hexdigest()
     for hashed, what in ((question.artifact_sha256, "the question there is about"), (there, "there is now")):
         if hashed != sha256:
             raise ExportError(
-                f"{storage.where}: {what} artifact {hashed[:12]}, and the answer is about {sha256[:12]}, another one; nothing "
-                "was published or accepted: run the recipe again, and look at what it asks"
+                f"{storage.where}: {what} artifact {hashed[:12]}, and the answer is about {sha256[:12]}, "
+                "another one; nothing was published or accepted: run the recipe again, and look at what it "
+                "asks"
             )
     return content
 
@@ -291,7 +318,8 @@ def _verified(storage: Storage, content: bytes, scratch: Path) -> Path:
             digest = ""
         if digest != file.sha256:
             raise ExportError(
-                f"{storage.where}: {file.file} is not what was asked about, by {CONTENTS}; nothing was published: restore it"
+                f"{storage.where}: {file.file} is not what was asked about, by {CONTENTS}; nothing was "
+                "published: restore it"
             )
     (scratch / CONTENTS).write_bytes(content)
     return scratch
@@ -301,12 +329,14 @@ def _published(storage: Storage, copy: Path, found: Recorded) -> str:
     recipe = Recipe.from_yaml(copy / "recipe.yaml")
     weights = None if storage.is_local else storage
     try:
-        return publish(copy, found.question.publish_to, published_name(copy, recipe), weights, {APPROVAL: _lines(found)})
+        return publish(
+            copy, found.question.publish_to, published_name(copy, recipe), weights, {APPROVAL: _lines(found)}
+        )
     except ExportError as error:
         again = command(storage.address, found.question.artifact_sha256)
         raise ExportError(
-            f"{recipe.name}: approved, but not published: {error}. The artifact is stored at {storage.address}; once that is "
-            f"mended: {again}"
+            f"{recipe.name}: approved, but not published: {error}. The artifact is stored at "
+            f"{storage.address}; once that is mended: {again}"
         ) from error
 
 
@@ -362,7 +392,10 @@ def _changes(storage: Storage, champion: str) -> list[str]:
     except (FlytuneError, FileNotFoundError, yaml_core.YAMLError) as error:
         return [f"the accepted model's recipe cannot be read: {error}"]
     names = sorted({name for name in {**before, **after} if before.get(name) != after.get(name)})
-    changed = [f"{name}: {before.get(name)!r:.200} before, {after.get(name)!r:.200} now" for name in names[:_MOST_CHANGES]]
+    changed = [
+        f"{name}: {before.get(name)!r:.200} before, {after.get(name)!r:.200} now"
+        for name in names[:_MOST_CHANGES]
+    ]
     return changed + [f"{len(names) - _MOST_CHANGES} further fields differ"] * (len(names) > _MOST_CHANGES)
 
 

@@ -33,7 +33,8 @@ def compare_artifacts(recipe: Recipe, challenger: Path, dataset: Path, champion:
 
 
 def compare_with_base(metrics: Metrics) -> ModelComparison:
-    """Return the comparison of a challenger with its base model, from its evaluation; for when there is no champion.
+    """Return the comparison of a challenger with its base model, from its evaluation; for when there is no
+    champion.
 
     Raises:
         DataError: the base has no figure of the challenger's objective.
@@ -41,8 +42,8 @@ def compare_with_base(metrics: Metrics) -> ModelComparison:
     found = metrics.compared
     if found.base is None or found.difference is None:
         raise DataError(
-            f"held-out {found.title}: the base model has none, so there is nothing to compare the challenger with; schedule "
-            "objective: sft"
+            f"held-out {found.title}: the base model has none, so there is nothing to compare the challenger "
+            "with; schedule objective: sft"
         )
     return ModelComparison(
         against="base",
@@ -57,7 +58,9 @@ def compare_with_base(metrics: Metrics) -> ModelComparison:
     )
 
 
-def _compare(recipe: Recipe, challenger: Path, dataset: Path, champion: Path, against: str) -> ModelComparison:
+def _compare(
+    recipe: Recipe, challenger: Path, dataset: Path, champion: Path, against: str
+) -> ModelComparison:
     import numpy
 
     output.install()
@@ -65,10 +68,13 @@ def _compare(recipe: Recipe, challenger: Path, dataset: Path, champion: Path, ag
     # Code of the champion runs if the person's own recipe allows code.
     consent = opening.Consent(recipe.model.trust_remote_code, base_at_address=True)
     recipes = [opening.open_artifact(folder, consent).recipe for folder in (champion, challenger)]
-    if _vocabulary(trained_folder(recipes[0], champion)) != _vocabulary(trained_folder(recipes[1], challenger)):
+    if _vocabulary(trained_folder(recipes[0], champion)) != _vocabulary(
+        trained_folder(recipes[1], challenger)
+    ):
         raise DataError(
-            f"{against}: its tokenizer has another vocabulary than the challenger's: their losses are of different tokens and "
-            "cannot be compared; keep the accepted models of different bases at different addresses"
+            f"{against}: its tokenizer has another vocabulary than the challenger's: their losses are of "
+            "different tokens and cannot be compared; keep the accepted models of different bases at "
+            "different addresses"
         )
     rows = heldout_rows(dataset, recipe.evaluation.max_samples)
     old, tokens = _losses(recipes[0], champion, rows, recipe.evaluation.batch_size, "champion")

@@ -1,12 +1,14 @@
-"""History of accepted models at a folder or an fsspec address: decisions that are only added, and a pointer to the newest.
+"""History of accepted models at a folder or an fsspec address: decisions that are only added, and a pointer
+to the newest.
 
     ADDRESS/history/000001.json   one decision; its number is used once, and its content never changes
-    ADDRESS/accepted.json         the newest decision that changed the accepted model, for readers that need no history
+    ADDRESS/accepted.json         the newest decision that changed the accepted model, for readers that need
+    no history
 
-The accepted model follows from the history alone; accepted.json is written after it, atomically. Two writers cannot get the
-same number: on a file system by a hard link, on S3 and Google Cloud Storage by a conditional PUT (If-None-Match,
-ifGenerationMatch). A store without such a condition (some that only speak S3's protocol) may lose one of two decisions that are
-made in the same second.
+The accepted model follows from the history alone; accepted.json is written after it, atomically. Two writers
+cannot get the same number: on a file system by a hard link, on S3 and Google Cloud Storage by a conditional
+PUT (If-None-Match, ifGenerationMatch). A store without such a condition (some that only speak S3's protocol)
+may lose one of two decisions that are made in the same second.
 """
 
 from datetime import UTC, datetime
@@ -44,20 +46,27 @@ class ModelComparison(Strict):
 
     @property
     def is_won(self) -> bool:
-        """Return whether the challenger is significantly better: the whole interval is on the better side of zero."""
+        """Return whether the challenger is significantly better: the whole interval is on the better side of
+        zero."""
         return self.difference_low > 0 if self.figure.better == "higher" else self.difference_high < 0
 
     def describe(self) -> str:
         """Return the figures in one line."""
-        side = "below" if self.difference_high < 0 else "above" if self.difference_low > 0 else "on both sides of"
+        side = (
+            "below"
+            if self.difference_high < 0
+            else "above"
+            if self.difference_low > 0
+            else "on both sides of"
+        )
         model = "its base model" if self.against == "base" else "the accepted model"
         ends = f"{self.difference_low:+.4f} to {self.difference_high:+.4f}"
         interval = f"the interval of the difference {self.difference:+.4f} ({ends}) is {side} zero"
         if self.samples < 2:
             interval = f"the difference {self.difference:+.4f} has no interval"
         return (
-            f"held-out {self.figure.title} {self.challenger:.4f}, compared with {self.champion:.4f} of {model} "
-            f"({self.figure.direction}); {interval}, over {counted(self.samples, 'sample')}"
+            f"held-out {self.figure.title} {self.challenger:.4f}, compared with {self.champion:.4f} of "
+            f"{model} ({self.figure.direction}); {interval}, over {counted(self.samples, 'sample')}"
         )
 
 
@@ -97,7 +106,9 @@ def decisions_at(address: str) -> list[Decision]:
     except RecordError as error:
         raise AcceptedError(f"{address}/{HISTORY}: invalid entry: {error}") from None
     except FileNotFoundError as error:
-        raise AcceptedError(f"{address}/{HISTORY}: an entry was deleted while it was read: {error}; try again") from None
+        raise AcceptedError(
+            f"{address}/{HISTORY}: an entry was deleted while it was read: {error}; try again"
+        ) from None
 
 
 def current(decisions: list[Decision]) -> Decision | None:
@@ -120,15 +131,15 @@ def record(address: str, decision: Decision, expected: str | None) -> Decision:
     """Add a decision to the history, and update the pointer if the decision changes the accepted model.
 
     Args:
-        address: folder or fsspec address of the history.
-        decision: the decision; it is numbered here.
-        expected: artifact of the model that was accepted when the decision was made, by `current`; None for no model.
+        address: folder or fsspec address of the history. decision: the decision; it is numbered here.
+        expected: artifact of the model that was accepted when the decision was made, by `current`; None for
+        no model.
 
     Returns: the decision with its number.
 
     Raises:
-        AcceptedError: another model has been accepted meanwhile, so the decision compared with the wrong one, or the address
-            cannot be written to. Nothing was recorded.
+        AcceptedError: another model has been accepted meanwhile, so the decision compared with the wrong one,
+            or the address cannot be written to. Nothing was recorded.
     """
     storage = _storage(address)
     for _ in range(TRIES):
@@ -139,15 +150,19 @@ def record(address: str, decision: Decision, expected: str | None) -> Decision:
         before = current(decisions)
         if decision.outcome != "refused" and (before.artifact if before else None) != expected:
             raise AcceptedError(
-                f"{address}: {before.artifact if before else 'no model'} is accepted by now, and not {expected or 'no model'}, "
-                "which this decision was made against; nothing was recorded: compare with the accepted model"
+                f"{address}: {before.artifact if before else 'no model'} is accepted by now, and not "
+                f"{expected or 'no model'}, which this decision was made against; nothing was recorded: "
+                "compare with the accepted model"
             )
         numbered = decision.model_copy(update={"number": decisions[-1].number + 1 if decisions else 1})
-        if storage.create(f"{HISTORY}/{numbered.number:06}.json", numbered.model_dump_json(indent=2).encode()):
+        if storage.create(
+            f"{HISTORY}/{numbered.number:06}.json", numbered.model_dump_json(indent=2).encode()
+        ):
             _update_pointer(storage, address)
             return numbered
     raise AcceptedError(
-        f"{address}: other writers recorded a decision during each of {TRIES} tries; nothing was recorded: try again"
+        f"{address}: other writers recorded a decision during each of {TRIES} tries; nothing was recorded: "
+        "try again"
     )
 
 
@@ -168,12 +183,17 @@ def rollback(address: str, reason: str) -> Decision:
         what = f"only {accepted[0].artifact} was ever accepted" if accepted else "no model is accepted"
         raise AcceptedError(f"{address}: {what}, so there is nothing to go back to")
     previous, replaced = accepted[-2:]
-    update = {"time": datetime.now(UTC), "outcome": "rolled back", "reason": f"{reason} (instead of {replaced.artifact})"}
+    update = {
+        "time": datetime.now(UTC),
+        "outcome": "rolled back",
+        "reason": f"{reason} (instead of {replaced.artifact})",
+    }
     return record(address, previous.model_copy(update=update), expected=replaced.artifact)
 
 
 def _update_pointer(storage: Storage, address: str) -> None:
-    """Write accepted.json; again if another decision was recorded meanwhile, so that the last writer has seen all of them."""
+    """Write accepted.json; again if another decision was recorded meanwhile, so that the last writer has seen
+    all of them."""
     for _ in range(TRIES):
         accepted = current(decisions_at(address))
         if accepted is not None:

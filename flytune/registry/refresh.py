@@ -40,9 +40,11 @@ class RefreshDecision(NamedTuple):
 
 
 def decide(recipe: Recipe, kickoff: datetime, address: str, days: int) -> RefreshDecision:
-    """Decide if the data of the `days` before the kickoff is trained on; `address` holds the history of accepted models.
+    """Decide if the data of the `days` before the kickoff is trained on; `address` holds the history of
+    accepted models.
 
-    A run is skipped if the window is empty, or if the newest decision, of any outcome, was on the same recipe and data.
+    A run is skipped if the window is empty, or if the newest decision, of any outcome, was on the same recipe
+    and data.
 
     Raises:
         RecipeError: the recipe has no data.heldout_path, or another base model than the accepted adapter.
@@ -51,17 +53,17 @@ def decide(recipe: Recipe, kickoff: datetime, address: str, days: int) -> Refres
     check(recipe)
     if kickoff.year < _FIRST_YEAR:
         raise RecipeError(
-            f"recipe {recipe.name}: kickoff: {kickoff:%Y-%m-%d}: the platform has not said when the run began; "
-            "nothing was trained or skipped: run it with --kickoff"
+            f"recipe {recipe.name}: kickoff: {kickoff:%Y-%m-%d}: the platform has not said when the run "
+            "began; nothing was trained or skipped: run it with --kickoff"
         )
     window = windows.render(recipe, kickoff, days)
     decisions = history.decisions_at(address)
     accepted = history.current(decisions)
     if accepted and accepted.method != "full" and accepted.base not in ("", _base(recipe)):
         raise RecipeError(
-            f"recipe {recipe.name}: model: {_base(recipe)}, but the accepted adapter ({accepted.artifact}) was trained on "
-            f"{accepted.base}, which the pods that compare models would not have; keep accepted models of different bases at "
-            "different addresses"
+            f"recipe {recipe.name}: model: {_base(recipe)}, but the accepted adapter ({accepted.artifact}) "
+            f"was trained on {accepted.base}, which the pods that compare models would not have; keep "
+            "accepted models of different bases at different addresses"
         )
     champion = accepted.artifact if accepted else ""
     missing = f"; nothing at {', '.join(window.missing)}" if window.missing else ""
@@ -83,23 +85,24 @@ def check(recipe: Recipe) -> None:
     """Check that models of this recipe can be compared with each other.
 
     Raises:
-        RecipeError: it has no held-out data of its own, or adapters would be trained on a base model that may change.
+        RecipeError: it has no held-out data of its own, or adapters would be trained on a base model that may
+            change.
     """
     if recipe.objective.row_kind != ANSWERS:
         raise RecipeError(
-            f"recipe {recipe.name}: objective: {recipe.objective.name}: champion and challenger are compared by their loss, "
-            "which preferences do not aim at; run workflows.finetune instead"
+            f"recipe {recipe.name}: objective: {recipe.objective.name}: champion and challenger are compared "
+            "by their loss, which preferences do not aim at; run workflows.finetune instead"
         )
     if not recipe.data.heldout_path:
         raise RecipeError(
-            f"recipe {recipe.name}: data.heldout_path is missing: champion and challenger are compared on samples that never "
-            "change; name a file or folder of them"
+            f"recipe {recipe.name}: data.heldout_path is missing: champion and challenger are compared on "
+            "samples that never change; name a file or folder of them"
         )
     is_pinned = re.fullmatch(r"[0-9a-f]{40}", recipe.model.revision or "")
     if recipe.method.name != "full" and base.is_on_hub(recipe.model) and not is_pinned:
         raise RecipeError(
-            f"recipe {recipe.name}: model.revision is not a commit: an accepted adapter is right only on the commit that it "
-            "was trained on, and a branch may move; write the commit's 40 digits"
+            f"recipe {recipe.name}: model.revision is not a commit: an accepted adapter is right only on the "
+            "commit that it was trained on, and a branch may move; write the commit's 40 digits"
         )
 
 
@@ -135,7 +138,8 @@ def decision_on(
     broken: list[str],
     doubts: Sequence[str] = (),
 ) -> Decision:
-    """Return the decision on a challenger: accepted if it is significantly better and broke no guard, else refused.
+    """Return the decision on a challenger: accepted if it is significantly better and broke no guard, else
+    refused.
 
     Args:
         recipe: the recipe as a person wrote it, as `decide` got it.
@@ -159,10 +163,12 @@ def decision_on(
 
 
 def final_address(address: str, recipe: Recipe, metrics: Metrics) -> str:
-    """Return the lasting address of the artifact at `address`: its published copy below publish.address, else `address`.
+    """Return the lasting address of the artifact at `address`: its published copy below publish.address, else
+    `address`.
 
-    A repository on the hub does not count: pods with GPUs, which compare models, have no access to the hub. Neither does an
-    address that publishing failed to reach: an accepted model must be at the address in the history.
+    A repository on the hub does not count: pods with GPUs, which compare models, have no access to the hub.
+    Neither does an address that publishing failed to reach: an accepted model must be at the address in the
+    history.
 
     Raises:
         AcceptedError: the artifact cannot be read.
@@ -173,7 +179,9 @@ def final_address(address: str, recipe: Recipe, metrics: Metrics) -> str:
     try:
         content = Storage(address, key="", error=AcceptedError, retry=False).read(build.CONTENTS)
     except FileNotFoundError:
-        raise AcceptedError(f"{address}: {build.CONTENTS} cannot be read: it does not exist; run the training again") from None
+        raise AcceptedError(
+            f"{address}: {build.CONTENTS} cannot be read: it does not exist; run the training again"
+        ) from None
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, build.CONTENTS).write_bytes(content)
         published = f"{target.rstrip('/')}/{build.published_name(Path(folder), recipe)}"

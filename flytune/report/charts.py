@@ -1,4 +1,5 @@
-"""The report's charts: inline SVG with the page's colours, so that they follow its dark mode and its print style."""
+"""The report's charts: inline SVG with the page's colours, so that they follow its dark mode and its print
+style."""
 
 import io
 import re
@@ -12,12 +13,25 @@ from flytune.records import Manifest, Plan, TrainingResult
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe & Ito's palette (Color Universal Design, 2008), which colour-blind readers can distinguish; strongest contrasts first.
-# Plans have up to a dozen components: further ones have colours of Tol's "muted" (SRON/EPS/TN/09-002).
+# Okabe & Ito's palette (Color Universal Design, 2008), which colour-blind readers can distinguish; strongest
+# contrasts first. Plans have up to a dozen components: further ones have colours of Tol's "muted"
+# (SRON/EPS/TN/09-002).
 PALETTE = (
-    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#999999",
-    "#332288", "#882255", "#999933", "#44aa99", "#aa4499", "#cc6677",
-)  # fmt: skip
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#d55e00",
+    "#f0e442",
+    "#999999",
+    "#332288",
+    "#882255",
+    "#999933",
+    "#44aa99",
+    "#aa4499",
+    "#cc6677",
+)
 # Placeholder colours for matplotlib, which the page's CSS variables replace.
 _INK, MUTED, _RULE, BLUE, ORANGE = "#010101", "#020202", "#030303", "#040404", "#050505"
 _VARIABLES = {_INK: "--ink", MUTED: "--muted", _RULE: "--rule", BLUE: "--blue", ORANGE: "--orange"}
@@ -46,7 +60,8 @@ _STYLE: dict[str, Any] = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
 }
-# A curve with more points is drawn as means of equal intervals: the page stays small, without a visible difference.
+# A curve with more points is drawn as means of equal intervals: the page stays small, without a visible
+# difference.
 _POINTS = 240
 
 
@@ -78,7 +93,11 @@ def time(spent: dict[str, float]) -> str:
         axes.grid(visible=False)
         axes.xaxis.set_major_formatter("{x:.0f} %")
 
-    label = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in spent.items()) if total else "nothing was logged"
+    label = (
+        ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in spent.items())
+        if total
+        else "nothing was logged"
+    )
     return picture(draw, f"Time of a step by part: {label}", height=0.8)
 
 
@@ -104,7 +123,15 @@ def lengths(manifest: Manifest) -> str:
 
     def draw(axes: "Axes") -> None:
         left, width = [bin.low for bin in bins], [bin.high - bin.low for bin in bins]
-        axes.bar(left, [bin.samples for bin in bins], width, align="edge", color=BLUE, edgecolor="none", linewidth=0)
+        axes.bar(
+            left,
+            [bin.samples for bin in bins],
+            width,
+            align="edge",
+            color=BLUE,
+            edgecolor="none",
+            linewidth=0,
+        )
         axes.axvline(manifest.max_length, color=ORANGE, linestyle="--", linewidth=1.2)
         is_right = manifest.max_length > 0.5 * max([*(bin.high for bin in bins), 1])
         axes.annotate(
@@ -120,15 +147,21 @@ def lengths(manifest: Manifest) -> str:
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
     return picture(
-        draw, f"Histogram of sample lengths in tokens; the longest has {manifest.longest}, max_length is {manifest.max_length}"
+        draw,
+        f"Histogram of sample lengths in tokens; the longest has {manifest.longest}, max_length is "
+        f"{manifest.max_length}",
     )
 
 
 def memory(plan: Plan, training: TrainingResult) -> str:
-    """Draw for each phase the planned components as one bar above the measured peak, and a line at the available memory."""
+    """Draw for each phase the planned components as one bar above the measured peak, and a line at the
+    available memory."""
     need = plan.memory
     phases = list(need.phases)
-    available, planned = need.available_bytes / GIB, {phase: sum(need.phases[phase].values()) for phase in phases}
+    available, planned = (
+        need.available_bytes / GIB,
+        {phase: sum(need.phases[phase].values()) for phase in phases},
+    )
     most = max([*planned.values(), *training.peaks.values()]) / GIB
 
     def draw(axes: "Axes") -> None:
@@ -142,7 +175,14 @@ def memory(plan: Plan, training: TrainingResult) -> str:
             axes.barh([height - 0.18], [measured / GIB], height=0.3, color=MUTED)
             for value, offset in ((planned[phase], 0.18), (measured, -0.18)):
                 text = size(value) if value else "not measured"
-                axes.annotate(text, (value / GIB, height + offset), (4, 0), textcoords="offset points", va="center", fontsize=7)
+                axes.annotate(
+                    text,
+                    (value / GIB, height + offset),
+                    (4, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=7,
+                )
         if available < 3 * most:
             axes.axvline(available, color=_INK, linestyle="--", linewidth=1)
         axes.set_yticks(range(len(phases)), phases[::-1])
@@ -150,12 +190,15 @@ def memory(plan: Plan, training: TrainingResult) -> str:
         axes.grid(visible=False)
         axes.set_xlabel(f"GiB: planned (colours) and measured (grey); available {size(need.available_bytes)}")
 
-    label = ", ".join(f"{phase} {size(planned[phase])} and {size(training.peaks.get(phase, 0))}" for phase in phases)
+    label = ", ".join(
+        f"{phase} {size(planned[phase])} and {size(training.peaks.get(phase, 0))}" for phase in phases
+    )
     return picture(draw, f"{need.resource} by phase, planned and measured: {label}", height=3.4)
 
 
 def planned_memory(plan: Plan) -> str:
-    """Draw the planned memory of each phase as a bar of its components, and a line at what there is: an SVG file's content."""
+    """Draw the planned memory of each phase as a bar of its components, and a line at what there is: an SVG
+    file's content."""
     need, phases = plan.memory, list(plan.memory.phases)
     available = need.available_bytes / GIB
 
@@ -169,15 +212,21 @@ def planned_memory(plan: Plan) -> str:
                 named |= {name} if width else set()
                 axes.barh([height], [width], left=left, height=0.6, color=color(number), label=label)
                 left += width
-            axes.annotate(size(left * GIB), (left, height), (4, 0), textcoords="offset points", va="center", fontsize=7)
+            axes.annotate(
+                size(left * GIB), (left, height), (4, 0), textcoords="offset points", va="center", fontsize=7
+            )
         axes.axvline(available, color=_INK, linestyle="--", linewidth=1)
         axes.set_yticks(range(len(phases)), phases[::-1])
         axes.set_xlim(0, 1.15 * max(available, need.peak_bytes / GIB))
         axes.grid(visible=False)
-        axes.set_xlabel(f"GiB of {need.resource} on {plan.shape}; the line: {size(need.available_bytes)} that there are")
+        axes.set_xlabel(
+            f"GiB of {need.resource} on {plan.shape}; the line: {size(need.available_bytes)} that there are"
+        )
         handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
         order = [name for name in need.components if name in handles]
-        axes.figure.legend([handles[name] for name in order], order, loc="outside lower center", ncols=3, fontsize=7)
+        axes.figure.legend(
+            [handles[name] for name in order], order, loc="outside lower center", ncols=3, fontsize=7
+        )
 
     label = ", ".join(f"{phase} {size(sum(need.phases[phase].values()))}" for phase in phases)
     return standalone(picture(draw, f"{plan.recipe}: {need.resource} by phase: {label}", height=3.6))
@@ -193,7 +242,8 @@ def standalone(svg: str) -> str:
 
 
 def color(number: int) -> str:
-    """Return the colour of the planned component with this number, in the chart and in the table next to it."""
+    """Return the colour of the planned component with this number, in the chart and in the table next to
+    it."""
     return PALETTE[number % len(PALETTE)]
 
 
@@ -201,7 +251,11 @@ def size(count: float) -> str:
     """Return a number of bytes as text, such as 1.41 GiB."""
     for unit, bytes_in_it in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= bytes_in_it:
-            return f"{count / bytes_in_it:.3g} {unit}" if count < 1000 * bytes_in_it else f"{count / bytes_in_it:,.0f} {unit}"
+            return (
+                f"{count / bytes_in_it:.3g} {unit}"
+                if count < 1000 * bytes_in_it
+                else f"{count / bytes_in_it:,.0f} {unit}"
+            )
     return f"{count:.0f} bytes"
 
 
@@ -240,7 +294,8 @@ def running_mean(values: Sequence[float], reach: int) -> list[float]:
 
 
 def picture(draw: Callable[["Axes"], None], label: str, height: float = 2.6) -> str:
-    """Return one SVG element, 5.2 inches wide and `height` inches high; `label` describes it to screen readers."""
+    """Return one SVG element, 5.2 inches wide and `height` inches high; `label` describes it to screen
+    readers."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure

@@ -34,7 +34,11 @@ def moments(section: Grpo, groups: Sequence[Group]) -> list[Moment]:
     """Return the first group of the first, the middle and the last recorded step."""
     first = {group.step: group for group in reversed(groups)}
     steps = sorted(first)
-    places = sorted({round(number * (len(steps) - 1) / (_MOMENTS - 1)) for number in range(_MOMENTS)}) if steps else []
+    places = (
+        sorted({round(number * (len(steps) - 1) / (_MOMENTS - 1)) for number in range(_MOMENTS)})
+        if steps
+        else []
+    )
     return [_moment(section, first[steps[place]]) for place in places]
 
 
@@ -47,4 +51,6 @@ def _moment(section: Grpo, group: Group) -> Moment:
 
 def _answer(section: Grpo, one: Rollout) -> DrawnAnswer:
     named = [f"{reward.name} {value:.3g}" for reward, value in zip(section.rewards, one.rewards, strict=True)]
-    return DrawnAnswer(section.total(one.rewards), ", ".join(named) if len(named) > 1 else "", one.text, one.truncated)
+    return DrawnAnswer(
+        section.total(one.rewards), ", ".join(named) if len(named) > 1 else "", one.text, one.truncated
+    )

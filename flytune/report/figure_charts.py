@@ -1,4 +1,5 @@
-"""The report's charts of the objective's figures: one quantity an axis, during training and on the held-out samples."""
+"""The report's charts of the objective's figures: one quantity an axis, during training and on the held-out
+samples."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +20,8 @@ class Chart(NamedTuple):
 
 
 def of_training(training: TrainingResult, metrics: Metrics) -> list[Chart]:
-    """Draw each figure of the steps in a chart of its own, with the held-out samples' value where it is the same figure."""
+    """Draw each figure of the steps in a chart of its own, with the held-out samples' value where it is the
+    same figure."""
     measured = {(figure.name, figure.unit): figure for figure in metrics.figures}
     return [
         Chart(
@@ -33,12 +35,15 @@ def of_training(training: TrainingResult, metrics: Metrics) -> list[Chart]:
 
 
 def of_rewards(training: TrainingResult) -> Chart | None:
-    """Draw the mean of each reward of the drawn answers, without weights, in one chart; None if there are not several."""
+    """Draw the mean of each reward of the drawn answers, without weights, in one chart; None if there are not
+    several."""
     names = list(dict.fromkeys(name for step in training.steps for name in step.rewards))
     if len(names) < 2:
         return None
     curves = {
-        name: charts.thinned([(step.step, step.rewards[name]) for step in training.steps if name in step.rewards])
+        name: charts.thinned(
+            [(step.step, step.rewards[name]) for step in training.steps if name in step.rewards]
+        )
         for name in names
     }
 
@@ -64,7 +69,11 @@ def _by_step(figure: Figure, training: TrainingResult, measured: MeasuredFigure 
     scored, eval_values = _curve(training, figure.eval_step)
     last = training.steps[-1].step if training.steps else 1
     sides = ((0, "base", "s"), (last, "tuned", "o"))
-    ends = [(step, side, marker, found) for step, side, marker in sides if (found := getattr(measured, side, None))]
+    ends = [
+        (step, side, marker, found)
+        for step, side, marker in sides
+        if (found := getattr(measured, side, None))
+    ]
 
     def draw(axes: "Axes") -> None:
         axes.plot(steps, values, color=charts.BLUE, alpha=0.35, linewidth=0.9)
@@ -74,10 +83,18 @@ def _by_step(figure: Figure, training: TrainingResult, measured: MeasuredFigure 
         for step, side, marker, found in ends:
             errors = [[min(found.value - found.low, 9)], [min(found.high - found.value, 9)]]
             axes.errorbar(
-                [step], [found.value], errors, fmt=marker, color=charts.ORANGE, markersize=5, label=f"held-out, {side}"
+                [step],
+                [found.value],
+                errors,
+                fmt=marker,
+                color=charts.ORANGE,
+                markersize=5,
+                label=f"held-out, {side}",
             )
         if figure.neutral is not None:
-            axes.axhline(figure.neutral, color=charts.MUTED, linestyle="--", linewidth=1, label="no preference")
+            axes.axhline(
+                figure.neutral, color=charts.MUTED, linestyle="--", linewidth=1, label="no preference"
+            )
         axes.legend()
         charts.by_step(axes)
         if figure.is_share:
@@ -86,7 +103,9 @@ def _by_step(figure: Figure, training: TrainingResult, measured: MeasuredFigure 
     unit = f" in {figure.unit}" if figure.unit else ""
     held = "".join(f", and held-out of the {side} model ({found.value:.3f})" for _, side, _, found in ends)
     points = f", and held-out at {counted(len(eval_values), 'point')} during training" if eval_values else ""
-    return charts.picture(draw, f"Training {figure.title}{unit} over {counted(last, 'step')}{held}{points}; {figure.direction}")
+    return charts.picture(
+        draw, f"Training {figure.title}{unit} over {counted(last, 'step')}{held}{points}; {figure.direction}"
+    )
 
 
 def _curve(training: TrainingResult, field: str) -> tuple[list[float], list[float]]:
@@ -96,7 +115,8 @@ def _curve(training: TrainingResult, field: str) -> tuple[list[float], list[floa
 
 
 def shares(metrics: Metrics) -> str:
-    """Draw the shares of held-out pairs, of both models, with their intervals, and a line at one half; "" if there are none."""
+    """Draw the shares of held-out pairs, of both models, with their intervals, and a line at one half; "" if
+    there are none."""
     found = [figure for figure in metrics.figures if figure.unit == "share of pairs"]
     sides = (("tuned", "o", charts.BLUE), ("base", "s", charts.MUTED))
     shown = [
@@ -120,4 +140,6 @@ def shares(metrics: Metrics) -> str:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
     label = ", ".join(f"{text} {interval.value:.0%}" for text, interval, *_ in shown)
-    return charts.picture(draw, f"Shares of held-out pairs, with 95 % intervals: {label}", height=0.8 + 0.3 * len(shown))
+    return charts.picture(
+        draw, f"Shares of held-out pairs, with 95 % intervals: {label}", height=0.8 + 0.3 * len(shown)
+    )

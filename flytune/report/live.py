@@ -12,7 +12,12 @@ _POINTS = 240
 def page(name: str, steps: Sequence[Step], last: int) -> str:
     """Return the page of a run with at least one logged step, of `last` steps."""
     done = steps[-1]
-    hours = (last - done.step) * done.seconds / max(1, done.step - (steps[-2].step if len(steps) > 1 else 0)) / 3600
+    hours = (
+        (last - done.step)
+        * done.seconds
+        / max(1, done.step - (steps[-2].step if len(steps) > 1 else 0))
+        / 3600
+    )
     rows = {
         "step": f"{done.step} of {last}",
         "loss": f"{done.loss:.4f}",
@@ -33,8 +38,11 @@ def _curve(steps: Sequence[Step], last: int) -> str:
     low, high = min(losses), max(losses)
     spread = (high - low) or 1.0
     points = " ".join(
-        f"{_WIDTH * step.step / max(last, 1):.1f},{_HEIGHT * (1 - (step.loss - low) / spread):.1f}" for step in drawn
+        f"{_WIDTH * step.step / max(last, 1):.1f},{_HEIGHT * (1 - (step.loss - low) / spread):.1f}"
+        for step in drawn
     )
     label = f"Loss by step, from {losses[0]:.4f} to {losses[-1]:.4f}"
     line = f'<polyline points="{points}" fill="none" stroke="#0072b2" stroke-width="1.5"/>'
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{label}">{line}</svg>'
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{label}">{line}</svg>'
+    )

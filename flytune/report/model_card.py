@@ -43,38 +43,47 @@ def render(
     lineage: Lineage | None = None,
     published: Published | None = None,
 ) -> str:
-    """Return the model card as Markdown with the hub's YAML front matter; for the artifact's folder, unless `published`."""
+    """Return the model card as Markdown with the hub's YAML front matter; for the artifact's folder, unless
+    `published`."""
     matter = _front_matter(recipe, metrics, published.base_license if published else {})
     adapter = recipe.method.name != "full"
-    return page.environment(escape=False).get_template("card.md.jinja").render(
-        recipe=recipe,
-        plan=plan,
-        manifest=manifest,
-        training=training,
-        metrics=metrics,
-        broken=broken,
-        lineage=lineage.runs if lineage else [],
-        published=published,
-        adapter=adapter,
-        place=published.repository if published else ".",
-        base=_base(recipe, published),
-        has_id=is_hub_id(recipe.model.name_or_path),
-        license=matter.get("license_name", matter.get("license")),
-        lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.largest_rank), None),
-        is_plain=not (
-            recipe.method.use_dora or recipe.method.rank_pattern or recipe.method.alpha_pattern or trains_tables(recipe)
-        ),
-        auto_class=heads.head_of(recipe).auto_class,
-        head=heads.head_of(recipe),
-        about=objective_of(recipe).card_text(recipe),
-        arguments="\n".join(f"    {argument}," for argument in _arguments(recipe)),
-        front_matter=yaml_core.dump(matter).strip(),
-        peak=max((step.memory_bytes for step in training.as_planned(plan).steps), default=0),
-    )  # fmt: skip
+    return (
+        page.environment(escape=False)
+        .get_template("card.md.jinja")
+        .render(
+            recipe=recipe,
+            plan=plan,
+            manifest=manifest,
+            training=training,
+            metrics=metrics,
+            broken=broken,
+            lineage=lineage.runs if lineage else [],
+            published=published,
+            adapter=adapter,
+            place=published.repository if published else ".",
+            base=_base(recipe, published),
+            has_id=is_hub_id(recipe.model.name_or_path),
+            license=matter.get("license_name", matter.get("license")),
+            lora_rank=next((rank for rank in VLLM_RANKS if rank >= recipe.method.largest_rank), None),
+            is_plain=not (
+                recipe.method.use_dora
+                or recipe.method.rank_pattern
+                or recipe.method.alpha_pattern
+                or trains_tables(recipe)
+            ),
+            auto_class=heads.head_of(recipe).auto_class,
+            head=heads.head_of(recipe),
+            about=objective_of(recipe).card_text(recipe),
+            arguments="\n".join(f"    {argument}," for argument in _arguments(recipe)),
+            front_matter=yaml_core.dump(matter).strip(),
+            peak=max((step.memory_bytes for step in training.as_planned(plan).steps), default=0),
+        )
+    )
 
 
 def _base(recipe: Recipe, published: Published | None) -> str:
-    """Return the base model by which the card's code loads it: here, a folder by a path that is right in every folder."""
+    """Return the base model by which the card's code loads it: here, a folder by a path that is right in
+    every folder."""
     name = recipe.model.name_or_path
     is_here = published is None and Path(name).expanduser().is_dir()
     return os.path.abspath(Path(name).expanduser()) if is_here else name
@@ -82,7 +91,11 @@ def _base(recipe: Recipe, published: Published | None) -> str:
 
 def trains_tables(recipe: Recipe) -> bool:
     """Return whether an adapter has rows of embedding and head, or all of them."""
-    return bool(recipe.model.extra_special_tokens or recipe.method.modules_to_save or recipe.method.trainable_token_indices)
+    return bool(
+        recipe.model.extra_special_tokens
+        or recipe.method.modules_to_save
+        or recipe.method.trainable_token_indices
+    )
 
 
 def is_hub_id(name: str) -> bool:
@@ -92,7 +105,10 @@ def is_hub_id(name: str) -> bool:
 
 def _arguments(recipe: Recipe) -> list[str]:
     """Return the arguments of from_pretrained that load the model as it was evaluated."""
-    arguments = [f"dtype=torch.{recipe.model.dtype}", f'attn_implementation="{recipe.model.attn_implementation}"']
+    arguments = [
+        f"dtype=torch.{recipe.model.dtype}",
+        f'attn_implementation="{recipe.model.attn_implementation}"',
+    ]
     arguments += [f"{name}={value}" for name, value in heads.head_of(recipe).arguments.items()]
     if recipe.model.trust_remote_code:
         arguments.append("trust_remote_code=True")
@@ -127,9 +143,16 @@ def _results(recipe: Recipe, metrics: Metrics) -> list[dict[str, Any]]:
     tag = heads.head_of(recipe).pipeline_tag
     task = {"type": tag, "name": tag.replace("-", " ").capitalize()}
     # The hub requires a type here: the id of the data set if it is on the hub.
-    heldout = {"name": "held-out samples of the training data", "type": next(iter(_datasets(recipe)), "heldout")}
+    heldout = {
+        "name": "held-out samples of the training data",
+        "type": next(iter(_datasets(recipe)), "heldout"),
+    }
     figures = [
-        (figure.name, ", ".join(filter(None, [page.capitalized(figure.title), figure.unit])), figure.tuned.value)
+        (
+            figure.name,
+            ", ".join(filter(None, [page.capitalized(figure.title), figure.unit])),
+            figure.tuned.value,
+        )
         for figure in metrics.figures
         if figure.better != "neither"
     ]
@@ -138,7 +161,9 @@ def _results(recipe: Recipe, metrics: Metrics) -> list[dict[str, Any]]:
     for scored in metrics.tasks:
         name = f"{scored.metric}, {scored.num_fewshot}-shot, {counted(scored.documents, 'document')}"
         figure = {"type": scored.metric.partition(",")[0], "name": name, "value": round(scored.tuned, 6)}
-        results.append({"task": task, "dataset": {"name": scored.task, "type": scored.task}, "metrics": [figure]})
+        results.append(
+            {"task": task, "dataset": {"name": scored.task, "type": scored.task}, "metrics": [figure]}
+        )
     return results
 
 

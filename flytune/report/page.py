@@ -44,28 +44,34 @@ def render(
         rollouts: answers that the model has drawn in training.
     """
     planned = training.as_planned(plan)
-    return environment(escape=True).get_template("report.html.jinja").render(
-        recipe=recipe,
-        head=heads.head_of(recipe),
-        plan=plan,
-        manifest=manifest,
-        training=training,
-        metrics=metrics,
-        warnings=warnings,
-        xray=xray,
-        moments=drawn_answers.moments(recipe.objective, rollouts) if isinstance(recipe.objective, Grpo) else [],
-        charts=charts,
-        figure_charts=figure_charts,
-        task_table=task_table,
-        broken=broken,
-        lineage=lineage.runs if lineage else [],
-        planned=planned,
-        peak=max((step.memory_bytes for step in planned.steps), default=0),
-        reserved=max((step.memory_reserved_bytes or 0 for step in planned.steps), default=0),
-        gpu_use=gpu_use(training),
-        times=times(training),
-        trained_steps=max(1, training.steps[-1].step - training.first_step) if training.steps else 1,
-    )  # fmt: skip
+    return (
+        environment(escape=True)
+        .get_template("report.html.jinja")
+        .render(
+            recipe=recipe,
+            head=heads.head_of(recipe),
+            plan=plan,
+            manifest=manifest,
+            training=training,
+            metrics=metrics,
+            warnings=warnings,
+            xray=xray,
+            moments=drawn_answers.moments(recipe.objective, rollouts)
+            if isinstance(recipe.objective, Grpo)
+            else [],
+            charts=charts,
+            figure_charts=figure_charts,
+            task_table=task_table,
+            broken=broken,
+            lineage=lineage.runs if lineage else [],
+            planned=planned,
+            peak=max((step.memory_bytes for step in planned.steps), default=0),
+            reserved=max((step.memory_reserved_bytes or 0 for step in planned.steps), default=0),
+            gpu_use=gpu_use(training),
+            times=times(training),
+            trained_steps=max(1, training.steps[-1].step - training.first_step) if training.steps else 1,
+        )
+    )
 
 
 def times(training: TrainingResult) -> dict[str, float]:
@@ -74,24 +80,33 @@ def times(training: TrainingResult) -> dict[str, float]:
 
 
 def gpu_use(training: TrainingResult) -> str:
-    """Return mean utilization and power, and the highest temperature, of the GPUs as a phrase; empty if none was sampled."""
+    """Return mean utilization and power, and the highest temperature, of the GPUs as a phrase; empty if none
+    was sampled."""
     found = [(step.seconds, step.gpu) for step in training.steps if step.gpu]
 
     def mean(values: list[tuple[float, float | None]]) -> float | None:
         known = [(seconds, value) for seconds, value in values if value is not None]
-        return sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known) if known else None
+        return (
+            sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known)
+            if known
+            else None
+        )
 
     figures = [
         (mean([(seconds, gpu.utilization) for seconds, gpu in found]), "{:.0f} %"),
         (mean([(seconds, gpu.power_watts) for seconds, gpu in found]), "{:.0f} W"),
-        (max((gpu.temperature_max for _, gpu in found if gpu.temperature_max is not None), default=None), "at most {:.0f} °C"),
+        (
+            max((gpu.temperature_max for _, gpu in found if gpu.temperature_max is not None), default=None),
+            "at most {:.0f} °C",
+        ),
     ]
     return ", ".join(form.format(value) for value, form in figures if value is not None)
 
 
 @cache
 def environment(escape: bool) -> Any:
-    """Return the Jinja environment of Flytune's templates, with the filters that the report and the model card share."""
+    """Return the Jinja environment of Flytune's templates, with the filters that the report and the model
+    card share."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     found = Environment(
@@ -128,21 +143,26 @@ NOTHING_MEASURED = "No samples were held out, so nothing says whether tuning hel
 
 
 def verdict(metrics: Metrics) -> str:
-    """Return the result as a sentence: the most important figure, and if models differ by the one that compares them."""
+    """Return the result as a sentence: the most important figure, and if models differ by the one that
+    compares them."""
     if not metrics.figures:
         return NOTHING_MEASURED
     first, compared = metrics.figures[0], metrics.compared
     after = quantity(first, first.tuned.value)
     if first.base is not None:
         before, rise = quantity(first, first.base.value), first.tuned.value - first.base.value
-        change = f"Held-out {first.title} {'falls' if rise < 0 else 'rises' if rise else 'changes'} from {before} to {after}"
+        change = (
+            f"Held-out {first.title} {'falls' if rise < 0 else 'rises' if rise else 'changes'} from "
+            f"{before} to {after}"
+        )
     else:
         change = f"Held-out {first.title} is {after}"
         if first.neutral is not None:
             change += f", and that of a model that prefers nothing {value(first, first.neutral)}"
     others = [figure for figure in metrics.figures if figure.is_paired and figure not in (first, compared)]
     more = "".join(
-        f" {capitalized(figure.title)}: {quantity(figure, figure.tuned.value)} ({shown(figure, figure.tuned)})."
+        f" {capitalized(figure.title)}: {quantity(figure, figure.tuned.value)} "
+        f"({shown(figure, figure.tuned)})."
         for figure in others
     )
     if compared.better == "neither":
@@ -154,7 +174,8 @@ def verdict(metrics: Metrics) -> str:
         "worse": "significantly worse",
         "unclear": "which is not a significant difference",
     }
-    return f"{change}, {significance[compared.outcome]}{', but doubtful' if metrics.doubts else ''}.{doubts(metrics)}{more}"
+    doubtful = ", but doubtful" if metrics.doubts else ""
+    return f"{change}, {significance[compared.outcome]}{doubtful}.{doubts(metrics)}{more}"
 
 
 def doubts(metrics: Metrics) -> str:
@@ -180,7 +201,9 @@ def quantity(figure: Figure, amount: float) -> str:
 
 def shown(figure: Figure, interval: Interval) -> str:
     """Return the 95 % interval of a figure: `20.1 to 22.6`."""
-    return f"{value(figure, interval.low)} to {value(figure, interval.high)}" if interval.is_known else "unknown"
+    return (
+        f"{value(figure, interval.low)} to {value(figure, interval.high)}" if interval.is_known else "unknown"
+    )
 
 
 def apart(figure: Figure, difference: Interval) -> str:
@@ -195,7 +218,8 @@ def percent(part: float) -> str:
 
 
 def number(value: float) -> str:
-    """Format with at least three significant digits, thousands separators and a real minus: 21.3, −0.620, 12,346."""
+    """Format with at least three significant digits, thousands separators and a real minus: 21.3, −0.620,
+    12,346."""
     if abs(value) >= 1000:
         text = f"{value:.3g}" if abs(value) >= 1e9 else f"{value:,.0f}"
     else:
@@ -229,7 +253,8 @@ def cell(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Return the text on one line of Markdown, which shows it as it is: no HTML, links, pictures, headings or tables."""
+    """Return the text on one line of Markdown, which shows it as it is: no HTML, links, pictures, headings or
+    tables."""
     line = re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
     return re.sub(r"^([-+#=~]|\d+[.)])", r"\\\1", line)
 

@@ -18,24 +18,38 @@ def charted(scores: list[TaskScore]) -> list[TaskScore]:
 
 
 def picture(scores: list[TaskScore]) -> str:
-    """Draw a line for each charted score: a square for the base, a dot for the tuned model, with standard errors."""
+    """Draw a line for each charted score: a square for the base, a dot for the tuned model, with standard
+    errors."""
     shown = charted(scores)[::-1]
 
     def draw(axes: "Axes") -> None:
         for height, score in enumerate(shown):
-            sides = [(score.base, score.base_stderr, "s", charts.MUTED), (score.tuned, score.tuned_stderr, "o", charts.BLUE)]
+            sides = [
+                (score.base, score.base_stderr, "s", charts.MUTED),
+                (score.tuned, score.tuned_stderr, "o", charts.BLUE),
+            ]
             for offset, (value, error, marker, color) in zip((0.16, -0.16), sides, strict=True):
                 axes.errorbar(
-                    [value], [height + offset], xerr=[error or 0], fmt=marker, color=color, ecolor=color, markersize=4
+                    [value],
+                    [height + offset],
+                    xerr=[error or 0],
+                    fmt=marker,
+                    color=color,
+                    ecolor=color,
+                    markersize=4,
                 )
-        axes.set_yticks(range(len(shown)), [f"{score.task}\n{score.metric.partition(',')[0]}" for score in shown])
+        axes.set_yticks(
+            range(len(shown)), [f"{score.task}\n{score.metric.partition(',')[0]}" for score in shown]
+        )
         axes.set_ylim(-0.6, len(shown) - 0.4)
         axes.set_xlim(-0.02, 1.02)
         axes.grid(axis="x")
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_formatter("{x:.1f}")
 
-    label = "; ".join(f"{score.task} {score.metric} {score.base:.3f} and {score.tuned:.3f}" for score in reversed(shown))
+    label = "; ".join(
+        f"{score.task} {score.metric} {score.base:.3f} and {score.tuned:.3f}" for score in reversed(shown)
+    )
     return charts.picture(draw, f"Scores of base and tuned model: {label}", height=0.7 + 0.42 * len(shown))
 
 

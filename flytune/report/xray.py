@@ -64,10 +64,11 @@ def list_beside(out: Path) -> Path:
 
 
 def recipe_page(recipe: Recipe, rows: int, out: Path) -> Xray:
-    """Prepare the first `rows` rows of each source of a recipe, and of its own held-out data, and write their page to `out`.
+    """Prepare the first `rows` rows of each source of a recipe, and of its own held-out data, and write their
+    page to `out`.
 
-    Needs the tokenizer, but no plan and no model. Failed checks of the contract are shown and stop nothing. Bad rows are listed
-    in a file beside the page, whether there are too many of them or not.
+    Needs the tokenizer, but no plan and no model. Failed checks of the contract are shown and stop nothing.
+    Bad rows are listed in a file beside the page, whether there are too many of them or not.
 
     Raises:
         DataError: as data.prepare; or another file is where the list of bad rows would be.
@@ -77,10 +78,13 @@ def recipe_page(recipe: Recipe, rows: int, out: Path) -> Xray:
     changes: dict[str, Any] = {
         "contract": "warn",
         # Even a few rows must give both splits, if there are two.
-        "heldout_fraction": recipe.data.heldout_fraction and max(recipe.data.heldout_fraction, min(0.3, 5 / rows)),
+        "heldout_fraction": recipe.data.heldout_fraction
+        and max(recipe.data.heldout_fraction, min(0.3, 5 / rows)),
     }
     if several := recipe.data.sources:
-        changes["sources"] = [one.model_copy(update={"max_samples": min(rows, one.max_samples or rows)}) for one in several]
+        changes["sources"] = [
+            one.model_copy(update={"max_samples": min(rows, one.max_samples or rows)}) for one in several
+        ]
     else:
         changes["max_samples"] = min(rows, recipe.data.max_samples or rows)
     limited = recipe.data.model_copy(update=changes)
@@ -100,7 +104,14 @@ def recipe_page(recipe: Recipe, rows: int, out: Path) -> Xray:
     read = manifest.rows + len(heldout.bad)
     summary = _summary(contract, recipe.data)
     return Xray(
-        out, contract, summary, would_stop(contract, recipe.data), read, listed if bad else None, len(bad), manifest.left_out
+        out,
+        contract,
+        summary,
+        would_stop(contract, recipe.data),
+        read,
+        listed if bad else None,
+        len(bad),
+        manifest.left_out,
     )
 
 
@@ -130,10 +141,13 @@ def _with_places(text: str, heldout: _Heldout) -> str:
 
 
 def _keep_list(folder: Path, heldout: _Heldout, listed: Path) -> list[BadRow]:
-    """Return the bad rows of the preparation in `folder`, and write them to `listed`, or remove an older list."""
+    """Return the bad rows of the preparation in `folder`, and write them to `listed`, or remove an older
+    list."""
     rows = [*read_list(folder / BAD_ROWS), *heldout.bad]
     rows = [
-        BadRow.of(heldout.places[row.line - 1], DataError(row.reason)) if row.file == str(heldout.cut) and row.line else row
+        BadRow.of(heldout.places[row.line - 1], DataError(row.reason))
+        if row.file == str(heldout.cut) and row.line
+        else row
         for row in rows
     ]
     if rows:
@@ -150,7 +164,9 @@ def _check_list(listed: Path) -> None:
     except (ValueError, OSError):
         is_own = False
     if not is_own:
-        raise DataError(f"{listed}: exists already, and is not a list of bad rows; move it, or give another --out")
+        raise DataError(
+            f"{listed}: exists already, and is not a list of bad rows; move it, or give another --out"
+        )
 
 
 def page(
@@ -161,44 +177,52 @@ def page(
     bad: Sequence[BadRow] | None = None,
     listed: Path | None = None,
 ) -> Path:
-    """Write the page of the prepared data in `folder` to `out`: self-contained HTML, everything from the data escaped.
+    """Write the page of the prepared data in `folder` to `out`: self-contained HTML, everything from the data
+    escaped.
 
-    `limit` is the largest number of rows that were read; None for all. `bad` are the bad rows, by default those of `folder`;
-    `listed` is the file with all of them.
+    `limit` is the largest number of rows that were read; None for all. `bad` are the bad rows, by default
+    those of `folder`; `listed` is the file with all of them.
     """
     bad, listed = read_list(folder / BAD_ROWS) if bad is None else bad, listed or folder / BAD_ROWS
     manifest, tokenizer = data.read_manifest(folder), _tokenizer(folder)
     contract = _contract(folder, manifest, recipe, tokenizer)
     rows = list(islice(_rows(folder, manifest), _STRIPS))
     widest = max(sum(len(labels) for labels in row) for row in rows)
-    text = report_page.environment(escape=True).get_template("xray.html.jinja").render(
-        recipe=recipe,
-        manifest=manifest,
-        contract=contract,
-        sentence=_summary(contract, recipe.data),
-        bad=bad,
-        shown_bad=bad[:_BAD_SHOWN],
-        listed=listed,
-        limited=limit is not None and manifest.rows >= limit,
-        samples=sample_views(folder, manifest, tokenizer, SAMPLES, contract),
-        strips=token_strips.draw(rows, manifest.max_length if manifest.train.blocks else widest),
-        padding=1 - sum(len(labels) for row in rows for labels in row) / (len(rows) * widest),
-        sources=_sources(manifest, recipe),
-        template=tokenizer.get_chat_template() if set(manifest.format.split(", ")) & set(CHATS) else "",
-        charts=charts,
-    )  # fmt: skip
+    text = (
+        report_page.environment(escape=True)
+        .get_template("xray.html.jinja")
+        .render(
+            recipe=recipe,
+            manifest=manifest,
+            contract=contract,
+            sentence=_summary(contract, recipe.data),
+            bad=bad,
+            shown_bad=bad[:_BAD_SHOWN],
+            listed=listed,
+            limited=limit is not None and manifest.rows >= limit,
+            samples=sample_views(folder, manifest, tokenizer, SAMPLES, contract),
+            strips=token_strips.draw(rows, manifest.max_length if manifest.train.blocks else widest),
+            padding=1 - sum(len(labels) for row in rows for labels in row) / (len(rows) * widest),
+            sources=_sources(manifest, recipe),
+            template=tokenizer.get_chat_template() if set(manifest.format.split(", ")) & set(CHATS) else "",
+            charts=charts,
+        )
+    )
     with new_output(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return out
 
 
 def section(folder: Path) -> str:
-    """Return the contract and the first samples of the prepared data in `folder` for the report; "" without a contract."""
+    """Return the contract and the first samples of the prepared data in `folder` for the report; "" without a
+    contract."""
     if (contract := stored(folder)) is None:
         return ""
     manifest, bad = data.read_manifest(folder), read_list(folder / BAD_ROWS)
     return str(
-        report_page.environment(escape=True).get_template("xray_section.jinja").render(
+        report_page.environment(escape=True)
+        .get_template("xray_section.jinja")
+        .render(
             contract=contract,
             samples=sample_views(folder, manifest, _tokenizer(folder), 2, contract),
             bad=bad,
@@ -206,11 +230,12 @@ def section(folder: Path) -> str:
             listed=BAD_ROWS,
             rows=manifest.rows,
         )
-    )  # fmt: skip
+    )
 
 
 def _rows(folder: Path, manifest: Manifest) -> Iterator[list[list[bool]]]:
-    """Yield for each row of train its samples, each as a list of True for trained tokens and False for others."""
+    """Yield for each row of train its samples, each as a list of True for trained tokens and False for
+    others."""
     for part in parts(folder, manifest.train):
         row: list[list[bool]] = []
         for sample, start in enumerate(part.starts.tolist()):
@@ -233,7 +258,8 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _sources(manifest: Manifest, recipe: Recipe) -> list[SourceCounts]:
-    """Return the counts of each source; held-out rows, which may be limited, under the recipe's name for them."""
+    """Return the counts of each source; held-out rows, which may be limited, under the recipe's name for
+    them."""
     sources, data = manifest.sources, recipe.data
     if not sources or not data.heldout_key:
         return sources
@@ -246,10 +272,19 @@ def would_stop(contract: Contract, section: Data) -> bool:
 
 
 def _summary(contract: Contract, section: Data) -> str:
-    found = {verdict: [one.name for one in contract.checks if one.verdict == verdict] for verdict in ("stop", "warning")}
+    found = {
+        verdict: [one.name for one in contract.checks if one.verdict == verdict]
+        for verdict in ("stop", "warning")
+    }
     count = len(contract.checks)
     if stops := found["stop"]:
-        effect = "would stop the run" if would_stop(contract, section) else "stop nothing, because of data.contract: warn"
+        effect = (
+            "would stop the run"
+            if would_stop(contract, section)
+            else "stop nothing, because of data.contract: warn"
+        )
         return f"{counted_of(len(stops), count, 'check', 'fails', 'fail')} and {effect}: {', '.join(stops)}."
-    warnings = f", {len(found['warning'])} with a warning: {', '.join(found['warning'])}" if found["warning"] else ""
+    warnings = (
+        f", {len(found['warning'])} with a warning: {', '.join(found['warning'])}" if found["warning"] else ""
+    )
     return f"All {counted(count, 'check')} pass{warnings}."

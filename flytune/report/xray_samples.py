@@ -1,4 +1,5 @@
-"""Samples of prepared data token by token: those that were dropped, cut or flagged, the longest, and the first ones."""
+"""Samples of prepared data token by token: those that were dropped, cut or flagged, the longest, and the
+first ones."""
 
 import re
 from collections.abc import Iterator
@@ -55,8 +56,8 @@ class SampleView:
 def sample_views(
     folder: Path, manifest: Manifest, tokenizer: Any, count: int, contract: Contract | None = None
 ) -> list[SampleView]:
-    """Return the samples to look at, each once: dropped rows, cut ones, those that checks of `contract` flag, the longest of
-    the first _SEARCHED training samples, and the first `count`."""
+    """Return the samples to look at, each once: dropped rows, cut ones, those that checks of `contract` flag,
+    the longest of the first _SEARCHED training samples, and the first `count`."""
     shown = [_example_view(one, manifest, tokenizer) for one in _examples(folder, max(1, count // 2))]
     found = _flagged(folder, manifest, contract, tokenizer) if contract else {}
     found |= _stored(folder, manifest, count, has_cut=any(view.title == _TITLES["cut"] for view in shown))
@@ -76,8 +77,11 @@ def _examples(folder: Path, most: int) -> list[Example]:
     return [one for kind in _TITLES for one in [one for one in kept if one.kind == kind][:most]]
 
 
-def _stored(folder: Path, manifest: Manifest, count: int, has_cut: bool) -> dict[str, tuple[StoredSamples, int]]:
-    """Return samples by their titles: one that may have been cut (where no example of it was kept), the longest, the first."""
+def _stored(
+    folder: Path, manifest: Manifest, count: int, has_cut: bool
+) -> dict[str, tuple[StoredSamples, int]]:
+    """Return samples by their titles: one that may have been cut (where no example of it was kept), the
+    longest, the first."""
     first: dict[str, tuple[StoredSamples, int]] = {}
     cut: tuple[StoredSamples, int] | None = None
     longest: tuple[StoredSamples, int] | None = None
@@ -100,15 +104,23 @@ def _stored(folder: Path, manifest: Manifest, count: int, has_cut: bool) -> dict
         if seen >= _SEARCHED:
             break
     found = {"An answer that may have been cut": cut} if not has_cut else {}
-    return {title: place for title, place in {**found, f"Longest {name.lower()}": longest, **first}.items() if place}
+    return {
+        title: place
+        for title, place in {**found, f"Longest {name.lower()}": longest, **first}.items()
+        if place
+    }
 
 
-def _flagged(folder: Path, manifest: Manifest, contract: Contract, tokenizer: Any) -> dict[str, tuple[StoredSamples, int]]:
+def _flagged(
+    folder: Path, manifest: Manifest, contract: Contract, tokenizer: Any
+) -> dict[str, tuple[StoredSamples, int]]:
     """Return the sample that each failed check and each warning names."""
     wanted: dict[tuple[str, int], list[tuple[str, str]]] = {}
     for check in contract.checks:
         if check.verdict != "ok" and (place := _LOCATION.match(check.example)):
-            wanted.setdefault((place[0].split(" row ")[0], int(place["row"])), []).append((check.name, check.example))
+            wanted.setdefault((place[0].split(" row ")[0], int(place["row"])), []).append(
+                (check.name, check.example)
+            )
     found: dict[str, tuple[StoredSamples, int]] = {}
     files = {file for file, _ in wanted}
     for counts in (manifest.train, manifest.heldout):
@@ -122,7 +134,11 @@ def _flagged(folder: Path, manifest: Manifest, contract: Contract, tokenizer: An
                 for name, example in wanted[part.file, row]:
                     # Of a block, the sample whose end is the excerpt; of a row of several sequences, all.
                     ends = [sample for sample in samples if _ends_with(part, sample, example, tokenizer)]
-                    at = 0 if row_kind(manifest.row_kind).sequences > 1 else samples.index((ends or samples)[0])
+                    at = (
+                        0
+                        if row_kind(manifest.row_kind).sequences > 1
+                        else samples.index((ends or samples)[0])
+                    )
                     found[f"Flagged: {name}"] = part, samples[at]
     return found
 
@@ -162,7 +178,9 @@ def _excerpt_pieces(excerpt: Excerpt, max_length: int, tokenizer: Any) -> Iterat
         if cut < len(window.ids):
             if cut or window.start == max_length:
                 yield Piece(f"cut at {counted(max_length, 'token')}", "c")
-            for piece in _pieces(window.ids[cut:], [False] * (len(window.ids) - cut), tokenizer, window.start + cut):
+            for piece in _pieces(
+                window.ids[cut:], [False] * (len(window.ids) - cut), tokenizer, window.start + cut
+            ):
                 yield Piece(piece.text, "l", piece.tip, piece.breaks)
 
 
@@ -171,8 +189,11 @@ def _may_be_cut(part: StoredSamples, sample: int, manifest: Manifest) -> bool:
     return length == manifest.max_length and bool(part.trained[part.starts[sample] + length - 1])
 
 
-def _view_of_several(title: str, part: StoredSamples, sample: int, manifest: Manifest, tokenizer: Any) -> SampleView:
-    """Return a row of two sequences: what both begin with once, then both side by side from where they part."""
+def _view_of_several(
+    title: str, part: StoredSamples, sample: int, manifest: Manifest, tokenizer: Any
+) -> SampleView:
+    """Return a row of two sequences: what both begin with once, then both side by side from where they
+    part."""
     names, both = row_kind(manifest.row_kind).sequence_names, []
     for one in range(sample, sample + len(names)):
         start, length = int(part.starts[one]), int(part.lengths[one])
@@ -188,7 +209,9 @@ def _view_of_several(title: str, part: StoredSamples, sample: int, manifest: Man
     for ids, trained in both:
         pieces = list(_pieces(ids[: shared + _HEAD], trained, tokenizer, 0, shared))
         if rest := len(ids) - shared - _HEAD:
-            pieces += [Piece(f"{counted(rest, 'token is', 'tokens are')} not shown", "gap")] if rest > 0 else []
+            pieces += (
+                [Piece(f"{counted(rest, 'token is', 'tokens are')} not shown", "gap")] if rest > 0 else []
+            )
         if manifest.truncated and len(ids) == manifest.max_length:
             pieces.append(Piece(f"cut at {counted(manifest.max_length, 'token')}", "c"))
         answers.append(pieces)
@@ -214,14 +237,19 @@ def _shortened(ids: list[int], trained: list[bool], tokenizer: Any) -> list[Piec
     if length <= _HEAD + _TAIL:
         return list(_pieces(ids, trained, tokenizer, 0))
     gap = Piece(
-        f"{counted(length - _HEAD - _TAIL, 'token')}, {sum(trained[_HEAD:-_TAIL]):,} of them trained, are not shown", "gap"
+        f"{counted(length - _HEAD - _TAIL, 'token')}, {sum(trained[_HEAD:-_TAIL]):,} of them trained, are "
+        "not shown",
+        "gap",
     )
     tail = _pieces(ids[-_TAIL:], trained[-_TAIL:], tokenizer, length - _TAIL)
     return [*_pieces(ids[:_HEAD], trained[:_HEAD], tokenizer, 0), gap, *tail]
 
 
-def _pieces(ids: list[int], trained: list[bool], tokenizer: Any, first: int, start: int = 0) -> Iterator[Piece]:
-    """Yield a piece for each token from `start` on, and one piece for tokens that share a character (its bytes)."""
+def _pieces(
+    ids: list[int], trained: list[bool], tokenizer: Any, first: int, start: int = 0
+) -> Iterator[Piece]:
+    """Yield a piece for each token from `start` on, and one piece for tokens that share a character (its
+    bytes)."""
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
     def text_of(numbers: list[int]) -> str:

@@ -1,7 +1,9 @@
-"""Values and calls between the process that runs an answer and the one that tests it: a line of JSON for each message.
+"""Values and calls between the process that runs an answer and the one that tests it: a line of JSON for each
+message.
 
-Numbers, texts and containers cross as values. Whatever else an answer makes stays in its process: the tests get a stand-in,
-which asks for attributes and calls. A stand-in never compares itself with a value: what is expected stays with the tests.
+Numbers, texts and containers cross as values. Whatever else an answer makes stays in its process: the tests
+get a stand-in, which asks for attributes and calls. A stand-in never compares itself with a value: what is
+expected stays with the tests.
 
 The process that computes rewards reads this file by its path, so it imports nothing but Python's own library.
 """
@@ -23,12 +25,18 @@ TESTS = "__tests__"
 _LONGEST = 2**24
 """Bytes of a message."""
 _CONTAINERS: dict[str, Callable[[Any], Any]] = {
-    "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque,
-}  # fmt: skip
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": collections.deque,
+}
 _MAPPINGS: dict[str, Callable[[Any], Any]] = {
-    "dict": dict, "OrderedDict": collections.OrderedDict, "Counter": lambda items: collections.Counter(dict(items)),
+    "dict": dict,
+    "OrderedDict": collections.OrderedDict,
+    "Counter": lambda items: collections.Counter(dict(items)),
     "defaultdict": dict,
-}  # fmt: skip
+}
 _CONSTRUCTED: dict[str, tuple[Any, Callable[[Any], list[Any]]]] = {
     "complex": (complex, lambda one: [one.real, one.imag]),
     "range": (range, lambda one: [one.start, one.stop, one.step]),
@@ -74,7 +82,8 @@ class Peer:
         return self._decoded(message[1])
 
     def send_names(self, namespace: dict[str, Any]) -> None:
-        """Send the names that an answer has defined; imported ones as the names that they were imported by."""
+        """Send the names that an answer has defined; imported ones as the names that they were imported
+        by."""
         names = {name: one for name, one in namespace.items() if not name.startswith("__")}
         self._send([{name: _imported(one) or self._encoded(one) for name, one in names.items()}])
 
@@ -95,7 +104,9 @@ class Peer:
             result = self._result(kind, self._decoded(target), given, keywords)
             response = ["result", self._encoded(result), self._encoded([*given, *keywords.values()])]
         except Exception as error:  # noqa: BLE001 (an answer may raise any)
-            base = next(one.__name__ for one in type(error).__mro__ if getattr(builtins, one.__name__, None) is one)
+            base = next(
+                one.__name__ for one in type(error).__mro__ if getattr(builtins, one.__name__, None) is one
+            )
             response = ["raised", base, [text for text in error.args if isinstance(text, str | int)]]
         self._send(response)
 
@@ -185,7 +196,11 @@ def _imported(value: Any) -> dict[str, Any] | None:
     if isinstance(value, type(sys)):
         return {"imported": [module, None]}
     name = getattr(value, "__qualname__", None) or getattr(value, "_name", None)
-    return {"imported": [module, name]} if isinstance(name, str) and getattr(sys.modules[module], name, None) is value else None
+    return (
+        {"imported": [module, name]}
+        if isinstance(name, str) and getattr(sys.modules[module], name, None) is value
+        else None
+    )
 
 
 def _resolved(module: str, name: str | None) -> Any:
@@ -210,23 +225,60 @@ def _check_request(kind: str, target: Any, given: list[Any]) -> None:
 
 
 _DONE: dict[str, Callable[..., Any]] = {
-    "call": lambda target, /, *given, **named: target(*given, **named), "getattr": getattr, "setattr": setattr,
-    "delattr": delattr, "next": next, "iter": iter, "len": len, "str": str, "repr": repr, "bool": bool, "hash": hash,
-    "float": float, "int": int, "isinstance": lambda target, one: isinstance(one, target),
+    "call": lambda target, /, *given, **named: target(*given, **named),
+    "getattr": getattr,
+    "setattr": setattr,
+    "delattr": delattr,
+    "next": next,
+    "iter": iter,
+    "len": len,
+    "str": str,
+    "repr": repr,
+    "bool": bool,
+    "hash": hash,
+    "float": float,
+    "int": int,
+    "isinstance": lambda target, one: isinstance(one, target),
     "issubclass": lambda target, one: issubclass(one, target),
-}  # fmt: skip
+}
 """Operations of functions."""
 _ALONE = (
-    "__getitem__", "__setitem__", "__delitem__", "__reversed__", "__enter__", "__exit__", "__neg__", "__pos__", "__invert__",
+    "__getitem__",
+    "__setitem__",
+    "__delitem__",
+    "__reversed__",
+    "__enter__",
+    "__exit__",
+    "__neg__",
+    "__pos__",
+    "__invert__",
     "__abs__",
-)  # fmt: skip
+)
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _WITH_ANOTHER = (
-    "__add__", "__sub__", "__mul__", "__truediv__", "__floordiv__", "__mod__", "__pow__", "__matmul__", "__and__", "__or__",
-    "__xor__", "__lshift__", "__rshift__", "__radd__", "__rsub__", "__rmul__", "__iadd__", "__isub__", "__imul__",
-)  # fmt: skip
+    "__add__",
+    "__sub__",
+    "__mul__",
+    "__truediv__",
+    "__floordiv__",
+    "__mod__",
+    "__pow__",
+    "__matmul__",
+    "__and__",
+    "__or__",
+    "__xor__",
+    "__lshift__",
+    "__rshift__",
+    "__radd__",
+    "__rsub__",
+    "__rmul__",
+    "__iadd__",
+    "__isub__",
+    "__imul__",
+)
 _FORWARDED = (*_ALONE, *_COMPARISONS, *_WITH_ANOTHER)
-"""Operations of methods with these names: alone, and with another operand, which may be what a test expects."""
+"""Operations of methods with these names: alone, and with another operand, which may be what a test
+expects."""
 
 
 def _operator(kind: str) -> Callable[..., Any]:

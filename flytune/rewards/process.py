@@ -32,19 +32,27 @@ class Judged(NamedTuple):
 
 
 def walls_of(section: Grpo) -> list[str]:
-    """Return what a plan says of the walls around code of rewards and answers, of which there are none on some machines."""
+    """Return what a plan says of the walls around code of rewards and answers, of which there are none on
+    some machines."""
     running = [reward for reward in section.rewards if reward.code is not None or reward.name == "unit_tests"]
     reason = walls.missing() if running else None
     if reason is None:
         return []
     names = ", ".join(reward.name for reward in running)
     refused = [reward.name for reward in running if reward.code is None and not reward.accept_no_wall]
-    end = "a run here ends before it trains, unless accept_no_wall: true is beside its name" if refused else "that is accepted"
-    return [f"objective.rewards: {names}: this machine's kernel has no walls around their code ({reason}); {end}"]
+    end = (
+        "a run here ends before it trains, unless accept_no_wall: true is beside its name"
+        if refused
+        else "that is accepted"
+    )
+    return [
+        f"objective.rewards: {names}: this machine's kernel has no walls around their code ({reason}); {end}"
+    ]
 
 
 class RewardProcess:
-    """A process behind the kernel's walls and with limits, which computes a recipe's rewards; it ends with its parent."""
+    """A process behind the kernel's walls and with limits, which computes a recipe's rewards; it ends with
+    its parent."""
 
     def __init__(self, section: Grpo) -> None:
         self._section, self._seconds = section, section.reward_seconds
@@ -72,7 +80,8 @@ class RewardProcess:
         """Return for each completion the value of each reward, in the recipe's order.
 
         Raises:
-            RewardError: a reward raises, returns no finite number, or takes too long or too much memory; says for which row.
+            RewardError: a reward raises, returns no finite number, or takes too long or too much memory; says
+                for which row.
         """
         if not items:
             return []
@@ -80,20 +89,24 @@ class RewardProcess:
         for reward, values in zip(self._section.rewards, found, strict=True):
             if reason := values[-1].get("no_walls"):
                 raise RewardError(
-                    f"objective.rewards: code of answers would run for {reward.name}, and nothing of the kernel would hold "
-                    f"it back here: {reason}. Run it where there is a newer kernel, or accept that an answer may do what this "
-                    "process may: write accept_no_wall: true beside its name"
+                    f"objective.rewards: code of answers would run for {reward.name}, and nothing of the "
+                    f"kernel would hold it back here: {reason}. Run it where there is a newer kernel, or "
+                    "accept that an answer may do what this process may: write accept_no_wall: true beside "
+                    "its name"
                 )
             if "error" in values[-1]:
                 item = items[len(values) - 1]
                 raise RewardError(
-                    f"reward {reward.name}: {values[-1]['error']}; {item.where}, completion {item.completion!r:.120}. A reward "
-                    "must return a number for any completion: mend it, or remove the row; nothing goes on until then"
+                    f"reward {reward.name}: {values[-1]['error']}; {item.where}, completion "
+                    f"{item.completion!r:.120}. A reward must return a number for any completion: mend it, "
+                    "or remove the row; nothing goes on until then"
                 )
         return [[values[place]["value"] for values in found] for place in range(len(items))]
 
     def _asked(self, items: Sequence[Judged]) -> list[list[dict[str, Any]]]:
-        sent = [{"prompt": item.prompt, "completion": item.completion, "fields": item.fields} for item in items]
+        sent = [
+            {"prompt": item.prompt, "completion": item.completion, "fields": item.fields} for item in items
+        ]
         request = json.dumps({"rewards": self._rewards, "seconds": self._seconds, "items": sent})
         process = self._started()
         assert process.stdin is not None
@@ -109,7 +122,8 @@ class RewardProcess:
         except (OSError, ValueError) as error:
             self.close()
             raise RewardError(
-                "the process that computes rewards ended, or gave no answer; usually memory ran out. The run does not go on"
+                "the process that computes rewards ended, or gave no answer; usually memory ran out. The run "
+                "does not go on"
             ) from error
         return found
 
@@ -117,9 +131,16 @@ class RewardProcess:
         if self._process is None or self._process.poll() is not None:
             # This process has the run's secrets in its memory and environment.
             walls.hide_memory()
-            # Without this process's environment, which has secrets, and without a site's and a user's own start-up files.
+            # Without this process's environment, which has secrets, and without a site's and a user's own
+            # start-up files.
             self._process = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-B", str(_WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, env={"PYTHONHASHSEED": "0"}, cwd="/", text=True, encoding="utf-8",
-            )  # fmt: skip
+                [sys.executable, "-s", "-P", "-B", str(_WORKER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={"PYTHONHASHSEED": "0"},
+                cwd="/",
+                text=True,
+                encoding="utf-8",
+            )
         return self._process

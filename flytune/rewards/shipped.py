@@ -17,8 +17,9 @@ _MARK = "####"
 def exact_answer(completion: str, reference: Any) -> float:
     """Return 1 if the final answers of a completion and of the reference are equal, as GSM8K compares them.
 
-    The final answer is the text after the last `####`, else that in the last `\\boxed{}`, else the last number; without any of
-    them it is all of the text. Numbers are compared as numbers, without thousands separators, units and currencies.
+    The final answer is the text after the last `####`, else that in the last `\\boxed{}`, else the last
+    number; without any of them it is all of the text. Numbers are compared as numbers, without thousands
+    separators, units and currencies.
     """
     if isinstance(reference, bool) or not isinstance(reference, str | int | float):
         raise TypeError(f"the reference must be text or a number, found {type(reference).__name__}")
@@ -58,14 +59,36 @@ def _refuse(text: str) -> None:
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
-    "object": (dict,), "array": (list,), "string": (str,), "boolean": (bool,), "null": (type(None),), "number": (int, float),
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "number": (int, float),
     "integer": (int,),
-}  # fmt: skip
+}
 _NOTES = ("$schema", "$id", "title", "description", "default", "examples", "$comment")
 _KEYS = (
-    "type", "enum", "const", "properties", "required", "additionalProperties", "items", "minItems", "maxItems", "minLength",
-    "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "anyOf", "allOf", "oneOf", "not",
-)  # fmt: skip
+    "type",
+    "enum",
+    "const",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "minItems",
+    "maxItems",
+    "minLength",
+    "maxLength",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "anyOf",
+    "allOf",
+    "oneOf",
+    "not",
+)
 
 
 def _check_schema(schema: Any, place: str) -> None:
@@ -81,7 +104,11 @@ def _check_schema(schema: Any, place: str) -> None:
         raise ValueError(f"{place}.type: {unknown[0]!r} is not a type")
     parts = {f"properties.{name}": part for name, part in schema.get("properties", {}).items()}
     parts |= {name: schema[name] for name in ("items", "additionalProperties", "not") if name in schema}
-    parts |= {f"{name}[{at}]": part for name in ("anyOf", "allOf", "oneOf") for at, part in enumerate(schema.get(name, []))}
+    parts |= {
+        f"{name}[{at}]": part
+        for name in ("anyOf", "allOf", "oneOf")
+        for at, part in enumerate(schema.get(name, []))
+    }
     for name, part in parts.items():
         _check_schema(part, f"{place}.{name}")
 
@@ -96,13 +123,17 @@ def _accepts(schema: Any, value: Any) -> bool:
     if isinstance(schema, bool):
         return schema
     kinds = schema.get("type")
-    if kinds is not None and not any(_is_type(value, kind) for kind in (kinds if isinstance(kinds, list) else [kinds])):
+    if kinds is not None and not any(
+        _is_type(value, kind) for kind in (kinds if isinstance(kinds, list) else [kinds])
+    ):
         return False
     if "const" in schema and not _equal(value, schema["const"]):
         return False
     if "enum" in schema and not any(_equal(value, one) for one in schema["enum"]):
         return False
-    if not isinstance(value, bool) and not all(accepts(schema, value) for kind, accepts in _BY_KIND if isinstance(value, kind)):
+    if not isinstance(value, bool) and not all(
+        accepts(schema, value) for kind, accepts in _BY_KIND if isinstance(value, kind)
+    ):
         return False
     chosen = [_accepts(one, value) for one in schema.get("oneOf", [])]
     return (
@@ -143,8 +174,11 @@ def _accepts_number(schema: dict[str, Any], value: float) -> bool:
 
 
 _BY_KIND: tuple[tuple[type | tuple[type, ...], Callable[[dict[str, Any], Any], bool]], ...] = (
-    (dict, _accepts_object), (list, _accepts_array), (str, _accepts_text), ((int, float), _accepts_number),
-)  # fmt: skip
+    (dict, _accepts_object),
+    (list, _accepts_array),
+    (str, _accepts_text),
+    ((int, float), _accepts_number),
+)
 
 
 def tests_of(tests: Any) -> str:

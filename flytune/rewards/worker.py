@@ -1,9 +1,11 @@
-"""The process that computes rewards: a script that reads batches as lines of JSON and answers each with one line.
+"""The process that computes rewards: a script that reads batches as lines of JSON and answers each with one
+line.
 
-It is started without the environment of its parent. Each reward computes a batch in a forked process, so that nothing is left
-behind for the next batch; that process is ended where one item takes too long. Forked processes have limits of processor time,
-memory and files, and are behind the kernel's walls (walls.py): they read Python's own files alone, and reach nobody. An audit
-hook is the second line, which says what a reward may not do (docs/security.md).
+It is started without the environment of its parent. Each reward computes a batch in a forked process, so that
+nothing is left behind for the next batch; that process is ended where one item takes too long. Forked
+processes have limits of processor time, memory and files, and are behind the kernel's walls (walls.py): they
+read Python's own files alone, and reach nobody. An audit hook is the second line, which says what a reward
+may not do (docs/security.md).
 
 It runs by its path, and imports nothing but Python's own library and the files beside it.
 """
@@ -40,11 +42,35 @@ _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _DEATH_SIGNAL = 1
 """Option of prctl (Linux's sys/prctl.h)."""
 _REFUSED = (
-    "socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.fork", "os.forkpty", "os.remove",
-    "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown", "os.kill",
-    "shutil.", "ctypes.", "pty.", "ftplib.", "smtplib.", "urllib.", "http.", "signal.",
-    "sqlite3.", "webbrowser.",
-)  # fmt: skip
+    "socket.",
+    "subprocess.",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "os.fork",
+    "os.forkpty",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.mkdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+    "os.kill",
+    "shutil.",
+    "ctypes.",
+    "pty.",
+    "ftplib.",
+    "smtplib.",
+    "urllib.",
+    "http.",
+    "signal.",
+    "sqlite3.",
+    "webbrowser.",
+)
 """Beginnings of the events (docs.python.org/3/library/audit_events.html) that no reward may cause."""
 
 
@@ -130,7 +156,9 @@ def _answer_of(line: bytes) -> dict[str, Any]:
         found = json.loads(line)
     except ValueError:
         found = None
-    if isinstance(found, dict) and (isinstance(found.get("value"), float) or isinstance(found.get("error"), str)):
+    if isinstance(found, dict) and (
+        isinstance(found.get("value"), float) or isinstance(found.get("error"), str)
+    ):
         return found
     return {"error": _FORGED}
 
@@ -139,7 +167,9 @@ def _end_of(pid: int, seconds: float) -> str:
     status = os.waitpid(pid, 0)[1]
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
         return f"takes more than {seconds:g} s, or more memory than there is"
-    return f"ends its process ({'signal ' + str(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else 'it exits'})"
+    return (
+        f"ends its process ({'signal ' + str(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else 'it exits'})"
+    )
 
 
 def _is_program(reward: dict[str, Any]) -> bool:
@@ -147,7 +177,9 @@ def _is_program(reward: dict[str, Any]) -> bool:
     return reward["code"] is None and reward["name"] == "unit_tests"
 
 
-def _compute(reward: dict[str, Any], items: list[dict[str, Any]], seconds: float, write: int, has_walls: bool) -> None:
+def _compute(
+    reward: dict[str, Any], items: list[dict[str, Any]], seconds: float, write: int, has_walls: bool
+) -> None:
     """Write a line for each item. Runs in a forked process."""
     os.setpgid(0, 0)
     # It reads nothing, and has no way to those that read its process's answers.
@@ -160,7 +192,10 @@ def _compute(reward: dict[str, Any], items: list[dict[str, Any]], seconds: float
     try:
         function = _function_of(reward, seconds, has_walls)
     except BaseException as error:  # noqa: BLE001 (a file may raise any)
-        os.write(write, json.dumps({"error": f"the file cannot be read as Python: {_said(error)}"}).encode() + b"\n")
+        os.write(
+            write,
+            json.dumps({"error": f"the file cannot be read as Python: {_said(error)}"}).encode() + b"\n",
+        )
         return
     for item in items:
         try:
@@ -180,7 +215,10 @@ def _value(value: Any) -> dict[str, Any]:
     if not math.isfinite(found := float(number)):
         return {"error": f"returns {found}; it must return a finite number"}
     if abs(found) > LARGEST:
-        return {"error": f"returns {found:g}; its size must be {LARGEST:.0e} at most, so that squares and sums are numbers too"}
+        return {
+            "error": f"returns {found:g}; its size must be {LARGEST:.0e} at most, so that squares and sums "
+            "are numbers too"
+        }
     return {"value": found}
 
 
@@ -211,7 +249,8 @@ def _function_of(reward: dict[str, Any], seconds: float, has_walls: bool) -> Cal
 
 
 def _part(fields: dict[str, Any], column: str) -> Any:
-    """Return the value of a column, or of a part of an object that is named by its path: `extra_info.answer`."""
+    """Return the value of a column, or of a part of an object that is named by its path:
+    `extra_info.answer`."""
     if column in fields:
         return fields[column]
     value: Any = fields
@@ -223,9 +262,11 @@ def _part(fields: dict[str, Any], column: str) -> Any:
 
 
 def _passes(code: str, tests: str, seconds: float, has_walls: bool) -> bool:
-    """Return whether tests of a program end without an error; whatever else the program does is no fault of the reward.
+    """Return whether tests of a program end without an error; whatever else the program does is no fault of
+    the reward.
 
-    The program and its tests run in two processes: what the first does to itself, or sends, decides nothing in the second.
+    The program and its tests run in two processes: what the first does to itself, or sends, decides nothing
+    in the second.
     """
     asks, answers, verdict = os.pipe(), os.pipe(), os.pipe()
     work = {
@@ -273,7 +314,9 @@ def _run_tests(tests: str, read: int, write: int, verdict: int) -> None:
     own = {name: value for name, value in names.items() if not hasattr(builtins, name)}
     named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     # What an answer calls abs or sorted is not what its tests mean, unless they test just that.
-    exec(compile(tree, "tests.py", "exec"), (own if named & own.keys() else names) | {"__name__": calls.TESTS})
+    exec(
+        compile(tree, "tests.py", "exec"), (own if named & own.keys() else names) | {"__name__": calls.TESTS}
+    )
     os.write(verdict, b"1")
 
 
@@ -297,9 +340,12 @@ def _limit(seconds: float) -> None:
     most = math.ceil(seconds)
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
     for which, value in (
-        (resource.RLIMIT_CPU, most), (resource.RLIMIT_AS, used + MEMORY), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, most),
+        (resource.RLIMIT_AS, used + MEMORY),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_NOFILE, 64),
-    ):  # fmt: skip
+    ):
         hard = resource.getrlimit(which)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(which, (value, value))
@@ -312,7 +358,9 @@ def _watch() -> None:
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, mode, flags = arguments
-            writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) if isinstance(flags, int) else 0
+            writes = (
+                flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC) if isinstance(flags, int) else 0
+            )
             if writes or (isinstance(mode, str) and set(mode) & set("wax+")):
                 raise PermissionError("a reward may write no file")
             if not isinstance(path, int) and not _is_below(os.fsdecode(path), readable):
@@ -326,9 +374,12 @@ def _watch() -> None:
 
 
 def _is_below(path: str, folders: list[str]) -> bool:
-    """Return whether an absolute path is one of some folders and files, or below one; others may be relative to any folder."""
+    """Return whether an absolute path is one of some folders and files, or below one; others may be relative
+    to any folder."""
     real = os.path.realpath(path)
-    return os.path.isabs(path) and any(real == place or real.startswith(place.rstrip("/") + "/") for place in folders)
+    return os.path.isabs(path) and any(
+        real == place or real.startswith(place.rstrip("/") + "/") for place in folders
+    )
 
 
 def _leave_network() -> None:

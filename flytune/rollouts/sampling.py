@@ -1,9 +1,9 @@
 """Completions that a language model draws, each by random numbers of its own.
 
-A completion depends on the weights, its prompt and its random numbers alone: not on the other rows of a batch, on the number of
-processes or on what was drawn before. The random numbers follow from the run's seed, the step, the prompt's tokens and the
-place in the group. In float32 the logits of a row differ by some 1e-6 between batches, so that one draw in about a million may
-fall on the other side of a border.
+A completion depends on the weights, its prompt and its random numbers alone: not on the other rows of a
+batch, on the number of processes or on what was drawn before. The random numbers follow from the run's seed,
+the step, the prompt's tokens and the place in the group. In float32 the logits of a row differ by some 1e-6
+between batches, so that one draw in about a million may fall on the other side of a border.
 """
 
 import hashlib
@@ -62,9 +62,9 @@ def draw(
     """Return a completion of each prompt, of at most as many tokens as its random numbers.
 
     Args:
-        model: in evaluation mode; a forward pass of it takes transformers' arguments.
-        uniforms: the random numbers of each completion.
-        goes_on: returns whether any process still draws, given whether this one does: a forward pass may gather parameters, so
+        model: in evaluation mode; a forward pass of it takes transformers' arguments. uniforms: the random
+        numbers of each completion. goes_on: returns whether any process still draws, given whether this one
+        does: a forward pass may gather parameters, so
             that all processes must make equally many.
     """
     import torch
@@ -84,9 +84,13 @@ def draw(
     while goes_on(bool(active.any())):
         with torch.no_grad():
             output = model(
-                input_ids=inputs, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
+                input_ids=inputs,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
                 logits_to_keep=1,
-            )  # fmt: skip
+            )
         cache, logits = output.past_key_values, output.logits[:, -1].float()
         at = min(len(tokens), table.shape[1] - 1)
         token, log_prob = chosen(logits, table[:, at], drawing)
@@ -101,7 +105,10 @@ def draw(
         return [Completion([], [], True) for _ in prompts]
     drawn, probabilities = torch.stack(tokens, dim=1).tolist(), torch.stack(log_probs, dim=1).tolist()
     is_end = torch.isin(torch.stack(tokens, dim=1), ends).tolist()
-    return [_completion(drawn[row][: len(uniforms[row])], probabilities[row], is_end[row]) for row in range(len(prompts))]
+    return [
+        _completion(drawn[row][: len(uniforms[row])], probabilities[row], is_end[row])
+        for row in range(len(prompts))
+    ]
 
 
 def _completion(tokens: list[int], log_probs: list[float], is_end: list[bool]) -> Completion:
@@ -126,12 +133,15 @@ def chosen(logits: Any, uniform: Any, drawing: Drawing) -> tuple[Any, Any]:
     log_probs = scores.log_softmax(dim=-1)
     totals = _warped(scores, drawing).softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     # The first token whose cumulated probability is above the random number: never one of probability 0.
-    token = torch.searchsorted(totals, uniform[:, None] * totals[:, -1:], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    token = torch.searchsorted(totals, uniform[:, None] * totals[:, -1:], right=True)[:, 0].clamp(
+        max=logits.shape[-1] - 1
+    )
     return token, log_probs.gather(-1, token[:, None])[:, 0]
 
 
 def _warped(scores: Any, drawing: Drawing) -> Any:
-    """Return scores without the tokens that are not drawn; transformers' warpers do not look at the tokens before."""
+    """Return scores without the tokens that are not drawn; transformers' warpers do not look at the tokens
+    before."""
     from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     before: Any = None

@@ -1,4 +1,5 @@
-"""The self-test, `flytune selftest`: each pair of method and sharding must compute the same as plain training.
+"""The self-test, `flytune selftest`: each pair of method and sharding must compute the same as plain
+training.
 
 processes     a function in several forked processes
 tiny_model    the model
@@ -17,4 +18,14 @@ from flytune.selftest.processes import Nodes, RankFailed
 from flytune.selftest.runs import Trials
 from flytune.selftest.tiny_model import random_model, train_tokenizer
 
-__all__ = ["Matrix", "Nodes", "RankFailed", "Trials", "matrix", "random_model", "table", "tiny_model", "train_tokenizer"]
+__all__ = [
+    "Matrix",
+    "Nodes",
+    "RankFailed",
+    "Trials",
+    "matrix",
+    "random_model",
+    "table",
+    "tiny_model",
+    "train_tokenizer",
+]

@@ -18,11 +18,13 @@ def letters(completion, prompt, answer, **columns):
     shown = completion[:40]
     return sum(min(ord(character), 127) for character in shown) / 127 / max(1, len(shown))
 """
-"""A reward that differs between answers of random weights: how late in the table of characters their letters are."""
+"""A reward that differs between answers of random weights: how late in the table of characters their letters
+are."""
 
 
 def write(path: Path, rows: int, seed: int = 0) -> None:
-    """Write chats whose answers have 1 to 60 words, so that the trained tokens of samples and of ranks differ greatly.
+    """Write chats whose answers have 1 to 60 words, so that the trained tokens of samples and of ranks differ
+    greatly.
 
     With the same seed, fewer rows are the first of more rows.
     """
@@ -37,7 +39,8 @@ def write(path: Path, rows: int, seed: int = 0) -> None:
 
 
 def write_pairs(path: Path, rows: int, seed: int = 0) -> None:
-    """Write pairs whose answers have 1 to 60 words; the chosen one is shorter or longer than the rejected one."""
+    """Write pairs whose answers have 1 to 60 words; the chosen one is shorter or longer than the rejected
+    one."""
     path.write_text("".join(json.dumps(pair) + "\n" for pair in _pairs(rows, seed)), encoding="utf-8")
 
 
@@ -46,13 +49,18 @@ def write_labelled(path: Path, rows: int, seed: int = 0) -> None:
     draw, found = random.Random(seed), []
     for pair in _pairs(rows, seed):
         label = draw.random() < 0.6
-        found.append({"prompt": pair["prompt"], "completion": pair["chosen" if label else "rejected"], "label": label})
+        found.append(
+            {"prompt": pair["prompt"], "completion": pair["chosen" if label else "rejected"], "label": label}
+        )
     path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
 
 
 def write_prompts(path: Path, rows: int, seed: int = 0) -> None:
-    """Write prompts of different lengths with reference answers, which the function of `REWARD` prefers to nothing."""
-    rows_of = ({"prompt": pair["prompt"], "answer": pair["chosen"][0]["content"]} for pair in _pairs(rows, seed))
+    """Write prompts of different lengths with reference answers, which the function of `REWARD` prefers to
+    nothing."""
+    rows_of = (
+        {"prompt": pair["prompt"], "answer": pair["chosen"][0]["content"]} for pair in _pairs(rows, seed)
+    )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows_of), encoding="utf-8")
 
 
@@ -68,13 +76,15 @@ def _pairs(rows: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def prepare(recipe: Recipe, out: Path) -> list[int]:
-    """Prepare the recipe's data in `out`; return the number of tokens of each row (a chat, or a packed block)."""
+    """Prepare the recipe's data in `out`; return the number of tokens of each row (a chat, or a packed
+    block)."""
     data.prepare(DataRequest.of(recipe, "selftest"), out)
     return [len(row["input_ids"]) for row in data.load(out, "train")]
 
 
 def block_length(lengths: list[int], degrees: Degrees) -> tuple[int, int]:
-    """Return the shortest block length for which chats of these lengths pack into equally many blocks for each process.
+    """Return the shortest block length for which chats of these lengths pack into equally many blocks for
+    each process.
 
     Returns: the tokens of a block, and the number of blocks.
     """

@@ -28,7 +28,8 @@ PACKED = [
     for sharding, kind in SHARDINGS.items()
     if method in kind.packed_selftests
 ]
-# Pairs that are also trained with these objectives, without offload; one is refused with the reason where it cannot run.
+# Pairs that are also trained with these objectives, without offload; one is refused with the reason where it
+# cannot run.
 COMPARED = [
     Pair(method, sharding, rows=rows)
     for rows in OBJECTIVE_ROWS
@@ -36,12 +37,17 @@ COMPARED = [
     for method in get_args(Method.model_fields["name"].annotation)
 ]
 _WITH_LORA = [name for name, kind in SHARDINGS.items() if "lora" not in kind.refuses]
-# Pairs of a mixture of experts, whose experts have adapters: as chats, packed, with a balance loss, and with other objectives.
+# Pairs of a mixture of experts, whose experts have adapters: as chats, packed, with a balance loss, and with
+# other objectives.
 _OF_MIXTURES = [
     *(Pair("lora", sharding, model="experts") for sharding in _WITH_LORA),
     *(Pair("lora", sharding, rows="packed", model="experts") for sharding in _WITH_LORA),
     *(Pair("lora", sharding, model="balance") for sharding in _WITH_LORA),
-    *(Pair("lora", sharding, rows=rows, model="experts") for rows in OBJECTIVE_ROWS for sharding in _WITH_LORA),
+    *(
+        Pair("lora", sharding, rows=rows, model="experts")
+        for rows in OBJECTIVE_ROWS
+        for sharding in _WITH_LORA
+    ),
     *(
         Pair("lora", sharding, rows=rows, model="balance")
         for rows in ("dpo", "kto", "grpo")
@@ -57,7 +63,11 @@ EXPERTS = [
     if pair.method == "lora" and (pair.rows, pair.model) in SHARDINGS[pair.sharding].mixture_selftests
 ]
 # Pairs that run only where they are named; a balance loss has nothing to be compared with in plain training.
-FURTHER = [pair for pair in _OF_MIXTURES if pair not in EXPERTS and (pair.model != "balance" or pair != plain_pair(pair))]
+FURTHER = [
+    pair
+    for pair in _OF_MIXTURES
+    if pair not in EXPERTS and (pair.model != "balance" or pair != plain_pair(pair))
+]
 # Number of last lines that are shown of a failed rank's traceback.
 LINES_SHOWN = 8
 
@@ -79,7 +89,11 @@ class Distance(Strict):
     @property
     def exceeded(self) -> list[str]:
         """Differences that exceed their tolerance."""
-        return [f"{name} {getattr(self, name):.1e}" for name, most in TOLERANCES.items() if not getattr(self, name) <= most]
+        return [
+            f"{name} {getattr(self, name):.1e}"
+            for name, most in TOLERANCES.items()
+            if not getattr(self, name) <= most
+        ]
 
 
 class Cell(Strict):
@@ -117,12 +131,15 @@ class Matrix(Record):
 
 
 def all_pairs() -> list[Pair]:
-    """Return every method with every sharding and offload, also unsupported ones; a few packed, or with experts; all with other
-    objectives."""
+    """Return every method with every sharding and offload, also unsupported ones; a few packed, or with
+    experts; all with other objectives."""
     methods, offloads = (
-        get_args(section.model_fields[name].annotation) for section, name in ((Method, "name"), (Sharding, "offload"))
+        get_args(section.model_fields[name].annotation)
+        for section, name in ((Method, "name"), (Sharding, "offload"))
     )
-    pairs = [Pair(method, sharding, offload) for sharding, offload, method in product(SHARDINGS, offloads, methods)]
+    pairs = [
+        Pair(method, sharding, offload) for sharding, offload, method in product(SHARDINGS, offloads, methods)
+    ]
     return [*pairs, *PACKED, *COMPARED, *EXPERTS]
 
 
@@ -138,8 +155,9 @@ def pairs_named(names: str) -> list[Pair]:
     wanted = names.split(",")
     if unknown := [name for name in wanted if name not in known]:
         raise RecipeError(
-            f"pairs: {', '.join(unknown)}: no such pair; write method/sharding or method/sharding/offload, as in full/zero2 "
-            f"or full/zero3/cpu (or {PACKED[0]}, {EXPERTS[0]}), with a sharding of {', '.join(SHARDINGS)}"
+            f"pairs: {', '.join(unknown)}: no such pair; write method/sharding or method/sharding/offload, "
+            f"as in full/zero2 or full/zero3/cpu (or {PACKED[0]}, {EXPERTS[0]}), with a sharding of "
+            f"{', '.join(SHARDINGS)}"
         )
     return [known[name] for name in wanted]
 
@@ -177,7 +195,8 @@ def fill(
 
 
 def try_pair(trials: Trials, pair: Pair) -> Cell:
-    """Train one pair in all its layouts, and compare each with plain training; or return the reason why it cannot run."""
+    """Train one pair in all its layouts, and compare each with plain training; or return the reason why it
+    cannot run."""
     recipe = trials.recipe(pair)
     if problem := pair_problem(recipe) or next(iter(objective_of(recipe).problems(recipe)), None):
         return Cell.of(pair, state="refused", words="refused", reason=problem)
@@ -185,7 +204,9 @@ def try_pair(trials: Trials, pair: Pair) -> Cell:
     if shape is None:
         misfit = f"{pair}: {pair.sharding} {sharding_of(recipe).misfit(trials.shapes[0])}"
         lacking = shapes.lacks(recipe, trials.shapes)
-        return Cell.of(pair, state="lacking" if lacking else "refused", words=lacking or "refused", reason=misfit)
+        return Cell.of(
+            pair, state="lacking" if lacking else "refused", words=lacking or "refused", reason=misfit
+        )
     layouts = trials.layouts(pair, sharding_of(recipe).degrees(shape))
     distances = []
     for layout in layouts[1:] if pair == plain_pair(pair) else layouts:
@@ -193,11 +214,15 @@ def try_pair(trials: Trials, pair: Pair) -> Cell:
             distances.append(distance(trials, pair, layout, shape))
         except (RankFailed, FlytuneError) as error:
             end = "\n".join(str(error).strip().splitlines()[-LINES_SHOWN:])
-            return Cell.of(pair, state="failed", words="FAILED", reason=f"{pair} at {layout}: {end}", distances=distances)
+            return Cell.of(
+                pair, state="failed", words="FAILED", reason=f"{pair} at {layout}: {end}", distances=distances
+            )
     if exceeded := [f"{one.layout}: {', '.join(one.exceeded)}" for one in distances if one.exceeded]:
         reason = f"{pair} differs from plain training of {pair.method}; {'; '.join(exceeded)}"
         return Cell.of(pair, state="differs", words="DIFFERS", reason=reason, distances=distances)
-    return Cell.of(pair, state="equal", words=f"equal {max(one.loss for one in distances):.0e}", distances=distances)
+    return Cell.of(
+        pair, state="equal", words=f"equal {max(one.loss for one in distances):.0e}", distances=distances
+    )
 
 
 def distance(trials: Trials, pair: Pair, layout: BatchLayout, shape: Shape) -> Distance:
@@ -206,7 +231,8 @@ def distance(trials: Trials, pair: Pair, layout: BatchLayout, shape: Shape) -> D
     run = trials.train(pair, layout, shape)
     return Distance(
         layout=str(layout),
-        # Of drawn answers the loss is a sum of advantages of both signs, which are about 1, and may be 0 itself.
+        # Of drawn answers the loss is a sum of advantages of both signs, which are about 1, and may be 0
+        # itself.
         loss=compare.losses(run, plain, scale=1.0 if pair.rows == "grpo" else 0.0),
         grad_norm=compare.grad_norms(run, plain),
         weights=compare.weights(run, plain, trials.base(pair.model)),

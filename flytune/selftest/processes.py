@@ -1,6 +1,8 @@
-"""A function in the processes of one process group, forked from this process so that nothing is imported twice.
+"""A function in the processes of one process group, forked from this process so that nothing is imported
+twice.
 
-torchrun and Flyte's Elastic start new interpreters, which takes 15 seconds each; tests/tasks/test_run.py tests that path.
+torchrun and Flyte's Elastic start new interpreters, which takes 15 seconds each; tests/tasks/test_run.py
+tests that path.
 """
 
 import gc
@@ -43,7 +45,8 @@ class Share(NamedTuple):
 
 
 class Nodes:
-    """The processes that torchrun has started, one on each node: the first sends jobs, and all run their share of each.
+    """The processes that torchrun has started, one on each node: the first sends jobs, and all run their
+    share of each.
 
     They communicate through torchrun's own store, so only its rendezvous must be reachable.
     """
@@ -96,9 +99,14 @@ class Nodes:
 
 
 def run(
-    world_size: int, function: Callable[..., Any], *arguments: Any, log: Path | None = None, share: Share | None = None
+    world_size: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    log: Path | None = None,
+    share: Share | None = None,
 ) -> Any:
-    """Call `function(*arguments)` in `world_size` processes; return the result of rank 0, or of this node's first rank.
+    """Call `function(*arguments)` in `world_size` processes; return the result of rank 0, or of this node's
+    first rank.
 
     Args:
         log: a file for the output of the ranks; by default it goes to this process's output.
@@ -120,7 +128,9 @@ def run(
         for rank in range(first, first + here):
             # Each pipe is made right before its rank, so that no other rank keeps it open when that one dies.
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_rank, args=(rank, here, share, sender, log, function, arguments))
+            process = context.Process(
+                target=_rank, args=(rank, here, share, sender, log, function, arguments)
+            )
             ranks[receiver] = rank, process
             process.start()
             sender.close()
@@ -149,7 +159,11 @@ def _answers(ranks: dict[Any, Any], log: Path | None) -> dict[int, Any]:
             if not answered:
                 process.join()
                 code = process.exitcode
-                end = f"ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with exit code {code}"
+                end = (
+                    f"ended by signal {-code} ({signal.Signals(-code).name})"
+                    if code < 0
+                    else f"ended with exit code {code}"
+                )
                 output = log.read_text(encoding="utf-8", errors="replace")[-2000:] if log else ""
                 raise RankFailed(f"rank {rank}: {end}" + (f"; last output:\n{output}" if output else ""))
             if failed:
@@ -186,7 +200,11 @@ def _rank(
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         if (world_size := here * share.nodes) > 1:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank % here), "WORLD_SIZE": str(world_size)}
-            os.environ |= {"LOCAL_WORLD_SIZE": str(here), "MASTER_ADDR": share.host, "MASTER_PORT": str(share.port)}
+            os.environ |= {
+                "LOCAL_WORLD_SIZE": str(here),
+                "MASTER_ADDR": share.host,
+                "MASTER_PORT": str(share.port),
+            }
         else:
             for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
                 os.environ.pop(name, None)

@@ -17,8 +17,8 @@ from flytune.selftest.processes import Nodes, Share
 from flytune.training import loop, reference
 from training_estimates.degrees import Degrees
 
-# Warm-up from learning rate 0, the peak, and a cosine decay, over two epochs with different orders. The first epoch is SHORT
-# chats too short for its third step, which takes them from the second epoch.
+# Warm-up from learning rate 0, the peak, and a cosine decay, over two epochs with different orders. The first
+# epoch is SHORT chats too short for its third step, which takes them from the second epoch.
 STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
@@ -55,11 +55,12 @@ class Pair(NamedTuple):
     sharding: str
     offload: str = "none"
     rows: Rows = "chats"
-    """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in fewer
-    rows; dpo and reward: pairs of chats; kto: labelled answers; grpo: prompts, with the answers that plain training drew."""
+    """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in
+    fewer rows; dpo and reward: pairs of chats; kto: labelled answers; grpo: prompts, with the answers that
+    plain training drew."""
     model: Model = "dense"
-    """dense: a Llama; experts: a mixture, whose experts get adapters too, with activation checkpointing under all shardings
-    but none; balance: the same with the balance loss of the routers."""
+    """dense: a Llama; experts: a mixture, whose experts get adapters too, with activation checkpointing under
+    all shardings but none; balance: the same with the balance loss of the routers."""
 
     def __str__(self) -> str:
         plain = Pair(self.method, self.sharding)
@@ -100,11 +101,16 @@ class Trials:
         selftest_dataset.write(folder / "heldout.jsonl", 4, seed=1)
         selftest_dataset.write_pairs(folder / "pairs.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
         selftest_dataset.write_pairs(folder / "heldout-pairs.jsonl", 4, seed=1)
-        selftest_dataset.write_labelled(folder / "labelled.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
-        selftest_dataset.write_prompts(folder / "prompts.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
+        selftest_dataset.write_labelled(
+            folder / "labelled.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT
+        )
+        selftest_dataset.write_prompts(
+            folder / "prompts.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT
+        )
         selftest_dataset.write_prompts(folder / "heldout-prompts.jsonl", 4, seed=1)
         selftest_dataset.write_labelled(folder / "heldout-labelled.jsonl", 4, seed=1)
-        # In separate processes: threads that torch and Arrow start in this process would not exist in the forks.
+        # In separate processes: threads that torch and Arrow start in this process would not exist in the
+        # forks.
         bases = self.base("dense"), tiny_model.SENTENCES, self.base("experts")
         selftest_processes.run(1, tiny_model.write, *bases, log=folder / "model.log")
         self.block_length = self.blocks = 1
@@ -136,13 +142,17 @@ class Trials:
         return found
 
     def recipe(self, pair: Pair) -> Recipe:
-        """Return the run's recipe: with clipping, decay and schedule, where errors could be, and without random dropout."""
+        """Return the run's recipe: with clipping, decay and schedule, where errors could be, and without
+        random dropout."""
         method: dict[str, Any] = {"name": pair.method}
         if pair.method != "full":
             method |= {"lora_dropout": 0.0, "r": 8, "lora_alpha": 16, "experts": pair.model != "dense"}
-        # Packed rows divide into other micro batches, and each has a balance loss of its own; TRL has none for rewards.
+        # Packed rows divide into other micro batches, and each has a balance loss of its own; TRL has none
+        # for rewards.
         balance = (
-            {} if pair.model == "dense" or pair.rows == "reward" else {"router_aux_loss_coef": 0.5 * (pair.model == "balance")}
+            {}
+            if pair.model == "dense" or pair.rows == "reward"
+            else {"router_aux_loss_coef": 0.5 * (pair.model == "balance")}
         )
         return Recipe.model_validate(
             {
@@ -163,15 +173,18 @@ class Trials:
                     "warmup_steps": 2,
                     "weight_decay": 0.1,
                     "max_grad_norm": 0.5,
-                    # The 8-bit default of qlora quantizes its states in blocks, which every sharding divides differently.
+                    # The 8-bit default of qlora quantizes its states in blocks, which every sharding divides
+                    # differently.
                     "optim": "adamw_torch_fused",
                     "activation_checkpointing": pair.model != "dense" and pair != plain_pair(pair),
                 }
                 | balance,
-                # Answers that plain training has drawn and recorded are those that all runs of the method train.
+                # Answers that plain training has drawn and recorded are those that all runs of the method
+                # train.
                 "checkpoints": {
                     "folder": str(self.folder / "checkpoints"),
-                    "name": f"selftest-{pair.method}-{pair.rows}" + f"-{pair.model}" * (pair.model != "dense"),
+                    "name": f"selftest-{pair.method}-{pair.rows}"
+                    + f"-{pair.model}" * (pair.model != "dense"),
                 },
                 "objective": {"name": pair.rows if pair.rows in OBJECTIVE_ROWS else "sft"}
                 | OBJECTIVE_SECTIONS.get(pair.rows, {}),
@@ -183,7 +196,8 @@ class Trials:
         return self.blocks if pair.rows == "packed" else self.global_batch_size
 
     def layouts(self, pair: Pair, degrees: Degrees) -> list[BatchLayout]:
-        """Return layouts with a process's complete share of the batch in one pass, with two rows in a pass, and with one.
+        """Return layouts with a process's complete share of the batch in one pass, with two rows in a pass,
+        and with one.
 
         With offload, which takes three times as long, there is only the layout with two rows.
         """
@@ -193,14 +207,17 @@ class Trials:
         return [BatchLayout(micro_batch, share // micro_batch, degrees) for micro_batch in micro_batches]
 
     def train(self, pair: Pair, layout: BatchLayout, shape: Shape) -> FinishedRun:
-        """Train and export once, on all nodes of the shape; an earlier export of the same pair and layout is deleted.
+        """Train and export once, on all nodes of the shape; an earlier export of the same pair and layout is
+        deleted.
 
         Raises:
             RankFailed: a rank failed; the message has the traceback of the first.
         """
         if self.nodes is None or shape.nodes == 1:
             return self._train(pair, layout, shape)
-        run: FinishedRun = self.nodes.run((pair, layout, shape), lambda share: self._train(pair, layout, shape, share))
+        run: FinishedRun = self.nodes.run(
+            (pair, layout, shape), lambda share: self._train(pair, layout, shape, share)
+        )
         return run
 
     def follow(self) -> None:
@@ -209,7 +226,12 @@ class Trials:
         self.nodes.follow(lambda job, share: self._train(job[0], job[1], job[2], share))
 
     def _train(
-        self, pair: Pair, layout: BatchLayout, shape: Shape, share: Share | None = None, first_adapter: Path | None = None
+        self,
+        pair: Pair,
+        layout: BatchLayout,
+        shape: Shape,
+        share: Share | None = None,
+        first_adapter: Path | None = None,
     ) -> FinishedRun:
         out = self.folder / "runs" / f"{pair}-{layout}".replace("/", "-")
         shutil.rmtree(out, ignore_errors=True)
@@ -223,17 +245,21 @@ class Trials:
             shutil.rmtree(known, ignore_errors=True)
             selftest_processes.run(1, reference.compute, recipe, dataset, known, log=log)
         what = recipe, shape, layout, dataset, out, known
-        result: TrainingResult = selftest_processes.run(layout.degrees.world, _fit, *what, log=log, share=share)
+        result: TrainingResult = selftest_processes.run(
+            layout.degrees.world, _fit, *what, log=log, share=share
+        )
         return FinishedRun(result, out / ("model" if pair.method == "full" else "adapter"))
 
     def reference(self, pair: Pair, micro_batch: int | None = None) -> FinishedRun:
-        """Return plain training of the pair's method, which is trained on the first call, with the global batch in one pass.
+        """Return plain training of the pair's method, which is trained on the first call, with the global
+        batch in one pass.
 
-        Its adapter is one that PEFT has made without a trainer, where an adapter can be named: what a trainer does to first
-        values would be on both sides otherwise.
+        Its adapter is one that PEFT has made without a trainer, where an adapter can be named: what a trainer
+        does to first values would be on both sides otherwise.
 
         Args:
-            micro_batch: that of the run to compare; with a balance loss, which is one of each micro batch, it is the plain
+            micro_batch: that of the run to compare; with a balance loss, which is one of each micro batch, it
+            is the plain
                 run's too.
         """
         plain = plain_pair(pair)
@@ -250,7 +276,8 @@ class Trials:
 
 
 def plain_pair(pair: Pair) -> Pair:
-    """Return the pair that a pair is compared with: the same method and rows, in one process, without packing."""
+    """Return the pair that a pair is compared with: the same method and rows, in one process, without
+    packing."""
     return Pair(pair.method, "none", rows="step" if pair.rows == "packed" else pair.rows, model=pair.model)
 
 
@@ -264,7 +291,9 @@ def write_first_adapter(recipe: Recipe, folder: Path) -> None:
     get_peft_model(base, loading.peft_config(recipe, base)).save_pretrained(folder)
 
 
-def _fit(recipe: Recipe, shape: Shape, layout: BatchLayout, dataset: Path, out: Path, known: Path | None) -> TrainingResult:
+def _fit(
+    recipe: Recipe, shape: Shape, layout: BatchLayout, dataset: Path, out: Path, known: Path | None
+) -> TrainingResult:
     import torch
 
     if shape.is_gpu and shape.processes == 1:
@@ -275,5 +304,8 @@ def _fit(recipe: Recipe, shape: Shape, layout: BatchLayout, dataset: Path, out: 
     torch.set_float32_matmul_precision("highest")
     on_shape = recipe.model_copy(update={"hardware": Hardware(shape=shape.name)})
     plan = planner.make(on_shape, [shape])
-    batch = {"per_device_train_batch_size": layout.micro_batch, "gradient_accumulation_steps": layout.accumulation}
+    batch = {
+        "per_device_train_batch_size": layout.micro_batch,
+        "gradient_accumulation_steps": layout.accumulation,
+    }
     return loop.fit(recipe, plan.model_copy(update=batch), shape, dataset, out, reference=known)

@@ -15,11 +15,13 @@ CPU_RANKS = 2
 
 
 def shapes(nodes: int = 1) -> list[Shape]:
-    """Return shapes for `nodes` nodes like this: with all GPUs, or without GPUs with at least two gloo ranks in all.
+    """Return shapes for `nodes` nodes like this: with all GPUs, or without GPUs with at least two gloo ranks
+    in all.
 
     The last one has a single process.
     """
-    # In a separate process: one that has used CUDA cannot be forked, and every training run is a fork of this process.
+    # In a separate process: one that has used CUDA cannot be forked, and every training run is a fork of this
+    # process.
     gpus, has_async_io = selftest_processes.run(1, _devices)
     name, gpu_memory = gpus[0] if gpus else ("cpu", 0.0)
     processes = len(gpus) or max(1, CPU_RANKS // nodes)
@@ -41,12 +43,15 @@ def shapes(nodes: int = 1) -> list[Shape]:
 
 
 def _devices() -> tuple[list[tuple[str, float]], bool]:
-    """Return name and memory in GiB of each visible GPU, and whether DeepSpeed can offload to disks (libaio)."""
+    """Return name and memory in GiB of each visible GPU, and whether DeepSpeed can offload to disks
+    (libaio)."""
     import torch
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [(gpu.name, gpu.total_memory / GIB) for gpu in found], bool(AsyncIOBuilder().is_compatible(verbose=False))
+    return [(gpu.name, gpu.total_memory / GIB) for gpu in found], bool(
+        AsyncIOBuilder().is_compatible(verbose=False)
+    )
 
 
 def shape_for(recipe: Recipe, here: list[Shape]) -> Shape | None:
@@ -55,7 +60,8 @@ def shape_for(recipe: Recipe, here: list[Shape]) -> Shape | None:
 
 
 def lacks(recipe: Recipe, here: list[Shape]) -> str | None:
-    """Return the hardware that this machine lacks for the recipe's sharding; None if no machine can run it."""
+    """Return the hardware that this machine lacks for the recipe's sharding; None if no machine can run
+    it."""
     gpu = here[0].model_copy(update={"accelerator": "GPU", "gpu_memory_gib": 80.0})
     machines = {
         "needs NVMe": here[0].model_copy(update={"nvme": True}),
@@ -64,4 +70,6 @@ def lacks(recipe: Recipe, here: list[Shape]) -> str | None:
         "needs a GPU and NVMe": gpu.model_copy(update={"processes": 1, "nvme": True}),
         "needs GPUs and NVMe": gpu.model_copy(update={"processes": 2, "nvme": True}),
     }
-    return next((words for words, shape in machines.items() if sharding_of(recipe).misfit(shape) is None), None)
+    return next(
+        (words for words, shape in machines.items() if sharding_of(recipe).misfit(shape) is None), None
+    )

@@ -11,7 +11,13 @@ from flytune.selftest.matrix import TOLERANCES, Cell, Matrix
 from flytune.sentences import counted
 from flytune.sharding import SHARDINGS
 
-_STYLES = {"equal": "green", "differs": "bold red", "failed": "bold red", "refused": "dim", "lacking": "yellow"}
+_STYLES = {
+    "equal": "green",
+    "differs": "bold red",
+    "failed": "bold red",
+    "refused": "dim",
+    "lacking": "yellow",
+}
 WIDTH = 120
 
 
@@ -27,7 +33,9 @@ def show(matrix: Matrix, console: Console) -> None:
         if offload in SHARDINGS[sharding].offloads:
             name = sharding + f", offload {offload}" * (offload != "none") + f", {rows}" * (rows != "chats")
             name += f", {model}" * (model != "dense")
-            table.add_row(name, *(_words(cells.get((sharding, offload, rows, model, method))) for method in methods))
+            table.add_row(
+                name, *(_words(cells.get((sharding, offload, rows, model, method))) for method in methods)
+            )
     tables.show(table, console)
     for state, title in {
         "differs": "DIFFERS",
@@ -64,13 +72,17 @@ def _words(cell: Cell | None) -> str:
 
 def _summary(matrix: Matrix) -> str:
     distances = [one for cell in matrix.cells for one in cell.distances]
-    lines = ["The number after `equal` is the largest relative difference of a step's loss over all layouts. All differences:"]
+    lines = [
+        "The number after `equal` is the largest relative difference of a step's loss over all layouts. All "
+        "differences:"
+    ]
     for name, tolerance in TOLERANCES.items():
         values = [getattr(one, name) for one in distances]
         # Python's max ignores NaN.
         largest = max(values, key=lambda value: math.inf if math.isnan(value) else value, default=0.0)
         lines.append(f"  {name}: at most {largest:.1e}; tolerance {tolerance:.0e}")
     lines.append(
-        f"Global batch size {matrix.global_batch_size}, {counted(len(distances), 'run')} compared, {matrix.seconds:.0f} s."
+        f"Global batch size {matrix.global_batch_size}, {counted(len(distances), 'run')} compared, "
+        f"{matrix.seconds:.0f} s."
     )
     return "\n".join(lines)

@@ -1,4 +1,5 @@
-"""A tiny Llama and a tiny mixture of experts, with random weights and a tokenizer of their own, made without a download."""
+"""A tiny Llama and a tiny mixture of experts, with random weights and a tokenizer of their own, made without
+a download."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,8 +11,8 @@ if TYPE_CHECKING:
 END_OF_TEXT, PAD = "<|endoftext|>", "<|pad|>"
 SPECIAL_TOKENS = [END_OF_TEXT, "<|im_start|>", "<|im_end|>", PAD]
 
-# ChatML with generation marks around the trained text. The end token is inside the generation block: a model that is not
-# trained on it never stops.
+# ChatML with generation marks around the trained text. The end token is inside the generation block: a model
+# that is not trained on it never stops.
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' }}"
@@ -37,8 +38,11 @@ SENTENCES = [
 ]
 
 
-def write(folder: Path, corpus: Iterable[str], mixture: Path | None = None, *, vocab_size: int = 512, seed: int = 0) -> Path:
-    """Write a model folder (config, safetensors, tokenizer with a chat template) with about 0.9M weights; return it.
+def write(
+    folder: Path, corpus: Iterable[str], mixture: Path | None = None, *, vocab_size: int = 512, seed: int = 0
+) -> Path:
+    """Write a model folder (config, safetensors, tokenizer with a chat template) with about 0.9M weights;
+    return it.
 
     Args:
         corpus: texts that the tokenizer is trained on.
@@ -61,8 +65,8 @@ def write(folder: Path, corpus: Iterable[str], mixture: Path | None = None, *, v
 def write_mixture(folder: Path, tokenizer: "PreTrainedTokenizerBase", seed: int = 0) -> Path:
     """Write the folder of a mixture of experts (Qwen3-MoE, about 0.4M weights); return it.
 
-    A token's embedding names the two experts of every layer that it goes to, far from the others: rounding changes no choice of
-    a router, and processes with other tokens use other experts.
+    A token's embedding names the two experts of every layer that it goes to, far from the others: rounding
+    changes no choice of a router, and processes with other tokens use other experts.
     """
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -110,7 +114,8 @@ def experts_of(token: int) -> tuple[int, int]:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerBase":
-    """Train a byte-level BPE tokenizer with eos <|im_end|>, pad <|pad|> and ChatML, which adds no tokens itself."""
+    """Train a byte-level BPE tokenizer with eos <|im_end|>, pad <|pad|> and ChatML, which adds no tokens
+    itself."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -53,18 +53,21 @@ def problems(recipe: Recipe) -> list[str]:
     found += sharding.problems()
     optimizer = OPTIMIZERS.get(recipe.training.optim)
     if optimizer and (reason := sharding.optimizer_problem(optimizer)):
-        found.append(f"training.optim: {recipe.training.optim} with sharding {sharding.name}: {reason}; use auto")
+        found.append(
+            f"training.optim: {recipe.training.optim} with sharding {sharding.name}: {reason}; use auto"
+        )
     if recipe.training.master_dtype == "bfloat16" and (reason := _no_bfloat16_masters(sharding)):
         found.append(f"training.master_dtype: bfloat16: {reason}; leave it out")
     if method.is_pissa and sharding.reads_slices:
         found.append(
-            f"method.init_lora_weights: {method.init_lora_weights} with sharding {sharding.name}: it takes singular values "
-            "out of complete weights, and each process reads only its slices of them; use ddp or zero3"
+            f"method.init_lora_weights: {method.init_lora_weights} with sharding {sharding.name}: it takes "
+            "singular values out of complete weights, and each process reads only its slices of them; use "
+            "ddp or zero3"
         )
     if method.use_dora and method.name != "lora" and sharding.no_quantized_dora:
         found.append(
-            f"method.use_dora: {method.name} with sharding {sharding.name}: {sharding.no_quantized_dora}; use fsdp, or method "
-            "lora"
+            f"method.use_dora: {method.name} with sharding {sharding.name}: {sharding.no_quantized_dora}; "
+            "use fsdp, or method lora"
         )
     return found
 
@@ -79,21 +82,30 @@ def _no_bfloat16_masters(sharding: ShardingBase) -> str | None:
 
 
 def pair_problem(recipe: Recipe) -> str | None:
-    """Return why method, sharding and offload cannot work together, with the nearest combination that can; None if they can."""
+    """Return why method, sharding and offload cannot work together, with the nearest combination that can;
+    None if they can."""
     sharding, method, offload = sharding_of(recipe), recipe.method.name, recipe.sharding.offload
     if method in sharding.refuses:
         able = [name for name, other in SHARDINGS.items() if method not in other.refuses]
         # Names are in order of how much they shard, so the nearest alternative is the nearest name.
         order = list(SHARDINGS)
         nearest = min(able, key=lambda name: abs(order.index(name) - order.index(sharding.name)))
-        return f"method {method} with sharding {sharding.name}: {sharding.refuses[method]}; nearest that works: {nearest}"
-    if recipe.method.load_in_8bit and sharding.no_8bit_base:
-        able = [name for name, other in SHARDINGS.items() if not other.no_8bit_base and offload in other.offloads]
         return (
-            f"method.load_in_8bit with sharding {sharding.name}: {sharding.no_8bit_base}; 4 bits (leave load_in_8bit out) "
-            f"work with it, and 8 bits with {', '.join(able)}"
+            f"method {method} with sharding {sharding.name}: {sharding.refuses[method]}; nearest that "
+            f"works: {nearest}"
+        )
+    if recipe.method.load_in_8bit and sharding.no_8bit_base:
+        able = [
+            name for name, other in SHARDINGS.items() if not other.no_8bit_base and offload in other.offloads
+        ]
+        return (
+            f"method.load_in_8bit with sharding {sharding.name}: {sharding.no_8bit_base}; 4 bits (leave "
+            f"load_in_8bit out) work with it, and 8 bits with {', '.join(able)}"
         )
     if offload not in sharding.offloads:
         able = [name for name, other in SHARDINGS.items() if offload in other.offloads]
-        return f"sharding.offload {offload} with {sharding.name}: it does not do that; nearest that does: {able[0]}"
+        return (
+            f"sharding.offload {offload} with {sharding.name}: it does not do that; nearest that does: "
+            f"{able[0]}"
+        )
     return None

@@ -1,4 +1,5 @@
-"""The interface of a sharding: where it works, how the model is loaded and sharded, what the Trainer is given."""
+"""The interface of a sharding: where it works, how the model is loaded and sharded, what the Trainer is
+given."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +14,8 @@ from training_estimates.workload import Precision
 
 
 class ShardingBase:
-    """One way to lay the model and the optimizer of a recipe over processes. Subclasses contain only what differs."""
+    """One way to lay the model and the optimizer of a recipe over processes. Subclasses contain only what
+    differs."""
 
     name: ClassVar[str]
     """Value of `sharding` in recipes."""
@@ -28,22 +30,26 @@ class ShardingBase:
     float32_masters: ClassVar[str | None] = None
     """Reason why training.master_dtype is always float32 with it; None where it may be bfloat16."""
     no_reference_copy: ClassVar[str | None] = None
-    """Reason why it cannot hold a second, frozen model beside the trained one (ReferenceKind copy); None where it can."""
+    """Reason why it cannot hold a second, frozen model beside the trained one (ReferenceKind copy); None
+    where it can."""
     no_quantized_dora: ClassVar[str | None] = None
     """Reason why DoRA (method.use_dora) does not work with it on a quantized base; None where it does."""
     resizes: ClassVar[bool] = True
     """True if a run can resume from a checkpoint of another number of processes."""
     saves_full_weights: ClassVar[bool] = True
-    """True if its checkpoints hold full weights (safetensors), not only each process's part of them; publish.every_save
-    gathers those parts, and writes the weights once more."""
+    """True if its checkpoints hold full weights (safetensors), not only each process's part of them;
+    publish.every_save gathers those parts, and writes the weights once more."""
     async_checkpoint: ClassVar[bool] = False
     """True if checkpoints are copied to host memory, and written from there while training continues."""
     kbit_float32: ClassVar[bool] = True
-    """True if what is not quantized of a qlora base is float32 in training (TRL's prepare_model_for_kbit_training)."""
+    """True if what is not quantized of a qlora base is float32 in training (TRL's
+    prepare_model_for_kbit_training)."""
     saves_gathered: ClassVar[bool] = False
-    """True if a save gathers all trained weights in the host memory of one process, not a file's at a time."""
+    """True if a save gathers all trained weights in the host memory of one process, not a file's at a
+    time."""
     loads_whole_states: ClassVar[bool] = False
-    """True if a process loads its part of a checkpoint, optimizer states included, at once, not a tensor at a time."""
+    """True if a process loads its part of a checkpoint, optimizer states included, at once, not a tensor at a
+    time."""
     no_reward_head: ClassVar[str | None] = None
     """Reason why a reward model cannot be trained with it; None where it can."""
     no_drawn_answers: ClassVar[str | None] = "drawing answers is not tested with it"
@@ -67,10 +73,14 @@ class ShardingBase:
         return None
 
     def problems(self) -> list[str]:
-        """List what no shape solves: options of the recipe that contradict each other or cannot be used, a line each."""
+        """List what no shape solves: options of the recipe that contradict each other or cannot be used, a
+        line each."""
         if self.recipe.sharding.config is None:
             return []
-        return [f"sharding.config: {self.name} reads no DeepSpeed configuration; remove it, or name zero1, zero2 or zero3"]
+        return [
+            f"sharding.config: {self.name} reads no DeepSpeed configuration; remove it, or name zero1, zero2 "
+            "or zero3"
+        ]
 
     def batch_problem(self, micro_batch: int, accumulation: int) -> str | None:
         """Return why it cannot run with these batches; None if it can."""
@@ -98,17 +108,24 @@ class ShardingBase:
         """Optimizer in transformers' spelling: the recipe's, or what `auto` means for its method."""
         if self.recipe.training.optim != "auto":
             return self.recipe.training.optim
-        paged = self.recipe.method.name == "qlora" and not self.optimizer_problem(OPTIMIZERS["paged_adamw_8bit"])
+        paged = self.recipe.method.name == "qlora" and not self.optimizer_problem(
+            OPTIMIZERS["paged_adamw_8bit"]
+        )
         return "paged_adamw_8bit" if paged else "adamw_torch_fused"
 
     @property
     def load_dtype(self) -> str:
         """Dtype that the base model's weights are loaded in.
 
-        A full fine-tune keeps its weights in training.master_dtype and computes in recipe.model.dtype by autocast: bfloat16
-        weights lose updates smaller than 1/256 of a weight. A frozen base is loaded in the dtype it computes in.
+        A full fine-tune keeps its weights in training.master_dtype and computes in recipe.model.dtype by
+        autocast: bfloat16 weights lose updates smaller than 1/256 of a weight. A frozen base is loaded in the
+        dtype it computes in.
         """
-        return self.recipe.training.master_dtype if self.recipe.method.name == "full" else self.recipe.model.dtype
+        return (
+            self.recipe.training.master_dtype
+            if self.recipe.method.name == "full"
+            else self.recipe.model.dtype
+        )
 
     @property
     def precision(self) -> Precision:
@@ -130,7 +147,8 @@ class ShardingBase:
         return {}
 
     def load_arguments(self, plan: Plan, shape: Shape) -> dict[str, Any]:
-        """Return keyword arguments of from_pretrained. A qlora base is quantized on each process's own device."""
+        """Return keyword arguments of from_pretrained. A qlora base is quantized on each process's own
+        device."""
         if self.recipe.method.name != "qlora":
             return {}
         return {"device_map": {"": int(os.environ.get("LOCAL_RANK", "0")) if shape.is_gpu else "cpu"}}

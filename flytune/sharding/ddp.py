@@ -21,7 +21,8 @@ class DistributedDataParallel(ShardingBase):
         return None if shape.world_size > 1 else "needs two processes or more, and the shape has one"
 
     def arguments(self, shape: Shape) -> dict[str, Any]:
-        # Every trained parameter of a causal language model gets a gradient; looking for unused ones costs a pass.
+        # Every trained parameter of a causal language model gets a gradient; looking for unused ones costs a
+        # pass.
         return {"ddp_find_unused_parameters": False, "ddp_backend": None if shape.is_gpu else "gloo"}
 
     def check(self, trainer: Any) -> str | None:

@@ -1,9 +1,12 @@
-"""DeepSpeed configurations: the keys that the plan reads, with DeepSpeed's defaults (0.19.8), and those that are passed on.
+"""DeepSpeed configurations: the keys that the plan reads, with DeepSpeed's defaults (0.19.8), and those that
+are passed on.
 
-No key but nvme_path names a place: DeepSpeed makes folders and overwrites files wherever a configuration tells it to.
+No key but nvme_path names a place: DeepSpeed makes folders and overwrites files wherever a configuration
+tells it to.
 
-DeepSpeed refuses unknown keys of `zero_optimization`, `fp16` and `bf16`, ignores them everywhere else, and drops every `auto`
-that nothing has filled in. A key that is not here is therefore refused: nothing would use it, or the plan would not count it.
+DeepSpeed refuses unknown keys of `zero_optimization`, `fp16` and `bf16`, ignores them everywhere else, and
+drops every `auto` that nothing has filled in. A key that is not here is therefore refused: nothing would use
+it, or the plan would not count it.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -30,10 +33,27 @@ More = Annotated[Count, Field(gt=0)]
 Real = Annotated[float, Field(ge=0, le=_LARGEST), BeforeValidator(_number)]
 Device = Literal["none", "cpu", "nvme"]
 Collective = Literal[
-    "broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor",
-    "reduce_scatter_base", "gather", "scatter", "all_gather", "all_gather_into_tensor", "all_gather_base",
-    "all_gather_coalesced", "all_to_all", "all_to_all_single", "send", "recv", "isend", "irecv", "barrier",
-]  # fmt: skip
+    "broadcast",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "reduce_scatter_base",
+    "gather",
+    "scatter",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_base",
+    "all_gather_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "barrier",
+]
 """Operations of DeepSpeed's communication that its log may be limited to."""
 _MOST_SCALE_POWER = 32
 """Largest initial scale of float16, as a power of 2; DeepSpeed's own overflows above 62."""
@@ -44,21 +64,23 @@ _OURS = "Flytune does this itself"
 _TRACKERS = "write tracking.report_to into the recipe"
 _REFUSED = {
     _REMOVED: """
-        nebula compression_training amp quantize_training sparse_gradients eigenvalue sparse_attention elasticity
-        graph_harvesting curriculum_learning progressive_layer_drop mics_shard_size mics_hierarchical_params_gather
-        zeropp_loco_param
+        nebula compression_training amp quantize_training sparse_gradients eigenvalue sparse_attention
+        elasticity graph_harvesting curriculum_learning progressive_layer_drop mics_shard_size
+        mics_hierarchical_params_gather zeropp_loco_param
         """,
     _UNPLANNED: """
-        zenflow zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients
-        super_offload cpuadam_cores_perc ratio legacy_stage1 elastic_checkpoint bf16_master_weights_and_grads
-        bf16_optimizer_states fp16_master_weights_and_grads immediate_grad_update data_types torch_autocast tensor_parallel
-        expert_parallel hybrid_engine pipeline weight_quantization compile stage3_model_persistence_threshold
-        pipeline_loading_checkpoint save_muon_momentum_buffer_in_memory leaf_module use_gds
+        zenflow zero_hpz_partition_size zero_quantized_weights zero_quantized_nontrainable_weights
+        zero_quantized_gradients super_offload cpuadam_cores_perc ratio legacy_stage1 elastic_checkpoint
+        bf16_master_weights_and_grads bf16_optimizer_states fp16_master_weights_and_grads
+        immediate_grad_update data_types torch_autocast tensor_parallel expert_parallel hybrid_engine pipeline
+        weight_quantization compile stage3_model_persistence_threshold pipeline_loading_checkpoint
+        save_muon_momentum_buffer_in_memory leaf_module use_gds
         """,
     _TRACKERS: "tensorboard wandb csv_monitor comet",
 }
 _ELSEWHERE = {name: advice for advice, names in _REFUSED.items() for name in names.split()} | {
-    "activation_checkpointing": "only models that call DeepSpeed's own use it; write training.activation_checkpointing",
+    "activation_checkpointing": "only models that call DeepSpeed's own use it; write "
+    "training.activation_checkpointing",
     "checkpoint": f"{_OURS}: write checkpoints into the recipe",
     "data_efficiency": f"{_OURS}: the recipe's data section says which samples are read",
     "autotuning": "run `flytune plan --shape auto` instead",
@@ -74,7 +96,8 @@ _ELSEWHERE = {name: advice for advice, names in _REFUSED.items() for name in nam
 
 
 def _passed_on(switches: str = "", counts: str = "", positive: str = "") -> Any:
-    """Return a model of keys that DeepSpeed alone reads: their types are checked, and their defaults stay DeepSpeed's."""
+    """Return a model of keys that DeepSpeed alone reads: their types are checked, and their defaults stay
+    DeepSpeed's."""
     fields: dict[str, Any] = dict.fromkeys(switches.split(), (StrictBool, None))
     fields |= dict.fromkeys(counts.split(), (Count, None))
     fields |= dict.fromkeys(positive.split(), (More, None))
@@ -100,9 +123,10 @@ class OffloadParam(_passed_on("pin_memory")):  # type: ignore[misc]
 
 
 _ZERO_SWITCHES = """
-    contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions load_from_fp32_weights
-    stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential ignore_unused_parameters round_robin_gradients
-    parameter_alignment memory_efficient_linear override_module_apply log_trace_cache_warnings enable_sanity_checks
+    contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions
+    load_from_fp32_weights stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential
+    ignore_unused_parameters round_robin_gradients parameter_alignment memory_efficient_linear
+    override_module_apply log_trace_cache_warnings enable_sanity_checks
     """
 _ZERO_COUNTS = "stage3_max_reuse_distance stage3_module_granularity_threshold"
 
@@ -214,7 +238,12 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
     training, zero, dtype = recipe.training, config.zero_optimization, recipe.model.dtype
     pairs: list[tuple[str, Any, str, Any]] = [
         ("zero_optimization.stage", zero.stage, f"sharding: {recipe.sharding.name}", stage),
-        ("train_batch_size", config.train_batch_size, "training.global_batch_size", training.global_batch_size),
+        (
+            "train_batch_size",
+            config.train_batch_size,
+            "training.global_batch_size",
+            training.global_batch_size,
+        ),
         ("gradient_clipping", config.gradient_clipping, "training.max_grad_norm", training.max_grad_norm),
         ("bf16.enabled", config.bf16.enabled, f"model.dtype: {dtype}", dtype == "bfloat16"),
         ("fp16.enabled", config.fp16.enabled, f"model.dtype: {dtype}", dtype == "float16"),
@@ -227,33 +256,56 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
         if theirs not in ("auto", ours)
     ]
     if zero.stage < 3 and zero.offload_param.device != "none":
-        found.append(f"zero_optimization.offload_param: stage {zero.stage} ignores it; only stage 3 shards parameters")
+        found.append(
+            f"zero_optimization.offload_param: stage {zero.stage} ignores it; only stage 3 shards parameters"
+        )
     if not zero.compute_grad_norm:
-        found.append("zero_optimization.compute_grad_norm: false turns clipping off, and training.max_grad_norm asks for it")
+        found.append(
+            "zero_optimization.compute_grad_norm: false turns clipping off, and training.max_grad_norm asks "
+            "for it"
+        )
     if zero.stage > 1 and zero.reduce_scatter is not False:
-        changed = [name for name in _DIVISORS if getattr(config, name) != DeepSpeedConfig.model_fields[name].default]
+        changed = [
+            name for name in _DIVISORS if getattr(config, name) != DeepSpeedConfig.model_fields[name].default
+        ]
         found += [
-            f"{name}: DeepSpeed's stage {zero.stage} takes it only with reduce_scatter: false; remove it" for name in changed
+            f"{name}: DeepSpeed's stage {zero.stage} takes it only with reduce_scatter: false; remove it"
+            for name in changed
         ]
     fixed = [name for name in _BATCH_KEYS if getattr(config, name) != "auto"]
     if training.auto_find_batch_size and set(fixed) - {"train_batch_size"}:
-        found.append(f"{', '.join(sorted(fixed))}: a number, but training.auto_find_batch_size may halve the batch; write auto")
-    if zero.stage == 3 and zero.stage3_gather_16bit_weights_on_model_save is False and recipe.checkpoints.save_steps:
         found.append(
-            "zero_optimization.stage3_gather_16bit_weights_on_model_save: false, but checkpoints.save_steps writes checkpoints "
-            "that need the weights; write true, or leave it out"
+            f"{', '.join(sorted(fixed))}: a number, but training.auto_find_batch_size may halve the batch; "
+            "write auto"
+        )
+    if (
+        zero.stage == 3
+        and zero.stage3_gather_16bit_weights_on_model_save is False
+        and recipe.checkpoints.save_steps
+    ):
+        found.append(
+            "zero_optimization.stage3_gather_16bit_weights_on_model_save: false, but checkpoints.save_steps "
+            "writes checkpoints that need the weights; write true, or leave it out"
         )
     return [
-        f"sharding.config: {line}" for line in [*found, *_optimizer(config, recipe, optimizer), *_scheduler(config, recipe)]
+        f"sharding.config: {line}"
+        for line in [*found, *_optimizer(config, recipe, optimizer), *_scheduler(config, recipe)]
     ]
 
 
 def _json(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _optimizer(config: DeepSpeedConfig, recipe: Recipe, optimizer: str) -> list[str]:
-    """List how the optimizer contradicts the recipe's, which trains: the Trainer makes it, and DeepSpeed shards its states."""
+    """List how the optimizer contradicts the recipe's, which trains: the Trainer makes it, and DeepSpeed
+    shards its states."""
     if (block := config.optimizer) is None:
         return []
     training = recipe.training
@@ -265,7 +317,10 @@ def _optimizer(config: DeepSpeedConfig, recipe: Recipe, optimizer: str) -> list[
     }
     found = []
     if block.type.lower() != "adamw" or "adamw" not in optimizer:
-        found.append(f"optimizer.type: {block.type}, but the recipe's training.optim is {optimizer}; remove one of them")
+        found.append(
+            f"optimizer.type: {block.type}, but the recipe's training.optim is {optimizer}; remove one of "
+            "them"
+        )
     for key, value in block.params.items():
         if key not in ours:
             found.append(f"optimizer.params.{key}: unknown; known are {', '.join(ours)}")
@@ -275,7 +330,11 @@ def _optimizer(config: DeepSpeedConfig, recipe: Recipe, optimizer: str) -> list[
     return found
 
 
-_SCHEDULES = {"WarmupLR": ("constant_with_warmup", "constant"), "WarmupDecayLR": ("linear",), "WarmupCosineLR": ("cosine",)}
+_SCHEDULES = {
+    "WarmupLR": ("constant_with_warmup", "constant"),
+    "WarmupDecayLR": ("linear",),
+    "WarmupCosineLR": ("cosine",),
+}
 """Schedules of transformers that DeepSpeed's are, with a linear warm-up."""
 
 
@@ -287,18 +346,26 @@ def _scheduler(config: DeepSpeedConfig, recipe: Recipe) -> list[str]:
     same = _SCHEDULES.get(block.type)
     has = f"the recipe has training.lr_scheduler_type: {training.lr_scheduler_type}"
     if same is None:
-        return [f"scheduler.type: {block.type}, but {has}; remove one of them (known are {', '.join(_SCHEDULES)})"]
+        return [
+            f"scheduler.type: {block.type}, but {has}; remove one of them (known are {', '.join(_SCHEDULES)})"
+        ]
     found = []
     if training.lr_scheduler_type not in same:
         found.append(f"scheduler.type: {block.type}, but {has}; write {same[0]}, or remove the scheduler")
     warms = training.warmup_steps > 0 and training.lr_scheduler_type != "constant"
     if warms and params.get("warmup_type", "log") != "linear":
         found.append(
-            f"scheduler.params.warmup_type: {params.get('warmup_type', 'log')} (log is DeepSpeed's default), but the recipe "
-            f'has training.warmup_steps: {training.warmup_steps:g}, which are linear; write "warmup_type": "linear"'
+            f"scheduler.params.warmup_type: {params.get('warmup_type', 'log')} (log is DeepSpeed's default), "
+            f"but the recipe has training.warmup_steps: {training.warmup_steps:g}, which are linear; write "
+            '"warmup_type": "linear"'
         )
     steps = {"warmup_num_steps": training.warmup_steps, "total_num_steps": training.max_steps}
-    ours = {"warmup_min_lr": 0, "warmup_max_lr": training.learning_rate, "warmup_min_ratio": 0, "cos_min_ratio": 0} | steps
+    ours = {
+        "warmup_min_lr": 0,
+        "warmup_max_lr": training.learning_rate,
+        "warmup_min_ratio": 0,
+        "cos_min_ratio": 0,
+    } | steps
     for key, value in params.items():
         if key == "warmup_type":
             continue
@@ -307,12 +374,15 @@ def _scheduler(config: DeepSpeedConfig, recipe: Recipe) -> list[str]:
         elif value not in ("auto", ours[key]):
             found.append(f'scheduler.params.{key}: {value}, but the recipe\'s is {ours[key]}; write "auto"')
     if block.type == "WarmupCosineLR" and params.get("cos_min_ratio", 1e-4) not in ("auto", 0):
-        found.append("scheduler.params.cos_min_ratio: 0.0001 by default, but the recipe's schedule ends at 0; write 0")
+        found.append(
+            "scheduler.params.cos_min_ratio: 0.0001 by default, but the recipe's schedule ends at 0; write 0"
+        )
     return found
 
 
 def filled(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Return a valid configuration as the Trainer takes it: what the recipe decides is `auto`, which the Trainer fills in.
+    """Return a valid configuration as the Trainer takes it: what the recipe decides is `auto`, which the
+    Trainer fills in.
 
     The optimizer and the schedule are the recipe's, which they equal.
     """

@@ -16,8 +16,10 @@ class DeviceMap(ShardingBase):
     estimated_as = Layout(name="device_map", pipelined=True)
     no_reward_head = "the head of rewards is on the last GPU, and the Trainer needs the loss on the first"
     refuses: ClassVar = {
-        "full": "a 16-bit model spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
-        "lora": "a 16-bit base spread by layers keeps all GPUs but one idle; zero3 shards it and uses them all",
+        "full": "a 16-bit model spread by layers keeps all GPUs but one idle; zero3 shards it and uses them "
+        "all",
+        "lora": "a 16-bit base spread by layers keeps all GPUs but one idle; zero3 shards it and uses them "
+        "all",
     }
 
     def misfit(self, shape: Shape) -> str | None:
@@ -30,11 +32,15 @@ class DeviceMap(ShardingBase):
     def load_arguments(self, plan: Plan, shape: Shape) -> dict[str, Any]:
         if shape.processes == 1:
             return super().load_arguments(plan, shape)
-        return {"device_map": "auto", "max_memory": dict.fromkeys(range(shape.processes), plan.room_for_weights)}
+        return {
+            "device_map": "auto",
+            "max_memory": dict.fromkeys(range(shape.processes), plan.room_for_weights),
+        }
 
     def ready(self, trainer: Any) -> None:
-        # TRL computes the loss on the head's device and bypasses accelerate's hook, which would move the loss back. The Trainer
-        # needs it on its own device, but accelerate puts a head that is not tied to the embedding on the last GPU.
+        # TRL computes the loss on the head's device and bypasses accelerate's hook, which would move the loss
+        # back. The Trainer needs it on its own device, but accelerate puts a head that is not tied to the
+        # embedding on the last GPU.
         head = trainer.model.get_output_embeddings().to(trainer.args.device)
         if hook := getattr(head, "_hf_hook", None):
             hook.execution_device = trainer.args.device

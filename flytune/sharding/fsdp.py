@@ -12,7 +12,8 @@ from training_estimates.layout import Layout
 from training_estimates.workload import Precision
 
 PREFETCHED_LAYERS = 1
-"""Layers that are gathered while one computes; more would hide slower networks, and hold as many more gathered layers."""
+"""Layers that are gathered while one computes; more would hide slower networks, and hold as many more
+gathered layers."""
 
 
 class FullyShardedDataParallel(ShardingBase):
@@ -21,11 +22,20 @@ class FullyShardedDataParallel(ShardingBase):
     name = "fsdp"
     no_drawn_answers = None
     estimated_as = Layout(
-        name="fsdp2", shards_optimizer=True, shards_gradients=True, shards_parameters=True, gathers_in_backward=True
+        name="fsdp2",
+        shards_optimizer=True,
+        shards_gradients=True,
+        shards_parameters=True,
+        gathers_in_backward=True,
     )
     offloads = ("none", "cpu")
-    no_8bit_base = "fully_shard makes plain parameters of 8-bit ones, and bitsandbytes' layers lose the scales of their rows"
-    no_reference_copy = "each process would hold a second model that is not sharded (a sharded copy is not built)"
+    no_8bit_base = (
+        "fully_shard makes plain parameters of 8-bit ones, and bitsandbytes' layers lose the "
+        "scales of their rows"
+    )
+    no_reference_copy = (
+        "each process would hold a second model that is not sharded (a sharded copy is not built)"
+    )
     saves_full_weights = False
     async_checkpoint = True
     # TRL leaves the preparation out where FSDP shards the model (SFTTrainer: is_sharded_qlora).
@@ -39,9 +49,15 @@ class FullyShardedDataParallel(ShardingBase):
 
     def optimizer_problem(self, kind: OptimizerKind) -> str | None:
         if kind.bits == 8:
-            return "FSDP2 shards no 8-bit optimizer states (each block of 256 has a scale, and processes cut blocks)"
+            return (
+                "FSDP2 shards no 8-bit optimizer states (each block of 256 has a scale, and processes "
+                "cut blocks)"
+            )
         if kind.algorithm == "adafactor":
-            return "transformers' Adafactor keeps plain states, which torch does not combine with sharded gradients"
+            return (
+                "transformers' Adafactor keeps plain states, which torch does not combine with sharded "
+                "gradients"
+            )
         if kind.paged and self.recipe.sharding.offload != "none":
             return "states that are offloaded are never on the GPU, and have nothing to be paged from"
         return None
@@ -69,14 +85,17 @@ class FullyShardedDataParallel(ShardingBase):
                 # `shard` has already wrapped the model.
                 "auto_wrap_policy": "NO_WRAP",
                 "cpu_offload": offload,
-                # All shardings use the Trainer's checkpointing: FSDP's draws another dropout when it recomputes a layer, and
-                # renames modules, so that PEFT finds no adapter to save.
+                # All shardings use the Trainer's checkpointing: FSDP's draws another dropout when it
+                # recomputes a layer, and renames modules, so that PEFT finds no adapter to save.
                 "activation_checkpointing": False,
             },
             # Each layer is compiled in `shard`.
             "torch_compile": False,
-            # Gradients that are not reduced until the last micro batch would take their full size on every GPU.
-            "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": self.recipe.method.name == "full"}},
+            # Gradients that are not reduced until the last micro batch would take their full size on every
+            # GPU.
+            "accelerator_config": {
+                "gradient_accumulation_kwargs": {"sync_each_batch": self.recipe.method.name == "full"}
+            },
             # Norms of gradients in host memory are reduced there, by gloo.
             "ddp_backend": backend,
         }
@@ -86,8 +105,8 @@ class FullyShardedDataParallel(ShardingBase):
             return
         from accelerate.utils import DistributedType
 
-        # Accelerate runs FSDP on accelerators only, and silently uses DDP elsewhere. For tests and laptops, this makes it
-        # believe that there are several; `check` verifies the result.
+        # Accelerate runs FSDP on accelerators only, and silently uses DDP elsewhere. For tests and laptops,
+        # this makes it believe that there are several; `check` verifies the result.
         patches.accelerate.DISTRIBUTED_TYPE.install(DistributedType.MULTI_GPU)
 
     def shard(self, trainer: Any) -> None:
@@ -113,7 +132,9 @@ class FullyShardedDataParallel(ShardingBase):
         if not tied:
             fully_shard(embedding, **policies)
         # TRL's loss uses the head outside its forward: one unit with the norm before it gathers both.
-        tail = [module for module in (_last_norm(model), embedding if tied else None, head) if module is not None]
+        tail = [
+            module for module in (_last_norm(model), embedding if tied else None, head) if module is not None
+        ]
         fully_shard(tail, reshard_after_forward=False, **policies)
         fully_shard(model, **policies)
         for index, layer in enumerate(layers):
@@ -123,11 +144,14 @@ class FullyShardedDataParallel(ShardingBase):
     def ready(self, trainer: Any) -> None:
         if self.recipe.sharding.offload == "cpu":
             # Gradients in host memory are kept and zeroed: page-locked memory is slow to allocate.
-            patches.transformers.ZERO_GRAD.on(trainer.model, functools.partial(trainer.model.zero_grad, set_to_none=False))
+            patches.transformers.ZERO_GRAD.on(
+                trainer.model, functools.partial(trainer.model.zero_grad, set_to_none=False)
+            )
         for index, parameter in enumerate(trainer.model.parameters()):
             local = parameter.to_local()
             if not local.numel():
-                # Accelerate identifies the optimizer's parameters by address, and all empty shards have the address 0.
+                # Accelerate identifies the optimizer's parameters by address, and all empty shards have the
+                # address 0.
                 patches.accelerate.EMPTY_SHARD.on(parameter._local_tensor, functools.partial(int, -1 - index))
 
     def before_gather(self, model: Any) -> None:
@@ -142,11 +166,15 @@ class FullyShardedDataParallel(ShardingBase):
     def check(self, trainer: Any) -> str | None:
         from torch.distributed.tensor import DTensor
 
-        full = [name for name, parameter in trainer.model.named_parameters() if not isinstance(parameter, DTensor)]
+        full = [
+            name for name, parameter in trainer.model.named_parameters() if not isinstance(parameter, DTensor)
+        ]
         if not trainer.is_fsdp_enabled:
             return "the Trainer does not know of it"
         return (
-            f"{full[0]} and {counted(len(full) - 1, 'more parameter is', 'more parameters are')} not sharded" if full else None
+            f"{full[0]} and {counted(len(full) - 1, 'more parameter is', 'more parameters are')} not sharded"
+            if full
+            else None
         )
 
 

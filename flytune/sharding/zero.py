@@ -1,4 +1,5 @@
-"""DeepSpeed ZeRO: optimizer states (1), gradients (2) and parameters (3) are partitioned over the processes."""
+"""DeepSpeed ZeRO: optimizer states (1), gradients (2) and parameters (3) are partitioned over the
+processes."""
 
 import json
 import os
@@ -28,7 +29,9 @@ class Zero(ShardingBase):
     """A stage of DeepSpeed ZeRO."""
 
     stage: int
-    no_reference_copy = "each process would hold a second model that is not sharded (a sharded copy is not built)"
+    no_reference_copy = (
+        "each process would hold a second model that is not sharded (a sharded copy is not built)"
+    )
     float32_masters = "DeepSpeed keeps float32 master copies of 16-bit weights"
     resizes = False
     # DeepSpeed casts norms and embeddings back to 16 bits.
@@ -53,10 +56,16 @@ class Zero(ShardingBase):
             return "offloads to NVMe, and the shape's disk is none"
         own = [path for path in _nvme_paths(self.content) if path is not None]
         cluster = load_cluster()
-        # On a person's own machine too: the recipe may be a stranger's, and DeepSpeed makes folders at any path.
+        # On a person's own machine too: the recipe may be a stranger's, and DeepSpeed makes folders at any
+        # path.
         for path in own:
-            if not _is_scratch(path) and not (os.path.normpath(path) == path and cluster.volume_at(path, shape.name)):
-                return f"offloads to nvme_path {path}, which no pod has; leave it out for the scratch disk, or mount a volume"
+            if not _is_scratch(path) and not (
+                os.path.normpath(path) == path and cluster.volume_at(path, shape.name)
+            ):
+                return (
+                    f"offloads to nvme_path {path}, which no pod has; leave it out for the scratch disk, "
+                    "or mount a volume"
+                )
         return None
 
     def batch_problem(self, micro_batch: int, accumulation: int) -> str | None:
@@ -75,9 +84,15 @@ class Zero(ShardingBase):
         if self.recipe.sharding.config is None:
             return []
         layout = self.layout
-        parts = [f"buckets of {layout.bucket:,} elements" + (", two of them (overlap_comm)" if layout.overlaps else "")]
+        parts = [
+            f"buckets of {layout.bucket:,} elements"
+            + (", two of them (overlap_comm)" if layout.overlaps else "")
+        ]
         if layout.shards_parameters:
-            parts.append(f"{counted(layout.live, 'parameter')} gathered at most, {layout.sub_group:,} updated at a time")
+            parts.append(
+                f"{counted(layout.live, 'parameter')} gathered at most, {layout.sub_group:,} updated at a "
+                "time"
+            )
         offload = self.recipe.sharding.offload
         devices = {"optimizer": layout.optimizer_on or offload}
         if layout.shards_parameters:
@@ -87,9 +102,15 @@ class Zero(ShardingBase):
 
     def optimizer_problem(self, kind: OptimizerKind) -> str | None:
         if kind.bits == 8:
-            return "DeepSpeed flattens the parameters that it partitions, and the embedding's states would be of 8 bits too"
+            return (
+                "DeepSpeed flattens the parameters that it partitions, and the embedding's states would "
+                "be of 8 bits too"
+            )
         if kind.algorithm == "adafactor":
-            return "DeepSpeed flattens the parameters that it partitions, and Adafactor's states are of rows and columns"
+            return (
+                "DeepSpeed flattens the parameters that it partitions, and Adafactor's states are of "
+                "rows and columns"
+            )
         if (self.layout.optimizer_on or self.recipe.sharding.offload) == "none":
             return None
         if kind.paged:
@@ -133,11 +154,12 @@ class Zero(ShardingBase):
 
     def before_load(self, device_type: str) -> None:
         if device_type == "cuda":
-            # Where nvidia-ml-py is installed, DeepSpeed takes free memory from NVML, and fails for a CUDA_VISIBLE_DEVICES of
-            # UUIDs (_get_nvml_gpu_id). Without it, it takes torch's figures.
+            # Where nvidia-ml-py is installed, DeepSpeed takes free memory from NVML, and fails for a
+            # CUDA_VISIBLE_DEVICES of UUIDs (_get_nvml_gpu_id). Without it, it takes torch's figures.
             patches.deepspeed.MANAGEMENT_LIBRARY.install(None)
             return
-        # Otherwise DeepSpeed compiles its shared-memory op here (18 s; a stale lock hangs forever) and looks for MPI.
+        # Otherwise DeepSpeed compiles its shared-memory op here (18 s; a stale lock hangs forever) and looks
+        # for MPI.
         patches.deepspeed.SHARED_MEMORY.install(False)
         import deepspeed
 
@@ -173,7 +195,8 @@ def _layout(of: Layout, config: str) -> Layout:
     optimizer, parameters = zero.offload_optimizer, zero.offload_param
     furthest = max(("none", "cpu", "nvme").index(part.device) for part in (optimizer, parameters))
     offload = ("none", "cpu", "nvme")[furthest]
-    # `auto` is the square of the hidden size, which is less than the default of a Layout for models below 14,142.
+    # `auto` is the square of the hidden size, which is less than the default of a Layout for models below
+    # 14,142.
     bucket, persistent = zero.reduce_bucket_size, zero.stage3_param_persistence_threshold
     layout = replace(
         of,
@@ -227,9 +250,12 @@ class Zero3(Zero):
     # zero.Init partitions each parameter as it is made.
     loads_by_tensor = True
     no_8bit_base = (
-        "bitsandbytes' 8-bit layers keep their complete weights beside the parameters, so that nothing is partitioned"
+        "bitsandbytes' 8-bit layers keep their complete weights beside the parameters, so that "
+        "nothing is partitioned"
     )
-    no_quantized_dora = "DoRA reads the weights of a layer outside of it, where DeepSpeed cannot gather quantized ones"
+    no_quantized_dora = (
+        "DoRA reads the weights of a layer outside of it, where DeepSpeed cannot gather quantized ones"
+    )
 
     @property
     def quant_storage(self) -> str:
@@ -240,7 +266,8 @@ class Zero3(Zero):
         return {}
 
     def before_gather(self, model: Any) -> None:
-        # Where scoring runs the modules that a step runs, DeepSpeed has begun to fetch what a backward pass would need next.
+        # Where scoring runs the modules that a step runs, DeepSpeed has begun to fetch what a backward pass
+        # would need next.
         model.empty_partition_cache()
 
     def gather(self, parameter: Any) -> Any:

@@ -1,4 +1,5 @@
-"""The stages of workflows: plain functions over records and stored files, and the table of where each one runs.
+"""The stages of workflows: plain functions over records and stored files, and the table of where each one
+runs.
 
 orchestrator   what a stage needs of the system that runs it
 stored         stored folders as local ones

@@ -37,9 +37,16 @@ def ask_person(orchestrator: Orchestrator, report: Report, recipe: Recipe, artif
 
 
 def take_answer(
-    orchestrator: Orchestrator, report: Report, recipe: Recipe, artifact: Folder, sha256: str, answer: str, by: str
+    orchestrator: Orchestrator,
+    report: Report,
+    recipe: Recipe,
+    artifact: Folder,
+    sha256: str,
+    answer: str,
+    by: str,
 ) -> AnswerOutput:
-    """Publish and accept the artifact if it is the one of the hash `sha256` and the answer is a yes; record the answer.
+    """Publish and accept the artifact if it is the one of the hash `sha256` and the answer is a yes; record
+    the answer.
 
     `by` is the person's name, as far as the platform knows it.
 
@@ -56,7 +63,8 @@ def take_answer(
 
 
 def left_open(orchestrator: Orchestrator, sentence: str) -> str:
-    """Record that a question of this failed execution got no answer; return what the failure's text is to end with.
+    """Record that a question of this failed execution got no answer; return what the failure's text is to end
+    with.
 
     Returns: where the model is, and how to approve it after all; empty if no question was open.
     """
@@ -67,7 +75,9 @@ def left_open(orchestrator: Orchestrator, sentence: str) -> str:
     found = _question(address)
     if not found.answers:
         question = found.question
-        words = question.timeout if "timeout" in sentence else f"no: the run ended without an answer: {sentence}"
+        words = (
+            question.timeout if "timeout" in sentence else f"no: the run ended without an answer: {sentence}"
+        )
         try:
             approval.settle(address, question.artifact_sha256, words)
         except ExportError as error:  # another artifact is there now
@@ -89,4 +99,8 @@ def _page(address: str) -> str:
 def _note(orchestrator: Orchestrator) -> Storage | None:
     """Return the file that names the artifact of this execution's question; None on this machine."""
     root = orchestrator.shared_address("questions")
-    return None if root is None or not orchestrator.execution() else Storage(f"{root}/{orchestrator.execution()}.json", "")
+    return (
+        None
+        if root is None or not orchestrator.execution()
+        else Storage(f"{root}/{orchestrator.execution()}.json", "")
+    )

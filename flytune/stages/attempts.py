@@ -1,4 +1,5 @@
-"""Attempts of a task: what the error of a failed one says, and the record from which the next one knows how it ended."""
+"""Attempts of a task: what the error of a failed one says, and the record from which the next one knows how
+it ended."""
 
 import os
 import signal
@@ -31,14 +32,17 @@ def text_of(
     rank = "" if is_alone else f"rank {failure.rank}: "
     outcome = _next_attempt(here) if failure.recoverable else "the run does not go on by itself"
     lines = (outcome, *attempt.earlier_lines(), *log_lines())
-    text = FailureText(f"{rank}{failure.sentence}", failure.advice, task or task_name(), lines, failure.details)
+    text = FailureText(
+        f"{rank}{failure.sentence}", failure.advice, task or task_name(), lines, failure.details
+    )
     attempt.record_failure(text, failure.kind, address)
     _texts.append(text)
     return text
 
 
 def failed(message: str, node: str = "") -> Failed:
-    """Return the failure of which a message of Flyte tells: in the words of this process, or else as the message has it."""
+    """Return the failure of which a message of Flyte tells: in the words of this process, or else as the
+    message has it."""
     texts = [text for text in _texts if text.is_in(message)]
     return Failed(texts[-1] if texts else parse_message(message), node, message)
 
@@ -53,7 +57,9 @@ def log_lines() -> tuple[str, ...]:
     if spec.EXECUTION not in os.environ:
         return ()
     pod = os.environ.get("HOSTNAME", "")
-    by_default = "-".join(os.environ.get(f"FLYTE_INTERNAL_EXECUTION_{part}", "") for part in ("PROJECT", "DOMAIN"))
+    by_default = "-".join(
+        os.environ.get(f"FLYTE_INTERNAL_EXECUTION_{part}", "") for part in ("PROJECT", "DOMAIN")
+    )
     namespace = os.environ.get(spec.NAMESPACE) or by_default
     lines = [f"log: kubectl logs --namespace {namespace} {pod}"] if pod else []
     if address := os.environ.get("FLYTE_EXECUTION_URL"):
@@ -66,15 +72,19 @@ def _next_attempt(here: str) -> str:
         return here or "recoverable: on a cluster, Flyte starts another attempt; here, run it again"
     others = attempt.of_other_actions()
     done, most = others + int(number) + 1, others + retries() + 1
-    return f"recoverable: attempt {done} of {most}; " + ("Flyte starts another" if done < most else "none is left")
+    return f"recoverable: attempt {done} of {most}; " + (
+        "Flyte starts another" if done < most else "none is left"
+    )
 
 
 @contextmanager
 def record_phase(phase: str, address: str | None) -> Iterator[None]:
-    """Keep the record of a task of one process that loads a model; refuse a third attempt where two were killed.
+    """Keep the record of a task of one process that loads a model; refuse a third attempt where two were
+    killed.
 
     Args:
-        address: where all attempts of the task keep their records; None on this machine, where none are written.
+        address: where all attempts of the task keep their records; None on this machine, where none are
+        written.
 
     Raises:
         KilledAgain: two attempts were killed.

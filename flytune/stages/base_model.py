@@ -1,4 +1,5 @@
-"""Base model: downloaded once from the hub into the cluster's storage or model cache, on a CPU; GPUs do not wait for a hub."""
+"""Base model: downloaded once from the hub into the cluster's storage or model cache, on a CPU; GPUs do not
+wait for a hub."""
 
 import hashlib
 import logging
@@ -22,7 +23,8 @@ BASE_REQUEST = "base.json"
 def fetch_base_model(orchestrator: Orchestrator, base: BaseRequest) -> Folder:
     """Store a Hugging Face cache with the model at its commit; only its name if no copy is needed.
 
-    None is needed for a folder, an address or a local run, and where cluster.yaml's model_cache has the model.
+    None is needed for a folder, an address or a local run, and where cluster.yaml's model_cache has the
+    model.
     """
     if orchestrator.is_local() or base.commit is None:
         return _name_alone(orchestrator, base)
@@ -51,7 +53,8 @@ def _is_in_model_cache(request: BaseRequest, scratch: Path) -> bool:
     found = shared_cache.fill(request, Path(cluster.model_cache), scratch, volume.read_only)
     if found is None:
         logger.warning(
-            "%s lacks files of %s at %s, and its volume is read-only: the model is copied to the cluster's storage",
+            "%s lacks files of %s at %s, and its volume is read-only: the model is copied to the cluster's "
+            "storage",
             cluster.model_cache,
             request.name_or_path,
             request.commit,
@@ -60,7 +63,8 @@ def _is_in_model_cache(request: BaseRequest, scratch: Path) -> bool:
 
 
 def unpack(orchestrator: Orchestrator, files: Folder | None) -> None:
-    """Bring the files of fetch_base_model into this node's Hugging Face cache, once even if many workers request them.
+    """Bring the files of fetch_base_model into this node's Hugging Face cache, once even if many workers
+    request them.
 
     They are downloaded, or linked where they are in cluster.yaml's model_cache.
 
@@ -79,13 +83,15 @@ def unpack(orchestrator: Orchestrator, files: Folder | None) -> None:
                 orchestrator.fetch(files.address, cache, is_folder=True)
         except FileNotFoundError:
             raise DataError(
-                f"{files.address}: the stored base model is gone; run again with --overwrite-cache, which fetches it again"
+                f"{files.address}: the stored base model is gone; run again with --overwrite-cache, which "
+                "fetches it again"
             ) from None
         done.touch()
 
 
 def _link_from_model_cache(orchestrator: Orchestrator, files: Folder, cache: Path) -> bool:
-    """Link a model that is in cluster.yaml's model_cache; return False if fetch_base_model has copied its files."""
+    """Link a model that is in cluster.yaml's model_cache; return False if fetch_base_model has copied its
+    files."""
     if (folder := load_cluster().model_cache) is None:
         return False
     try:

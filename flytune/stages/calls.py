@@ -78,7 +78,9 @@ class Call:
         inputs = {name: one for name, one in own.items() if name in taken} | dict(self.inputs)
         if self.processes:
             assert self.shape is not None
-            return StageResult(ranks.start(self.function, self.shape.nodes, self.processes, forks, inputs), pages)
+            return StageResult(
+                ranks.start(self.function, self.shape.nodes, self.processes, forks, inputs), pages
+            )
         return StageResult(self.function(**inputs), pages)
 
     def _fetched(self, **inputs: Any) -> Any:
@@ -100,22 +102,24 @@ def row_of(key: str) -> str:
 
 
 def processes_of(stage: Stage, key: str) -> int:
-    """Return the number of ranks that a stage starts on a node of a row or route; 0 where its process is the only one."""
+    """Return the number of ranks that a stage starts on a node of a row or route; 0 where its process is the
+    only one."""
     shape = shape_named(row_of(key))
     if stage.place != "shape" or shape.world_size == 1 or key.endswith(ONE_PROCESS):
         return 0
     return int(shape.nodes > 1) if stage is SELFTEST else shape.processes
 
 
-def leave(worker: Worker, number: int, orchestrator: Orchestrator, recipe: Recipe | None, stage_has_recipe: bool) -> NoReturn:
+def leave(
+    worker: Worker, number: int, orchestrator: Orchestrator, recipe: Recipe | None, stage_has_recipe: bool
+) -> NoReturn:
     """End a local run by a signal: let the worker save, say what is saved, and leave.
 
     Args:
-        worker: the process in which the run's stages are.
-        number: the signal. A terminal sends Ctrl-C to the worker, too.
-        orchestrator: that of the run.
-        recipe: the newest one of a stage; None if nothing can be saved.
-        stage_has_recipe: True if it is that of the stage in the worker, which says at a Ctrl-C itself what is saved.
+        worker: the process in which the run's stages are. number: the signal. A terminal sends Ctrl-C to the
+        worker, too. orchestrator: that of the run. recipe: the newest one of a stage; None if nothing can be
+        saved. stage_has_recipe: True if it is that of the stage in the worker, which says at a Ctrl-C itself
+        what is saved.
 
     Raises:
         SystemExit: always.
@@ -130,8 +134,8 @@ def leave(worker: Worker, number: int, orchestrator: Orchestrator, recipe: Recip
 def check_devices(shape: Shape) -> None:
     """Compare the node's GPUs with the row, before anything is fetched or a model is loaded.
 
-    In another process: one that has used CUDA cannot be forked, and the self-test forks its ranks. One that has used it
-    already, as that of a local run that has trained, looks itself.
+    In another process: one that has used CUDA cannot be forked, and the self-test forks its ranks. One that
+    has used it already, as that of a local run that has trained, looks itself.
 
     Raises:
         DeviceError: they are others.

@@ -8,7 +8,8 @@ from flytune.training.checkpoints import find
 
 
 def find_checkpoint(orchestrator: Orchestrator, recipe: Recipe, dataset: Folder) -> Recipe:
-    """Return the recipe if it has a complete checkpoint for its data, so that later stages wait for this check."""
+    """Return the recipe if it has a complete checkpoint for its data, so that later stages wait for this
+    check."""
     manifest = Manifest.read(local_file(orchestrator, dataset, "manifest.json"))
     find.required(with_checkpoint_folder(orchestrator, recipe), manifest.content_sha256)
     return recipe

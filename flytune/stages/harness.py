@@ -46,7 +46,9 @@ def evaluate_tasks(
     """Store the answers of base and tuned model to one part of a task."""
     path = orchestrator.new_folder() / "answers.json"
     base_model.unpack(orchestrator, base)
-    found = clean_process.run(tasks.run, recipe, local(orchestrator, trained), job, _datasets(orchestrator, harness_data))
+    found = clean_process.run(
+        tasks.run, recipe, local(orchestrator, trained), job, _datasets(orchestrator, harness_data)
+    )
     found.write(path)
     return File.here(path)
 
@@ -61,7 +63,8 @@ def combine_tasks(
 def combine_scores(
     orchestrator: Orchestrator, recipe: Recipe, metrics: Metrics, answers: list[File], harness_data: Folder
 ) -> tuple[Metrics, Path | None]:
-    """Return metrics with the harness's scores over all parts, and the folder of its results; None without harness tasks."""
+    """Return metrics with the harness's scores over all parts, and the folder of its results; None without
+    harness tasks."""
     if not recipe.evaluation.tasks:
         return metrics, None
     out = orchestrator.new_folder() / "harness"

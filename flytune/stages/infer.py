@@ -20,13 +20,15 @@ log = logging.getLogger(__name__)
 
 
 class SplitOutput(NamedTuple):
-    """Parts of the prompts; `scratch_folder` is the address of answered parts, shared by all attempts and executions."""
+    """Parts of the prompts; `scratch_folder` is the address of answered parts, shared by all attempts and
+    executions."""
 
     parts: list[PromptPart]
     folder: Folder
     scratch_folder: str
     base: BaseRequest
-    """Base model of the artifact's adapter; names no commit for a fully trained model, so that nothing is fetched."""
+    """Base model of the artifact's adapter; names no commit for a fully trained model, so that nothing is
+    fetched."""
 
 
 def split_prompts(
@@ -42,21 +44,28 @@ def split_prompts(
     """Split the file into parts, each named by everything that its answers depend on."""
     base = _base(orchestrator, artifact, adapters, trust_remote_code)
     loaded = {"artifact": artifact, **adapters}
-    models = catalog.fingerprint({name: local_file(orchestrator, found, CONTENTS) for name, found in loaded.items()})
+    models = catalog.fingerprint(
+        {name: local_file(orchestrator, found, CONTENTS) for name, found in loaded.items()}
+    )
     folder = orchestrator.new_folder() / "prompts"
     columns = prompts.Columns.of(Recipe.from_yaml(local_file(orchestrator, artifact, "recipe.yaml")))
-    parts = prompts.split(local(orchestrator, questions), shards, adapters, generation, models, folder, columns)
+    parts = prompts.split(
+        local(orchestrator, questions), shards, adapters, generation, models, folder, columns
+    )
     scratch_folder = scratch_folder or orchestrator.shared_address("inference") or ".checkpoints/inference"
     return SplitOutput(parts, Folder.here(folder), scratch_folder, base)
 
 
-def _base(orchestrator: Orchestrator, artifact: Folder, adapters: dict[str, Folder], trust_remote_code: bool) -> BaseRequest:
+def _base(
+    orchestrator: Orchestrator, artifact: Folder, adapters: dict[str, Folder], trust_remote_code: bool
+) -> BaseRequest:
     recipe = Recipe.from_yaml(local_file(orchestrator, artifact, "recipe.yaml"))
     batch.check_names(adapters, is_adapter=recipe.method.name != "full")
     if recipe.model.trust_remote_code and not trust_remote_code:
         raise ExportError(
-            f"artifact: its recipe has model.trust_remote_code: Python files of {recipe.model.name_or_path!r:.200} would run "
-            "in pods; read them first, then give --trust_remote_code"
+            "artifact: its recipe has model.trust_remote_code: Python files of "
+            f"{recipe.model.name_or_path!r:.200} would run in pods; read them first, then give "
+            "--trust_remote_code"
         )
     if recipe.method.name == "full":
         return BaseRequest(name_or_path=recipe.model.name_or_path)
@@ -86,7 +95,11 @@ def answer_prompts(
 
 
 def join_answers(
-    orchestrator: Orchestrator, parts: list[PromptPart], folder: Folder, answered: list[File], scratch_folder: str
+    orchestrator: Orchestrator,
+    parts: list[PromptPart],
+    folder: Folder,
+    answered: list[File],
+    scratch_folder: str,
 ) -> Folder:
     """Join the answers in the order of the prompts, and delete the parts below `scratch_folder`."""
     out = orchestrator.new_folder() / "answers"

@@ -1,7 +1,7 @@
 """Training data that an upstream task hands on: stored by its content, and named in the recipe.
 
-Each output of a task gets an address of its own. Prepared data and checkpoints are found by what a recipe says, so that its
-data gets an address that depends on its content alone.
+Each output of a task gets an address of its own. Prepared data and checkpoints are found by what a recipe
+says, so that its data gets an address that depends on its content alone.
 """
 
 import hashlib
@@ -30,7 +30,11 @@ def name_folder(orchestrator: Orchestrator, recipe: Recipe, data: Folder) -> Rec
     """Return the recipe with a folder of files as its training data."""
     if not data.is_here:
         orchestrator.fetch(data.address, data.path, is_folder=True)
-    files = {path.relative_to(data.path).as_posix(): path for path in sorted(data.path.rglob("*")) if path.is_file()}
+    files = {
+        path.relative_to(data.path).as_posix(): path
+        for path in sorted(data.path.rglob("*"))
+        if path.is_file()
+    }
     return named(orchestrator, recipe, files, data.address)
 
 
@@ -38,7 +42,8 @@ def name_dataset(orchestrator: Orchestrator, recipe: Recipe, data: StoredRows) -
     """Return the recipe with a structured dataset as its training data; its Parquet files have no suffix."""
     if data.format != "parquet":
         raise DataError(
-            f"{data.address}: a structured dataset in the format {data.format}; write Parquet, which is flytekit's default"
+            f"{data.address}: a structured dataset in the format {data.format}; write Parquet, which is "
+            "flytekit's default"
         )
     place = orchestrator.new_folder() / "data"
     orchestrator.fetch(data.address, place, is_folder=True)
@@ -54,7 +59,9 @@ def named(orchestrator: Orchestrator, recipe: Recipe, files: dict[str, Path], or
         DataError: there is no file, or the recipe has several sources.
     """
     if recipe.data.sources:
-        raise DataError("data.sources: several sources, and one input; write data.path: upstream:// in their place")
+        raise DataError(
+            "data.sources: several sources, and one input; write data.path: upstream:// in their place"
+        )
     if not files:
         raise DataError(f"{origin}: no file in this input")
     listed = "".join(f"{sha256_of(path)} {name}\n" for name, path in sorted(files.items()))
@@ -68,5 +75,10 @@ def named(orchestrator: Orchestrator, recipe: Recipe, files: dict[str, Path], or
         record = {"address": origin, "execution": orchestrator.execution()}
         storage.write(ORIGIN, json.dumps(record, indent=2).encode())
     address = f"{root}/{next(iter(files))}" if len(files) == 1 else root
-    content = recipe.data.model_dump() | {"path": address, "dataset_name": None, "dataset_config": None, "revision": None}
+    content = recipe.data.model_dump() | {
+        "path": address,
+        "dataset_name": None,
+        "dataset_config": None,
+        "revision": None,
+    }
     return recipe.model_copy(update={"data": type(recipe.data).model_validate(content)})

@@ -1,8 +1,8 @@
 """A run on this machine, without Flyte: the stages of the table, one after the other, in a worker process.
 
-`run` is a whole run, from a recipe to its artifact; `sweep` is one for each point. What a run prepares stays in a cache, by
-the keys that Flyte caches it by; what it trains stays in the checkpoints; the artifact stays where the recipe says, or in
-the folder of results.
+`run` is a whole run, from a recipe to its artifact; `sweep` is one for each point. What a run prepares stays
+in a cache, by the keys that Flyte caches it by; what it trains stays in the checkpoints; the artifact stays
+where the recipe says, or in the folder of results.
 """
 
 import getpass
@@ -124,7 +124,9 @@ def run(recipe: Recipe) -> str:
         return machine.kept(values[table.STORE.makes])
 
 
-def sweep(recipe: Recipe, grid: Mapping[str, Any], changes: list[Mapping[str, Any]], max_points: int = 24) -> str:
+def sweep(
+    recipe: Recipe, grid: Mapping[str, Any], changes: list[Mapping[str, Any]], max_points: int = 24
+) -> str:
     """Run each point of a sweep on this machine, one after the other; return the address of the comparison.
 
     Args:
@@ -134,7 +136,8 @@ def sweep(recipe: Recipe, grid: Mapping[str, Any], changes: list[Mapping[str, An
         max_points: largest number of points.
 
     Raises:
-        FlytuneError: the points are refused, or too few have succeeded; failures were reported as the recipe asks for.
+        FlytuneError: the points are refused, or too few have succeeded; failures were reported as the recipe
+            asks for.
         SystemExit: Ctrl-C or SIGTERM, after what is saved was said.
     """
     asked: dict[str, Any] = {"recipe": recipe, "grid": grid, "changes": changes, "max_points": max_points}
@@ -195,7 +198,8 @@ class _Machine:
         return made
 
     def call_in_run(self, stage: Stage, values: Mapping[str, Any]) -> Any:
-        """Return what a stage of a run makes of the run's values: one result, or one for each item of its list."""
+        """Return what a stage of a run makes of the run's values: one result, or one for each item of its
+        list."""
         inputs = {name: values[source] for name, source in stage.inputs.items()}
         key = values[stage.on] if stage.on else ""
         if not stage.over:
@@ -226,7 +230,8 @@ class _Machine:
         return Folder.here(folder / _CONTENT)
 
     def ask(self, recipe: Recipe, artifact: Folder) -> None:
-        """Ask in the terminal what a recipe with publish.approval asks about its artifact; publish it after a yes.
+        """Ask in the terminal what a recipe with publish.approval asks about its artifact; publish it after a
+        yes.
 
         Where nobody can be asked, the command that approves it is shown.
         """
@@ -237,7 +242,11 @@ class _Machine:
         self.recipe = None
         answer = approval.answer_here(question, artifact.address)
         if answer is not None:
-            about: dict[str, Any] = {"recipe": recipe, "artifact": artifact, "sha256": question.artifact_sha256}
+            about: dict[str, Any] = {
+                "recipe": recipe,
+                "artifact": artifact,
+                "sha256": question.artifact_sha256,
+            }
             self.call(table.ANSWER, **about, answer=answer, by=getpass.getuser())
 
     def report(self, recipe: Recipe, error: FlytuneError) -> None:
@@ -257,7 +266,9 @@ class _Machine:
             self.recipe = recipe
         # The main thread waits where a signal can interrupt it.
         with ThreadPoolExecutor(1) as executor:
-            called = executor.submit(self.worker.call, in_worker, self.orchestrator, stage.name, key, dict(inputs))
+            called = executor.submit(
+                self.worker.call, in_worker, self.orchestrator, stage.name, key, dict(inputs)
+            )
             try:
                 result = called.result()
             except StageFailed as failed:
@@ -279,8 +290,11 @@ class _Machine:
         leave(self.worker, number, self.orchestrator, self.recipe, self.stage_has_recipe)
 
 
-def in_worker(orchestrator: ThisMachine, name: str, key: str, inputs: Mapping[str, Any]) -> StageResult | FlytuneError:
-    """Run a stage in this process, or in ranks that it starts; return its result, or the error that a person must correct."""
+def in_worker(
+    orchestrator: ThisMachine, name: str, key: str, inputs: Mapping[str, Any]
+) -> StageResult | FlytuneError:
+    """Run a stage in this process, or in ranks that it starts; return its result, or the error that a person
+    must correct."""
     stage = next(row for row in table.ROWS if row.name == name)
     function = stage.load()
     shape = shape_named(row_of(key)) if key else None
@@ -289,7 +303,8 @@ def in_worker(orchestrator: ThisMachine, name: str, key: str, inputs: Mapping[st
     try:
         return call.run()
     except FlytuneError as error:
-        # What a light stage refuses says itself what to do; other failures have the words of the table of failures.
+        # What a light stage refuses says itself what to do; other failures have the words of the table of
+        # failures.
         if stage.place == "shape" or reports.of_error(error, rank=0).recoverable:
             raise
         return error
@@ -298,7 +313,8 @@ def in_worker(orchestrator: ThisMachine, name: str, key: str, inputs: Mapping[st
 @contextmanager
 def _machine() -> Iterator[_Machine]:
     """Yield the machine of one run, whose folders are removed afterwards."""
-    # torch's threads that wait would keep their cores busy: a step on a CPU takes three to five times as long.
+    # torch's threads that wait would keep their cores busy: a step on a CPU takes three to five times as
+    # long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     machine = _Machine(Path(tempfile.mkdtemp(prefix="flytune-run-")))
     before: dict[int, Any] = {}

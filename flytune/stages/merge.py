@@ -33,7 +33,8 @@ class StagesOutput(NamedTuple):
 
 
 def check_stages(recipe: Recipe, preference: Recipe, plan: Plan) -> StagesOutput:
-    """Check that two recipes can follow each other, before the first one runs; `plan` is that of the second."""
+    """Check that two recipes can follow each other, before the first one runs; `plan` is that of the
+    second."""
     if problems := _problems(recipe, preference):
         raise RecipeError.of(f"recipe {preference.name} after {recipe.name}", problems)
     return StagesOutput(recipe, preference)
@@ -42,28 +43,34 @@ def check_stages(recipe: Recipe, preference: Recipe, plan: Plan) -> StagesOutput
 def _problems(recipe: Recipe, preference: Recipe) -> list[str]:
     found = []
     if recipe.objective.row_kind != ANSWERS:
-        found.append(f"--recipe: objective: {recipe.objective.name}; the first run is supervised: write objective: sft")
+        found.append(
+            f"--recipe: objective: {recipe.objective.name}; the first run is supervised: write objective: sft"
+        )
     if preference.objective.row_kind == ANSWERS:
-        found.append("--preference: objective: sft; the second run compares answers: write objective: dpo, kto or reward")
+        found.append(
+            "--preference: objective: sft; the second run compares answers: write objective: dpo, kto or "
+            "reward"
+        )
     if preference.name == recipe.name:
         found.append(f"name: both recipes are named {recipe.name}; give the second one a name of its own")
     models = [(one.model.name_or_path, one.model.revision) for one in (recipe, preference)]
     if models[0] != models[1]:
         found.append(
-            f"model.name_or_path: {models[1][0]}, but the first run trains {models[0][0]} (and its revision must be the same); "
-            "name the same model: the second run gets the one that the first made of it"
+            f"model.name_or_path: {models[1][0]}, but the first run trains {models[0][0]} (and its revision "
+            "must be the same); name the same model: the second run gets the one that the first made of it"
         )
     return found
 
 
 def pass_guards(orchestrator: Orchestrator, recipe: Recipe, artifact: Folder) -> str:
-    """Return the key of an artifact's merge; raise an error if it broke its guards, so that the next run does not start."""
+    """Return the key of an artifact's merge; raise an error if it broke its guards, so that the next run does
+    not start."""
     metrics = Metrics.read(local_file(orchestrator, artifact, "metrics.json"))
     plan = Plan.read(local_file(orchestrator, artifact, "plan.json"))
     if broken := guards.broken(recipe, metrics):
         raise ExportError(
-            f"{recipe.name}: {'; '.join(broken)}; the next run does not start. The artifact is stored; change the "
-            "recipe or the guard, or name the artifact in model.name_or_path to go on all the same"
+            f"{recipe.name}: {'; '.join(broken)}; the next run does not start. The artifact is stored; "
+            "change the recipe or the guard, or name the artifact in model.name_or_path to go on all the same"
         )
     return UNMERGED if recipe.method.name == "full" else evaluation_shape.shape_for(recipe, plan).name
 
@@ -73,20 +80,26 @@ def continue_complete(recipe: Recipe, preference: Recipe, artifact: Folder, base
     return _continued(preference, artifact.address)
 
 
-def merge_adapter(orchestrator: Orchestrator, recipe: Recipe, preference: Recipe, artifact: Folder, base: Folder) -> Recipe:
-    """Merge the first run's adapter, store the model by its content, and return the second recipe with it as its base."""
+def merge_adapter(
+    orchestrator: Orchestrator, recipe: Recipe, preference: Recipe, artifact: Folder, base: Folder
+) -> Recipe:
+    """Merge the first run's adapter, store the model by its content, and return the second recipe with it as
+    its base."""
     base_model.unpack(orchestrator, base)
     # The recipe is the person's own, and so are its consent to code and its base.
     consent = opening.Consent(recipe.model.trust_remote_code, base_at_address=True)
     folder = orchestrator.new_folder() / "model"
     made = clean_process.run(merging.merge, local(orchestrator, artifact), folder, consent)
-    listed = "".join(f"{file.sha256} {file.file}\n" for file in made.files if file.file.endswith(".safetensors"))
+    listed = "".join(
+        f"{file.sha256} {file.file}\n" for file in made.files if file.file.endswith(".safetensors")
+    )
     digest = hashlib.sha256(listed.encode()).hexdigest()[:32]
     return _continued(preference, _stored(orchestrator, folder, digest))
 
 
 def _stored(orchestrator: Orchestrator, folder: Path, digest: str) -> str:
-    """Store a merged model at an address that its weights name, so that a rerun finds the second run's checkpoints there."""
+    """Store a merged model at an address that its weights name, so that a rerun finds the second run's
+    checkpoints there."""
     address = f"{orchestrator.shared_address('models') or caches.hub_folder('models')}/{digest}"
     storage = Storage(address, "the merged model")
     if not storage.exists(_DONE):

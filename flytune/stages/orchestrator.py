@@ -1,4 +1,5 @@
-"""Primitives that a stage needs of its orchestrator, and the stored files and folders that it is given and returns."""
+"""Primitives that a stage needs of its orchestrator, and the stored files and folders that it is given and
+returns."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,8 @@ class Stored:
 
     @classmethod
     def here(cls, path: Path) -> Self:
-        """Return a file or folder of this machine, which the orchestrator stores once the stage has returned it."""
+        """Return a file or folder of this machine, which the orchestrator stores once the stage has returned
+        it."""
         return cls(str(path), path)
 
     @property

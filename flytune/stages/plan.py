@@ -1,4 +1,5 @@
-"""Plan of a run, made on a CPU: a recipe that cannot fit or cannot be read is refused before a GPU is requested."""
+"""Plan of a run, made on a CPU: a recipe that cannot fit or cannot be read is refused before a GPU is
+requested."""
 
 from typing import NamedTuple
 
@@ -36,7 +37,8 @@ def make_plan(orchestrator: Orchestrator, report: Report, recipe: Recipe) -> Pla
 
 
 def plan_run(orchestrator: Orchestrator, recipe: Recipe, harness: HarnessData) -> Planned:
-    """Return a recipe's run, with everything that its stages depend on; add the data of its evaluation tasks to `harness`."""
+    """Return a recipe's run, with everything that its stages depend on; add the data of its evaluation tasks
+    to `harness`."""
     cluster = None if orchestrator.is_local() else load_cluster()
     if cluster is not None:
         uploads.refuse_absent(recipe)
@@ -49,9 +51,15 @@ def plan_run(orchestrator: Orchestrator, recipe: Recipe, harness: HarnessData) -
     base = models_base.request(recipe.model)
     if not orchestrator.is_local():
         models_base.require_commit(base, recipe.model)
-    model, tokenizer = models_base.pinned(recipe.model, base.commit), models_base.tokenizer_identity(recipe.model)
+    model, tokenizer = (
+        models_base.pinned(recipe.model, base.commit),
+        models_base.tokenizer_identity(recipe.model),
+    )
     request = DataRequest.of(recipe, data.fingerprint(recipe.data), model=model, tokenizer=tokenizer)
-    shape, references = evaluation_shape.shape_for(recipe, plan).name, reference.requests(recipe, request, base)
+    shape, references = (
+        evaluation_shape.shape_for(recipe, plan).name,
+        reference.requests(recipe, request, base),
+    )
     return Planned(
         recipe=recipe,
         plan=plan,
@@ -67,7 +75,8 @@ def plan_run(orchestrator: Orchestrator, recipe: Recipe, harness: HarnessData) -
 
 
 def _shapes(orchestrator: Orchestrator, recipe: Recipe) -> tuple[Shape, ...]:
-    """Return the rows that a run may be planned on: without a cluster and without a named one, those of this machine."""
+    """Return the rows that a run may be planned on: without a cluster and without a named one, those of this
+    machine."""
     if not orchestrator.is_local():
         return load_shapes()
     here = this_machine.rows()

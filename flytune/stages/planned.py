@@ -31,7 +31,8 @@ class Planned(Strict):
     jobs: list[Job] = Field(default=[])
     """Parts of the harness's tasks."""
     references: list[ReferenceRequest] = Field(default=[])
-    """Request of a reference model's log-probabilities; none where a step runs the reference, or needs none."""
+    """Request of a reference model's log-probabilities; none where a step runs the reference, or needs
+    none."""
     reference_shape: str = ""
     """Key of the reference task."""
 
@@ -40,7 +41,8 @@ class Run(Planned):
     """Point of a sweep that can run, with what its stages have made so far."""
 
     made: dict[str, Any] = Field(default={})
-    """Results of its stages, by the names that they have in a run: addresses of files and folders, and records."""
+    """Results of its stages, by the names that they have in a run: addresses of files and folders, and
+    records."""
     values: str = ""
     """Values that it has of the sweep's fields, in words."""
 
@@ -67,7 +69,8 @@ class Running(Strict):
     """The address below which failed tasks leave their reasons."""
 
     def after(self, results: Mapping[str, Mapping[str, Any] | str]) -> Self:
-        """Return the state with new results of each run, or the reason of its failure, by the recipe's name."""
+        """Return the state with new results of each run, or the reason of its failure, by the recipe's
+        name."""
         runs, reasons = [], dict(self.reasons)
         for run in self.runs:
             result = results[run.recipe.name]
@@ -78,7 +81,8 @@ class Running(Strict):
         return self.model_copy(update={"runs": runs, "reasons": reasons})
 
     def stopped_if_too_few(self) -> Self:
-        """Return the state, without runs if too few are left to succeed, so that a failing sweep costs nothing more."""
+        """Return the state, without runs if too few are left to succeed, so that a failing sweep costs
+        nothing more."""
         if len(self.runs) >= self.least:
             return self
         reason = (
@@ -88,9 +92,13 @@ class Running(Strict):
         return self.after({run.recipe.name: reason for run in self.runs})
 
     def titles(self, group: Sequence[Run]) -> list[str]:
-        """Return the title of each run of a group, for a terminal: `point 2 of 3: lora-2 (training.learning_rate 0.001)`."""
+        """Return the title of each run of a group, for a terminal: `point 2 of 3: lora-2
+        (training.learning_rate 0.001)`."""
         places = {run.recipe.name: place for place, run in enumerate(self.runs, 1)}
-        return [f"point {places[name := run.recipe.name]} of {len(self.runs)}: {name} ({run.values})" for run in group]
+        return [
+            f"point {places[name := run.recipe.name]} of {len(self.runs)}: {name} ({run.values})"
+            for run in group
+        ]
 
     @property
     def spare(self) -> int:

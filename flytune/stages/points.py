@@ -1,4 +1,5 @@
-"""Stages of a sweep's points: their elements, one for each pod, and the results by which points go to the next stage."""
+"""Stages of a sweep's points: their elements, one for each pod, and the results by which points go to the
+next stage."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,8 @@ class Element(NamedTuple):
 
 
 def elements(stage: Stage, runs: Sequence[Run]) -> dict[str, list[Element]]:
-    """Return the elements of a stage by the key of their task; runs with equal inputs share one if the stage is cached."""
+    """Return the elements of a stage by the key of their task; runs with equal inputs share one if the stage
+    is cached."""
     found: dict[str, dict[str, Element]] = {}
     for run in runs:
         group = found.setdefault(run.value(stage.on) if stage.on else ALL, {})
@@ -48,12 +50,14 @@ def key(stage: Stage, inputs: Mapping[str, Any]) -> str:
 
 
 def notes(running: Running, stage: Stage, group: str) -> str:
-    """Return the prefix of the addresses to which one map task's elements store the reasons of their failures."""
+    """Return the prefix of the addresses to which one map task's elements store the reasons of their
+    failures."""
     return f"{running.notes}/{stage.name}/{group}"
 
 
 def failure_reason(orchestrator: Orchestrator, notes: str, index: int) -> str:
-    """Return the reason of an element's failure; empty if it stored none, for example because its pod was killed."""
+    """Return the reason of an element's failure; empty if it stored none, for example because its pod was
+    killed."""
     path = orchestrator.new_folder() / "reason.txt"
     try:
         orchestrator.fetch(f"{notes}-{index}.txt", path)
@@ -63,17 +67,24 @@ def failure_reason(orchestrator: Orchestrator, notes: str, index: int) -> str:
 
 
 def after(
-    orchestrator: Orchestrator, running: Running, stages: Sequence[Stage], results: Mapping[str, Sequence[Sequence[Any]]]
+    orchestrator: Orchestrator,
+    running: Running,
+    stages: Sequence[Stage],
+    results: Mapping[str, Sequence[Sequence[Any]]],
 ) -> Running:
-    """Return the runs for which the stages have succeeded, with what they made, and the reasons of the others.
+    """Return the runs for which the stages have succeeded, with what they made, and the reasons of the
+    others.
 
     Args:
-        results: by what each stage makes, a list for each group of its elements, with None for those that failed.
+        results: by what each stage makes, a list for each group of its elements, with None for those that
+        failed.
     """
     made: dict[str, dict[str, Any] | str] = {run.recipe.name: {} for run in running.runs}
     for stage in stages:
         own: dict[str, list[Any] | str] = {name: [] for name in made}
-        for (group, mapped), values in zip(elements(stage, running.runs).items(), results[stage.makes], strict=True):
+        for (group, mapped), values in zip(
+            elements(stage, running.runs).items(), results[stage.makes], strict=True
+        ):
             for index, (element, value) in enumerate(zip(mapped, values, strict=True)):
                 reason = None if value is not None else _reason(orchestrator, running, stage, group, index)
                 for name in element.runs:
@@ -100,11 +111,14 @@ def refuse(failed: int, allowed: int) -> None:
         FlytuneError: more have failed than may.
     """
     if failed > allowed:
-        raise FlytuneError(f"not run: {counted(failed, 'point')} had failed, and {allowed} may (min_success_ratio)")
+        raise FlytuneError(
+            f"not run: {counted(failed, 'point')} had failed, and {allowed} may (min_success_ratio)"
+        )
 
 
 def kept(value: Any) -> Any:
-    """Return a result as it is kept in the state of a sweep: an address, or the content of a record; a list of them."""
+    """Return a result as it is kept in the state of a sweep: an address, or the content of a record; a list
+    of them."""
     if isinstance(value, list):
         return [kept(item) for item in value]
     if isinstance(value, Stored):

@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 def prepare_data(orchestrator: Orchestrator, request: DataRequest, scratch_folder: str) -> Folder:
     """Write tokenized parquet shards with a manifest; cached by the content of the data, not by its address.
 
-    Finished shards stay below `scratch_folder` until all are done: a retry that shares the folder continues where a killed
-    attempt stopped.
+    Finished shards stay below `scratch_folder` until all are done: a retry that shares the folder continues
+    where a killed attempt stopped.
     """
     folder = orchestrator.new_folder() / "dataset"
     work = Path(scratch_folder) / f"preparing-{PREPARED}-{digest_of(request)[:16]}"
@@ -33,7 +33,10 @@ def prepare_data(orchestrator: Orchestrator, request: DataRequest, scratch_folde
     try:
         work.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
-    except (OSError, Timeout) as error:  # no such mount in this pod, or another task prepares the same data now
+    except (
+        OSError,
+        Timeout,
+    ) as error:  # no such mount in this pod, or another task prepares the same data now
         logger.warning("%s: %s; a retry of this attempt would start again", scratch_folder, error)
         data.prepare(request, folder)
         return _listed(folder)

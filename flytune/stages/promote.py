@@ -1,4 +1,5 @@
-"""Champion and challenger, compared on one node of the shape that evaluates; promotion and rollback on a CPU."""
+"""Champion and challenger, compared on one node of the shape that evaluates; promotion and rollback on a
+CPU."""
 
 from flytune.evaluation import guards
 from flytune.recipe import Recipe
@@ -12,11 +13,14 @@ from flytune.stages.stored import local, local_file
 def compare_models(
     orchestrator: Orchestrator, recipe: Recipe, artifact: Folder, dataset: Folder, base: Folder, champion: str
 ) -> ModelComparison:
-    """Compare challenger and champion on the same held-out tokens; without a champion, compare with the base model."""
+    """Compare challenger and champion on the same held-out tokens; without a champion, compare with the base
+    model."""
     if not champion:
         return compare.compare_with_base(Metrics.read(local_file(orchestrator, artifact, "metrics.json")))
     base_model.unpack(orchestrator, base)
-    return compare.compare_artifacts(recipe, local(orchestrator, artifact), local(orchestrator, dataset), champion)
+    return compare.compare_artifacts(
+        recipe, local(orchestrator, artifact), local(orchestrator, dataset), champion
+    )
 
 
 def promote_challenger(
@@ -29,9 +33,11 @@ def promote_challenger(
     artifact: Folder,
     comparison: ModelComparison,
 ) -> str:
-    """Accept the challenger if it is significantly better, and record the decision with its figures in any case.
+    """Accept the challenger if it is significantly better, and record the decision with its figures in any
+    case.
 
-    Where a person has to approve it first, the question is stored with it, and the answer is what records the decision.
+    Where a person has to approve it first, the question is stored with it, and the answer is what records the
+    decision.
     """
     metrics = Metrics.read(local_file(orchestrator, artifact, "metrics.json"))
     place = refresh.final_address(artifact.address, challenger, metrics)

@@ -1,4 +1,5 @@
-"""Ranks of a node, and the process that starts them: forked where that is possible, their failures by the table of failures."""
+"""Ranks of a node, and the process that starts them: forked where that is possible, their failures by the
+table of failures."""
 
 import atexit
 import contextvars
@@ -40,11 +41,14 @@ class NoResult(Exception):
     """End of the ranks of a node without rank 0: another node has the result."""
 
 
-def prepare(orchestrator: Orchestrator, fetch: Callable[..., Any], recipe: Recipe, plan: Plan, **inputs: Any) -> bool:
-    """Import what training needs while `fetch` gets the inputs; return True if the ranks can be forked from this process.
+def prepare(
+    orchestrator: Orchestrator, fetch: Callable[..., Any], recipe: Recipe, plan: Plan, **inputs: Any
+) -> bool:
+    """Import what training needs while `fetch` gets the inputs; return True if the ranks can be forked from
+    this process.
 
-    Errors of `fetch` are left to the ranks, which call it again and report them. In a local run, the process that evaluates is
-    forked as well.
+    Errors of `fetch` are left to the ranks, which call it again and report them. In a local run, the process
+    that evaluates is forked as well.
     """
     if clean_process.has_computed():
         return False
@@ -63,7 +67,8 @@ def prepare(orchestrator: Orchestrator, fetch: Callable[..., Any], recipe: Recip
 
 
 def in_rank(function: Callable[..., Any], begin: Callable[[], None] = lambda: None) -> Callable[..., Any]:
-    """Return a function for forked ranks, without the signal handlers and exit functions of the parent; `begin` comes first."""
+    """Return a function for forked ranks, without the signal handlers and exit functions of the parent;
+    `begin` comes first."""
 
     @functools.wraps(function)
     def run(**inputs: Any) -> Any:
@@ -71,15 +76,18 @@ def in_rank(function: Callable[..., Any], begin: Callable[[], None] = lambda: No
 
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        # Until it has steps to save: Python's handler would wait for calls into libraries, such as for a lost peer.
+        # Until it has steps to save: Python's handler would wait for calls into libraries, such as for a lost
+        # peer.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         # Otherwise each garbage collection goes through the objects of the parent, and copies their pages.
         gc.freeze()
         begin()
-        # In a local run the parent has loaded torch with more threads.
-        # OpenMP's variable may be a list, of which the first number counts here; it ignores what it cannot read.
+        # In a local run the parent has loaded torch with more threads. OpenMP's variable may be a list, of
+        # which the first number counts here; it ignores what it cannot read.
         threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-        torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else torch.get_num_threads())
+        torch.set_num_threads(
+            int(threads) if threads.isdecimal() and int(threads) else torch.get_num_threads()
+        )
         atexit._clear()
         try:
             return function(**inputs)
@@ -104,7 +112,9 @@ def _work(function: Callable[..., Any], inputs: Mapping[str, Any]) -> Any:
         raise
 
 
-def start(function: Callable[..., Any], nodes: int, processes: int, forks: bool, inputs: Mapping[str, Any]) -> Any:
+def start(
+    function: Callable[..., Any], nodes: int, processes: int, forks: bool, inputs: Mapping[str, Any]
+) -> Any:
     """Run `processes` ranks on this one of `nodes` nodes by torchelastic; return rank 0's result.
 
     Args:
@@ -160,13 +170,15 @@ def cause(found: list[Failure], folder: Path) -> Failure:
 
 
 def failures(error: BaseException, folder: Path) -> list[Failure]:
-    """Return the failures that ranks reported and those of ranks that could not; the agent's error if no rank has failed."""
+    """Return the failures that ranks reported and those of ranks that could not; the agent's error if no rank
+    has failed."""
     found = reports.reported(folder)
     reporting = {failure.rank for failure in found}
     for child in _child_failures(error):
         for rank, process in child.items():
             if rank not in reporting:
-                # The timestamp is in whole seconds; torchelastic may have taken 30 s to end the other ranks since.
+                # The timestamp is in whole seconds; torchelastic may have taken 30 s to end the other ranks
+                # since.
                 seen = min(time.time(), process.timestamp + 1.0)
                 found.append(reports.of_exit(process.exitcode, rank).model_copy(update={"time": seen}))
     return found or [reports.of_error(error, first_rank())]
@@ -183,7 +195,10 @@ def _child_failures(error: BaseException) -> Iterator[dict[int, Any]]:
 
 def unreported() -> Preempted:
     """Return the error of ranks that a SIGTERM has ended before they could report."""
-    return Preempted("the pod got SIGTERM, and the ranks were ended before they could say what they have saved", goes_on=True)
+    return Preempted(
+        "the pod got SIGTERM, and the ranks were ended before they could say what they have saved",
+        goes_on=True,
+    )
 
 
 def first_rank() -> int:

@@ -8,8 +8,11 @@ from flytune.training import reference
 from flytune.training.reference import ReferenceRequest
 
 
-def reference_log_probs(orchestrator: Orchestrator, request: ReferenceRequest, dataset: Folder, base: Folder) -> Folder:
-    """Store the reference's log-probabilities of all pairs; cached by the content of data, base model and adapter."""
+def reference_log_probs(
+    orchestrator: Orchestrator, request: ReferenceRequest, dataset: Folder, base: Folder
+) -> Folder:
+    """Store the reference's log-probabilities of all pairs; cached by the content of data, base model and
+    adapter."""
     out = orchestrator.new_folder() / "reference"
     base_model.unpack(orchestrator, base)
     clean_process.run(reference.compute, request.recipe, local(orchestrator, dataset), out)

@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 class RefreshOutput(NamedTuple):
-    """Decision: `action` is `train` or `skip`, `challenger` the recipe to train, `champion` the accepted artifact or empty."""
+    """Decision: `action` is `train` or `skip`, `challenger` the recipe to train, `champion` the accepted
+    artifact or empty."""
 
     action: str
     challenger: Recipe
@@ -23,7 +24,9 @@ class RefreshOutput(NamedTuple):
     reason: str
 
 
-def decide_refresh(orchestrator: Orchestrator, recipe: Recipe, kickoff: datetime, accepted: str, days: int) -> RefreshOutput:
+def decide_refresh(
+    orchestrator: Orchestrator, recipe: Recipe, kickoff: datetime, accepted: str, days: int
+) -> RefreshOutput:
     """Decide from the window's data and the history of accepted models."""
     if not orchestrator.is_local():
         # Else each kickoff would find no data in its window, and skip.

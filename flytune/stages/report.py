@@ -35,7 +35,8 @@ def report_failure(orchestrator: Orchestrator, report: Report, recipe: Recipe, e
 
 
 def _failure_text(orchestrator: Orchestrator, recipe: Recipe, err: Failed, checkpoint: str) -> FailureText:
-    """Return the failure with the task's name, the sentence on the newest `checkpoint`, and the log's address."""
+    """Return the failure with the task's name, the sentence on the newest `checkpoint`, and the log's
+    address."""
     execution, left = orchestrator.execution(), _records(orchestrator, recipe)
     texts = [_text(record) for records in left for record in records if record.advice]
     text = next((text for text in reversed(texts) if text.is_in(err.message)), err.text)

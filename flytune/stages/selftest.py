@@ -26,5 +26,7 @@ def selftest_nodes(orchestrator: Orchestrator, report: Report, pairs: str) -> Ma
 def _shown(report: Report, filled: Matrix) -> Matrix:
     report(table.html(filled))
     if not filled.is_good:
-        raise TrainingError(f"not every pair computes what plain training does; the run does not go on:\n{table.text(filled)}")
+        raise TrainingError(
+            f"not every pair computes what plain training does; the run does not go on:\n{table.text(filled)}"
+        )
     return filled

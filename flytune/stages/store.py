@@ -29,9 +29,11 @@ def store_artifact(
     answers: list[File],
     harness_data: Folder,
 ) -> Listed:
-    """Store the artifact with its report, which is also shown; publish it if the recipe asks for that, or fail.
+    """Store the artifact with its report, which is also shown; publish it if the recipe asks for that, or
+    fail.
 
-    Where a person has to approve it first, the question is stored with it, and the faces ask it (flytune.registry.approval).
+    Where a person has to approve it first, the question is stored with it, and the faces ask it
+    (flytune.registry.approval).
 
     `answers` are the answers to the parts of the harness's tasks; `harness_data` is needed to score them.
     """
@@ -39,7 +41,9 @@ def store_artifact(
     broken = guards.broken(recipe, metrics)
     small, model = local_without(orchestrator, build.WEIGHTS, trained)
     out = orchestrator.new_folder() / recipe.name
-    folder = build.store(recipe, plan, local(orchestrator, dataset), small, metrics, out, results, model, broken)
+    folder = build.store(
+        recipe, plan, local(orchestrator, dataset), small, metrics, out, results, model, broken
+    )
     report((folder / "report.html").read_text(encoding="utf-8"))
     name = publish.published_name(folder, recipe)
     if orchestrator.is_local() and not publish.publishes(recipe, broken):
@@ -51,12 +55,16 @@ def store_artifact(
         return str(kept.keep(folder, name)) if orchestrator.is_local() else stored.address
 
     # An error leaves the checkpoints, so that the next run has nothing left but to publish.
-    published = publish.attempt(folder, recipe, broken, unpublished, Storage(stored.address, "") if model else None)
+    published = publish.attempt(
+        folder, recipe, broken, unpublished, Storage(stored.address, "") if model else None
+    )
     _clear_checkpoints(with_checkpoint_folder(orchestrator, recipe), folder)
     if recipe.publish.approval and recipe.publish.address and not broken:
         approval.ask(_absolute(orchestrator, stored.address), recipe, publish_to=recipe.publish.address)
     else:
-        notify.send(recipe, "succeeded", notify.success_message(recipe, metrics, published or stored.address, broken))
+        notify.send(
+            recipe, "succeeded", notify.success_message(recipe, metrics, published or stored.address, broken)
+        )
     address = published or stored.address
     if is_here := orchestrator.is_local() and "://" not in published:
         address = _absolute(orchestrator, address)

@@ -15,7 +15,8 @@ from flytune.training.checkpoints import find
 
 
 def local(orchestrator: Orchestrator, stored: Stored) -> Path:
-    """Return a file's or folder's local path, fetched once even if many workers of the node request it at the same time.
+    """Return a file's or folder's local path, fetched once even if many workers of the node request it at the
+    same time.
 
     Raises:
         DataError: the folder is empty or gone (a cached local result whose temporary folder was cleared).
@@ -30,15 +31,19 @@ def local(orchestrator: Orchestrator, stored: Stored) -> Path:
                 done.touch()
     if isinstance(stored, Folder) and not any(path.glob("*")):
         raise DataError(
-            f"{path.name}: the stored folder is empty or gone; if it is a cached local result, clear the cache with "
-            "`pyflyte local-cache clear` and run again"
+            f"{path.name}: the stored folder is empty or gone; if it is a cached local result, clear the "
+            "cache with `pyflyte local-cache clear` and run again"
         )
     return path
 
 
 def at_address(orchestrator: Orchestrator, address: str) -> Folder:
     """Return the folder at an address."""
-    return Folder(address, orchestrator.new_folder() / "fetched") if "://" in address else Folder.here(Path(address))
+    return (
+        Folder(address, orchestrator.new_folder() / "fetched")
+        if "://" in address
+        else Folder.here(Path(address))
+    )
 
 
 def local_file(orchestrator: Orchestrator, folder: Folder, name: str) -> Path:
@@ -55,8 +60,11 @@ def local_file(orchestrator: Orchestrator, folder: Folder, name: str) -> Path:
     return target
 
 
-def local_without(orchestrator: Orchestrator, weights: re.Pattern[str], folder: Folder) -> tuple[Path, Storage | None]:
-    """Return a folder's local path without the files whose names match `weights`, and the storage of all its files.
+def local_without(
+    orchestrator: Orchestrator, weights: re.Pattern[str], folder: Folder
+) -> tuple[Path, Storage | None]:
+    """Return a folder's local path without the files whose names match `weights`, and the storage of all its
+    files.
 
     A folder of this machine has everything, and there is no such storage.
 
@@ -69,19 +77,24 @@ def local_without(orchestrator: Orchestrator, weights: re.Pattern[str], folder: 
     made.mkdir()
     names = [name for name in stored.sizes("") if not weights.fullmatch(name)]
     if not names:
-        raise DataError(f"{folder.address}: the stored folder is empty or gone; run again with --overwrite-cache")
+        raise DataError(
+            f"{folder.address}: the stored folder is empty or gone; run again with --overwrite-cache"
+        )
     for name in names:
         stored.download(name, made / name)
     return made, stored
 
 
 def store(
-    orchestrator: Orchestrator, folder: Path, others: Mapping[str, str] | None = None, source: Storage | None = None
+    orchestrator: Orchestrator,
+    folder: Path,
+    others: Mapping[str, str] | None = None,
+    source: Storage | None = None,
 ) -> Folder:
     """Store a folder's content now, so that its address is known before the stage returns.
 
-    The storage copies `others` from `source`, by their names in the folder, before it gets the folder's own files. In a local
-    run the folder itself is the result, and gets them.
+    The storage copies `others` from `source`, by their names in the folder, before it gets the folder's own
+    files. In a local run the folder itself is the result, and gets them.
     """
     address = str(folder) if orchestrator.is_local() else orchestrator.new_address()
     if source is not None and others:
@@ -92,10 +105,13 @@ def store(
 def with_checkpoint_folder(orchestrator: Orchestrator, recipe: Recipe) -> Recipe:
     """Return the recipe with a checkpoint folder that all attempts and executions share, if it names none.
 
-    Each stage that needs it asks: the plan does not hand it on, so that no artifact names the cluster's storage, and a stage
-    that runs alone, after a failure or on Ctrl-C finds the same folder.
+    Each stage that needs it asks: the plan does not hand it on, so that no artifact names the cluster's
+    storage, and a stage that runs alone, after a failure or on Ctrl-C finds the same folder.
     """
-    if recipe.checkpoints.folder is not None or (folder := orchestrator.shared_address("checkpoints")) is None:
+    if (
+        recipe.checkpoints.folder is not None
+        or (folder := orchestrator.shared_address("checkpoints")) is None
+    ):
         return recipe
     return recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"folder": folder})})
 
@@ -111,7 +127,10 @@ def show_saved(orchestrator: Orchestrator, recipe: Recipe, signal_name: str) -> 
 def saved_sentence(orchestrator: Orchestrator, recipe: Recipe) -> str:
     """Return what is saved of a run that a Ctrl-C ends here, and what the same command does next."""
     if not recipe.checkpoints.save_steps:
-        return "no checkpoints are written (checkpoints.save_steps is not set); the same command starts again at step 0"
+        return (
+            "no checkpoints are written (checkpoints.save_steps is not set); the same command starts "
+            "again at step 0"
+        )
     try:
         found = find.newest(with_checkpoint_folder(orchestrator, recipe))
     except Exception as error:  # noqa: BLE001 (each file system has errors of its own, and the process ends anyway)

@@ -1,4 +1,5 @@
-"""Beginning and end of a sweep, on CPUs: its points are drawn and planned; those that succeeded are compared."""
+"""Beginning and end of a sweep, on CPUs: its points are drawn and planned; those that succeeded are
+compared."""
 
 from typing import Any, NamedTuple
 
@@ -42,8 +43,13 @@ def draw_points(
     results.check(concurrency, min_success_ratio)
     harness, runs = HarnessData(orchestrator), list[Run]()
     drawn = sweeps_grid.draw(recipe, grid, changes, max_points)
-    points = results.plan_points(drawn, min_success_ratio, lambda one: runs.append(_plan_point(orchestrator, one, harness)))
-    values, data = {point.recipe.name: point.values for point in points.points}, store(orchestrator, harness.complete())
+    points = results.plan_points(
+        drawn, min_success_ratio, lambda one: runs.append(_plan_point(orchestrator, one, harness))
+    )
+    values, data = (
+        {point.recipe.name: point.values for point in points.points},
+        store(orchestrator, harness.complete()),
+    )
     own = {"harness_data": data.address, "export_only": False}
     running = Running(
         runs=[run.model_copy(update={"values": values[run.recipe.name], "made": own}) for run in runs],
@@ -51,7 +57,11 @@ def draw_points(
         concurrency=concurrency,
         notes=orchestrator.new_address(),
     )
-    refused = [f"{point.recipe.name} ({point.values}) cannot run: {point.refused}" for point in points.points if point.refused]
+    refused = [
+        f"{point.recipe.name} ({point.values}) cannot run: {point.refused}"
+        for point in points.points
+        if point.refused
+    ]
     titles = running.titles(running.runs)
     for line in [f"{recipe.name}: sweep of {counted(len(points.points), 'point')}", *titles, *refused]:
         step_lines.show(line)
@@ -59,7 +69,8 @@ def draw_points(
 
 
 def _plan_point(orchestrator: Orchestrator, recipe: Recipe, harness: HarnessData) -> Run:
-    """Plan one point's run. Recoverable errors are raised unchanged; any other error refuses this point only."""
+    """Plan one point's run. Recoverable errors are raised unchanged; any other error refuses this point
+    only."""
     try:
         return Run(**dict(plan_run(orchestrator, recipe, harness)))
     except FlytuneError:
@@ -71,7 +82,11 @@ def _plan_point(orchestrator: Orchestrator, recipe: Recipe, harness: HarnessData
 
 
 def compare_points(
-    orchestrator: Orchestrator, report: Report, points: Points, running: Running, artifact: list[list[Folder | None]]
+    orchestrator: Orchestrator,
+    report: Report,
+    points: Points,
+    running: Running,
+    artifact: list[list[Folder | None]],
 ) -> Folder:
     """Write sweep.json, report.html, and best.yaml: the recipe of the point with the best figure.
 

@@ -1,7 +1,7 @@
 """The table of stages: where each one runs, what it is given there, and how it is wired into a run.
 
-A stage is a function of this package and a row of this table. `tasks/` and `flyte2/` declare the rows for Flyte; finetune, its
-parts, refresh and sweep are wired from RUN.
+A stage is a function of this package and a row of this table. `tasks/` and `flyte2/` declare the rows for
+Flyte; finetune, its parts, refresh and sweep are wired from RUN.
 """
 
 import hashlib
@@ -44,7 +44,8 @@ class Stage:
     name: str
     """Name in a run and in the reasons of failures."""
     function: str
-    """Module and name of the function in this package: `plan.make_plan`; empty where each kind of input has a function."""
+    """Module and name of the function in this package: `plan.make_plan`; empty where each kind of input has a
+    function."""
     place: Literal["light", "plan", "node", "shape"] = "light"
     """A light pod, one in the image that plans, one node of each row of shapes.yaml, or all of its nodes."""
     requests: Resources | None = None
@@ -57,9 +58,11 @@ class Stage:
     report: str = ""
     """Title of the page that it shows; empty if it shows none."""
     phase: str = ""
-    """Phase of its notes: where two attempts were killed in it, a third is refused. Empty for one that loads no model."""
+    """Phase of its notes: where two attempts were killed in it, a third is refused. Empty for one that loads
+    no model."""
     has_separate_fields: bool = False
-    """True if the fields of its record are outputs of their own: Flyte's conditions compare primitives only."""
+    """True if the fields of its record are outputs of their own: Flyte's conditions compare primitives
+    only."""
     makes: str = ""
     """Name of its result in a run."""
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +72,8 @@ class Stage:
     on: str = ""
     """Name of the value that names the row of shapes.yaml."""
     fetch: str = ""
-    """Module and name of the function that brings its inputs to a node, once for all ranks: of a stage that trains."""
+    """Module and name of the function that brings its inputs to a node, once for all ranks: of a stage that
+    trains."""
     asks: bool = False
     """True if it may leave a question to a person beside an artifact: its result, or its input `artifact`."""
     is_costly: bool = False
@@ -95,7 +99,9 @@ class Phase(NamedTuple):
         """Return its stages in groups, each of which takes what an earlier group makes."""
         found: list[list[Stage]] = []
         for stage in self.stages:
-            needed = [at for at, wave in enumerate(found, 1) for one in wave if one.makes in stage.inputs.values()]
+            needed = [
+                at for at, wave in enumerate(found, 1) for one in wave if one.makes in stage.inputs.values()
+            ]
             found += [[]] if (at := max(needed, default=0)) == len(found) else []
             found[at].append(stage)
         return found
@@ -121,7 +127,9 @@ _SMALL = Resources(1, 2)
 # Memory for the harness, which loads its tasks' data.
 _PLANNING = Resources(2, 8)
 
-PLAN = Stage("plan", "plan.make_plan", "plan", _PLANNING, secrets=("hub",), report="plan", has_separate_fields=True)
+PLAN = Stage(
+    "plan", "plan.make_plan", "plan", _PLANNING, secrets=("hub",), report="plan", has_separate_fields=True
+)
 BASE_MODEL = Stage(
     "base_model",
     "base_model.fetch_base_model",
@@ -157,7 +165,9 @@ TRAIN = Stage(
     "shape",
     secrets=("tracking",),
     makes="trained",
-    inputs=_inputs("recipe", "plan", "dataset", "export_only", base="base_files", references="reference_folders"),
+    inputs=_inputs(
+        "recipe", "plan", "dataset", "export_only", base="base_files", references="reference_folders"
+    ),
     on="route",
     fetch="train.fetch_inputs",
     is_costly=True,
@@ -201,10 +211,19 @@ RUN = (
 
 CHECKPOINT = Stage("checkpoint", "checkpoint.find_checkpoint", requests=Resources(1, 1), retries=0)
 COMBINE = Stage("combine", "harness.combine_tasks", requests=_PLANNING, secrets=("hub",))
-REPORT = Stage("report", "report.report_failure", requests=Resources(1, 1), retries=0, secrets=("notify",), report="Failure")
+REPORT = Stage(
+    "report",
+    "report.report_failure",
+    requests=Resources(1, 1),
+    retries=0,
+    secrets=("notify",),
+    report="Failure",
+)
 INPUT_DATA = Stage("input_data", "", requests=Resources(1, 2, 20))
 DRAW = Stage("draw", "sweep.draw_points", "plan", _PLANNING, secrets=("hub",))
-COMPARE_POINTS = Stage("compare_points", "sweep.compare_points", requests=_SMALL, secrets=("notify",), report="Sweep")
+COMPARE_POINTS = Stage(
+    "compare_points", "sweep.compare_points", requests=_SMALL, secrets=("notify",), report="Sweep"
+)
 SPLIT = Stage("split", "infer.split_prompts", requests=Resources(2, 4), secrets=("hub",))
 INFER = Stage("infer", "infer.answer_prompts", "node", phase="answer")
 JOIN = Stage("join", "infer.join_answers", requests=Resources(2, 8))

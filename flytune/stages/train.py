@@ -23,8 +23,8 @@ def train(
 ) -> Folder:
     """Train and export in every process; return model/ or adapter/ with training.json.
 
-    Without `base` the base model is read as on a laptop; `export_only` exports the newest complete checkpoint as it is;
-    `references` has the log-probabilities of the reference model, or nothing.
+    Without `base` the base model is read as on a laptop; `export_only` exports the newest complete checkpoint
+    as it is; `references` has the log-probabilities of the reference model, or nothing.
     """
     out = orchestrator.new_folder() / "trained"
     devices.check(shape := shape_named(plan.shape))

@@ -1,4 +1,5 @@
-"""Types and values of stages with those of an orchestrator in the place of stored files, folders, tables and failures."""
+"""Types and values of stages with those of an orchestrator in the place of stored files, folders, tables and
+failures."""
 
 import types
 import typing
@@ -7,7 +8,8 @@ from typing import Any, Union
 
 
 def replaced(kind: Any, own: Mapping[Any, Any]) -> Any:
-    """Return a type with the orchestrator's `own` types in the place of those of stages, in containers and unions too."""
+    """Return a type with the orchestrator's `own` types in the place of those of stages, in containers and
+    unions too."""
     if kind in own:
         return own[kind]
     parts = tuple(replaced(part, own) for part in typing.get_args(kind))

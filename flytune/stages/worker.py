@@ -1,7 +1,7 @@
 """Process of this machine in which the stages of a local run are run one after the other, as in a pod each.
 
-What an orchestrator's own process runs beside them (event loops, threads) would disturb training: torch has a pool of threads
-for each thread that computes, and the pools wait for each other on the same cores.
+What an orchestrator's own process runs beside them (event loops, threads) would disturb training: torch has a
+pool of threads for each thread that computes, and the pools wait for each other on the same cores.
 """
 
 import logging
@@ -22,7 +22,9 @@ from flytune.console import output
 from flytune.failures import reports
 from flytune.stages.ranks import StageFailed
 
-_SERVE = "import sys; sys.path[:] = {path!r}; from flytune.stages import worker; worker.serve({handle}, {parent})"
+_SERVE = (
+    "import sys; sys.path[:] = {path!r}; from flytune.stages import worker; worker.serve({handle}, {parent})"
+)
 SECONDS_TO_END = 60.0
 """Longest wait for a worker after a Ctrl-C, in which it says what is saved."""
 
@@ -130,9 +132,11 @@ def serve(handle: int, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when the parent does: SIGTERM, at which ranks end too, and SIGKILL where that does not help.
+    """End this process when the parent does: SIGTERM, at which ranks end too, and SIGKILL where that does not
+    help.
 
-    Not Linux's signal at the end of a parent: it comes at the end of the thread that has started this process.
+    Not Linux's signal at the end of a parent: it comes at the end of the thread that has started this
+    process.
     """
 
     def watch() -> None:

@@ -1,4 +1,5 @@
-"""Comparison of a sweep's points with the best one: paired by held-out sample, and with the choice of the best counted in."""
+"""Comparison of a sweep's points with the best one: paired by held-out sample, and with the choice of the
+best counted in."""
 
 import math
 import sys
@@ -38,7 +39,8 @@ class PointComparison(NamedTuple):
     """Figure that they were compared by, as the best point has it; None if they share none."""
     best: int | None = None
     differences: Mapping[int, Interval] = MappingProxyType({})
-    """Figure of each other point less that of the best one, paired by sample; the intervals hold together for all pairs."""
+    """Figure of each other point less that of the best one, paired by sample; the intervals hold together for
+    all pairs."""
     as_good: tuple[int, ...] = ()
     """Points that are not significantly worse than the best one."""
     elsewhere: tuple[int, ...] = ()
@@ -48,7 +50,8 @@ class PointComparison(NamedTuple):
 
 
 def compare(points: Sequence[Scored]) -> PointComparison:
-    """Return the comparison of points by the first figure of their objective that all of them have on the same scale."""
+    """Return the comparison of points by the first figure of their objective that all of them have on the
+    same scale."""
     name = _common_figure(points)
     measured = {at: one for at, point in enumerate(points) if name and (one := point.figure(name))}
     if not measured:
@@ -58,8 +61,16 @@ def compare(points: Sequence[Scored]) -> PointComparison:
     figure, mine = measured[best], points[best].scores
     others = [at for at in measured if at != best]
     theirs = {at: points[at].scores for at in others}
-    elsewhere = [at for at, scores in theirs.items() if mine and scores and scores.samples_sha256 != mine.samples_sha256]
-    unpaired = [at for at in others if at not in elsewhere and not (_has(mine, figure.name) and _has(theirs[at], figure.name))]
+    elsewhere = [
+        at
+        for at, scores in theirs.items()
+        if mine and scores and scores.samples_sha256 != mine.samples_sha256
+    ]
+    unpaired = [
+        at
+        for at in others
+        if at not in elsewhere and not (_has(mine, figure.name) and _has(theirs[at], figure.name))
+    ]
     paired = [at for at in others if at not in elsewhere and at not in unpaired]
     differences = _differences([points[at] for at in (best, *paired)], figure.name) if paired else []
     found = dict(zip(paired, differences, strict=True))
@@ -73,11 +84,13 @@ def compare(points: Sequence[Scored]) -> PointComparison:
 
 
 def _common_figure(points: Sequence[Scored]) -> str | None:
-    """Return the name of the first figure that all points have on the same scale; those compared by sample come first."""
+    """Return the name of the first figure that all points have on the same scale; those compared by sample
+    come first."""
     shared = [
         figure
         for figure in (points[0].figures if points else [])
-        if figure.better != "neither" and all(point.figures and _same_scale(figure, point, points[0]) for point in points)
+        if figure.better != "neither"
+        and all(point.figures and _same_scale(figure, point, points[0]) for point in points)
     ]
     ranked = sorted(shared, key=lambda figure: not figure.is_paired)
     return ranked[0].name if ranked else None
@@ -99,9 +112,9 @@ def _overlap(one: Interval, other: Interval) -> bool:
 def _differences(points: Sequence[Scored], name: str) -> list[Interval]:
     """Return the differences of all points but the first from the first one.
 
-    Their intervals hold together for all pairs of points, with a probability of 95 %, so that they hold although the same
-    samples chose the first point as the best of all: the bootstrap of the largest standardized difference of any pair. Hsu,
-    Multiple Comparisons (1996), chapter 5.
+    Their intervals hold together for all pairs of points, with a probability of 95 %, so that they hold
+    although the same samples chose the first point as the best of all: the bootstrap of the largest
+    standardized difference of any pair. Hsu, Multiple Comparisons (1996), chapter 5.
     """
     import numpy
 
@@ -113,7 +126,10 @@ def _differences(points: Sequence[Scored], name: str) -> list[Interval]:
     means = sums.sum(axis=0) / weights.sum()
     apart = means[1:] - means[0]
     if len(weights) < 2:
-        return [Interval(value=value, low=-sys.float_info.max, high=sys.float_info.max) for value in apart.tolist()]
+        return [
+            Interval(value=value, low=-sys.float_info.max, high=sys.float_info.max)
+            for value in apart.tolist()
+        ]
     drawn = resampled(sums, weights) - means
     largest = numpy.zeros(len(drawn))
     for at in range(len(points) - 1):
@@ -122,13 +138,16 @@ def _differences(points: Sequence[Scored], name: str) -> list[Interval]:
         varied = deviations > 0
         if varied.any():
             largest = numpy.maximum(largest, (numpy.abs(errors[:, varied]) / deviations[varied]).max(axis=1))
-    reach = _quantile_of_t(float(numpy.percentile(largest, 95)), len(weights)) * (drawn[:, 1:] - drawn[:, :1]).std(axis=0)
+    reach = _quantile_of_t(float(numpy.percentile(largest, 95)), len(weights)) * (
+        drawn[:, 1:] - drawn[:, :1]
+    ).std(axis=0)
     ends = zip(apart.tolist(), (apart - reach).tolist(), (apart + reach).tolist(), strict=True)
     return [Interval(value=value, low=low, high=high) for value, low, high in ends]
 
 
 def _quantile_of_t(normal: float, samples: int) -> float:
-    """Return the quantile of Student's t for that of the normal distribution, as the spread itself is of so many samples.
+    """Return the quantile of Student's t for that of the normal distribution, as the spread itself is of so
+    many samples.
 
     Abramowitz & Stegun (1964), 26.7.5; times the factor by which the bootstrap's spread is too small.
     """

@@ -50,8 +50,11 @@ class Points(Strict):
         return [point.recipe for point in self.points if not point.refused]
 
 
-def draw(recipe: Recipe, grid: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], max_points: int) -> Points:
-    """Return a point for each combination of the grid's values, the last field changing fastest, or for each of `changes`.
+def draw(
+    recipe: Recipe, grid: Mapping[str, Any], changes: Sequence[Mapping[str, Any]], max_points: int
+) -> Points:
+    """Return a point for each combination of the grid's values, the last field changing fastest, or for each
+    of `changes`.
 
     Args:
         recipe: the sweep's recipe.
@@ -60,7 +63,8 @@ def draw(recipe: Recipe, grid: Mapping[str, Any], changes: Sequence[Mapping[str,
         max_points: limit of points, as each is a complete fine-tune.
 
     Raises:
-        RecipeError: all mistakes of all points at once: unknown fields, bad values, duplicate names or points.
+        RecipeError: all mistakes of all points at once: unknown fields, bad values, duplicate names or
+            points.
     """
     where = f"sweep of {recipe.name}"
     combinations = _combinations(where, grid, changes, max_points)
@@ -73,17 +77,28 @@ def draw(recipe: Recipe, grid: Mapping[str, Any], changes: Sequence[Mapping[str,
             for line in str(error).splitlines()[1:]:
                 problems.setdefault(line.strip(), []).append(number)
     if any(str(point.recipe.publish.address).startswith("hf://") for point in points.values()):
-        problems["publish.address: each point would replace main on the hub; leave it out, and finetune best.yaml with it"] = []
+        problems[
+            "publish.address: each point would replace main on the hub; leave it out, and finetune best.yaml "
+            "with it"
+        ] = []
     if any(not point.recipe.data.holds_out for point in points.values()):
-        problems["data.heldout_fraction: 0, but points are compared on held-out samples; write a share, such as 0.02"] = []
+        problems[
+            "data.heldout_fraction: 0, but points are compared on held-out samples; write a share, such as "
+            "0.02"
+        ] = []
     found = [line + _at(numbers, len(combinations)) for line, numbers in problems.items()]
     if found := [*found, *_duplicates(points)]:
         raise RecipeError.of(where, found)
-    return Points(recipe=recipe.name, fields=list(dict.fromkeys(itertools.chain(*combinations))), points=list(points.values()))
+    return Points(
+        recipe=recipe.name,
+        fields=list(dict.fromkeys(itertools.chain(*combinations))),
+        points=list(points.values()),
+    )
 
 
 def changed(recipe: Recipe, changes: Mapping[str, Any], suffix: str) -> Recipe:
-    """Return the recipe with `changes`, and `suffix` on its name and that of its checkpoints, so that points share no state.
+    """Return the recipe with `changes`, and `suffix` on its name and that of its checkpoints, so that points
+    share no state.
 
     Raises:
         RecipeError: as for a recipe file with those fields.
@@ -129,7 +144,9 @@ def _combinations(
     if grid and not isinstance(grid, Mapping):
         raise RecipeError(f"{where}: a grid is a mapping of fields to lists of values; found {grid!r:.60}")
     if changes and not isinstance(changes, list | tuple):
-        raise RecipeError(f"{where}: changes are a list of mappings of fields to values; found {changes!r:.60}")
+        raise RecipeError(
+            f"{where}: changes are a list of mappings of fields to values; found {changes!r:.60}"
+        )
     if problems := [*_bad_axes(grid), *_bad_changes(changes)]:
         raise RecipeError.of(where, problems[:MISTAKES])
     count = math.prod(map(len, grid.values())) if grid else len(changes)
@@ -178,8 +195,12 @@ def _duplicates(points: Mapping[int, Point]) -> Iterator[str]:
         names.setdefault(point.recipe.name, []).append(number)
         content = point.recipe.model_copy(update={"name": "", "checkpoints": Checkpoints()}).key()
         contents.setdefault(content, []).append(number)
-    yield from (f"points {_numbers(twice)} have the name {name}" for name, twice in names.items() if len(twice) > 1)
-    yield from (f"points {_numbers(twice)} have the same recipe" for twice in contents.values() if len(twice) > 1)
+    yield from (
+        f"points {_numbers(twice)} have the name {name}" for name, twice in names.items() if len(twice) > 1
+    )
+    yield from (
+        f"points {_numbers(twice)} have the same recipe" for twice in contents.values() if len(twice) > 1
+    )
 
 
 def _at(numbers: Sequence[int], count: int) -> str:

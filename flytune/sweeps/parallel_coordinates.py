@@ -1,4 +1,5 @@
-"""Parallel coordinates plot of a sweep: an axis for each field that varies, one for the result, a line for each run."""
+"""Parallel coordinates plot of a sweep: an axis for each field that varies, one for the result, a line for
+each run."""
 
 import itertools
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from flytune.sentences import counted
 
 _WIDTH, _TOP, _BOTTOM, _SIDE = 1000, 46, 330, 90
 _LOW, _HIGH = (0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00)
-"""Blue for the best, orange for the worst: from Okabe & Ito's palette, which colour-blind readers can distinguish."""
+"""Blue for the best, orange for the worst: from Okabe & Ito's palette, which colour-blind readers can
+distinguish."""
 _TICKS = 12
 
 
@@ -47,23 +49,35 @@ def draw(
     top, bottom = min(found, default=0.0), max(found, default=1.0)
     if higher:
         top, bottom = bottom, top
-    places = [_SIDE + number * (_WIDTH - 2 * _SIDE) / max(1, len(fields)) for number in range(len(fields) + 1)]
+    places = [
+        _SIDE + number * (_WIDTH - 2 * _SIDE) / max(1, len(fields)) for number in range(len(fields) + 1)
+    ]
     parts = list[str]()
-    shares = [0.0 if line.result is None or bottom == top else (line.result - top) / (bottom - top) for line in lines]
+    shares = [
+        0.0 if line.result is None or bottom == top else (line.result - top) / (bottom - top)
+        for line in lines
+    ]
     # Failed runs are drawn first, the best one last.
     order_drawn = sorted(
-        zip(lines, shares, strict=True), key=lambda one: (one[0].result is not None, one[0].name == best, -one[1])
+        zip(lines, shares, strict=True),
+        key=lambda one: (one[0].result is not None, one[0].name == best, -one[1]),
     )
     for line, share in order_drawn:
-        heights = [_height(order.index(value), len(order)) for value, order in zip(line.values, orders, strict=True)]
+        heights = [
+            _height(order.index(value), len(order)) for value, order in zip(line.values, orders, strict=True)
+        ]
         heights.append(_BOTTOM + 26 if line.result is None else _TOP + 14 + share * (_BOTTOM - _TOP - 28))
         parts.append(_line(line, list(zip(places, heights, strict=True)), share, line.name == best))
     parts += [_axis(x, field, order) for x, field, order in zip(places, fields, orders, strict=False)]
     parts.append(_result_axis(places[-1], result, top, bottom, any(line.result is None for line in lines)))
     label = (
-        f"{counted(len(lines), 'run')} over {', '.join(fields)}; {result} from {min(top, bottom):.4g} to {max(top, bottom):.4g}"
+        f"{counted(len(lines), 'run')} over {', '.join(fields)}; {result} from {min(top, bottom):.4g} "
+        f"to {max(top, bottom):.4g}"
     )
-    head = f'role="img" aria-label="{escape(label)}" style="max-width: none" viewBox="0 0 {_WIDTH} {_BOTTOM + 44}"'
+    head = (
+        f'role="img" aria-label="{escape(label)}" style="max-width: none" viewBox="0 0 {_WIDTH} '
+        f'{_BOTTOM + 44}"'
+    )
     return f"<svg {head}>{''.join(parts)}</svg>"
 
 
@@ -77,7 +91,10 @@ def _line(line: Line, points: Sequence[tuple[float, float]], share: float, is_be
     width = 4 if is_best else 1.8
     end = "failed" if line.result is None else f"{line.result:.4g}"
     title = escape(f"{line.name}: {', '.join(line.values)}: {end}")
-    return f'<path d="{path}" fill="none" stroke="{color}" stroke-width="{width}"{dashed}><title>{title}</title></path>'
+    return (
+        f'<path d="{path}" fill="none" stroke="{color}" '
+        f'stroke-width="{width}"{dashed}><title>{title}</title></path>'
+    )
 
 
 def _axis(x: float, field: str, order: Sequence[str]) -> str:
@@ -96,13 +113,18 @@ def _result_axis(x: float, name: str, top: float, bottom: float, has_failed: boo
 
 
 def _ruled(x: float, name: str, ticks: Sequence[tuple[str, float]], lift: float = 6) -> str:
-    """Return an axis with its name above and values next to it, `lift` above the lines, on the page's colour."""
-    line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_BOTTOM}" stroke="var(--ink)" stroke-width="1"/>'
+    """Return an axis with its name above and values next to it, `lift` above the lines, on the page's
+    colour."""
+    line = (
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_BOTTOM}" stroke="var(--ink)" stroke-width="1"/>'
+    )
     style = 'text-anchor="middle" font-size="15" font-weight="600" fill="var(--ink)"'
     title = f'<text x="{x:.1f}" y="20" {style}>{escape(name)}</text>'
     behind = 'paint-order="stroke" stroke="var(--paper)" stroke-width="4"'
     style = f'font-size="14" fill="var(--ink)" {behind}'
-    texts = [f'<text x="{x + 8:.1f}" y="{y - lift:.1f}" {style}>{escape(_cut(text))}</text>' for text, y in ticks]
+    texts = [
+        f'<text x="{x + 8:.1f}" y="{y - lift:.1f}" {style}>{escape(_cut(text))}</text>' for text, y in ticks
+    ]
     return line + title + "".join(texts)
 
 
@@ -111,7 +133,9 @@ def _height(number: int, count: int) -> float:
 
 
 def _mixed(share: float) -> str:
-    return "#" + "".join(f"{round(low + share * (high - low)):02x}" for low, high in zip(_LOW, _HIGH, strict=True))
+    return "#" + "".join(
+        f"{round(low + share * (high - low)):02x}" for low, high in zip(_LOW, _HIGH, strict=True)
+    )
 
 
 def _cut(text: str) -> str:

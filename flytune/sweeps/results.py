@@ -40,11 +40,13 @@ class Outcome(Strict):
     scored: Scored = Field(default=Scored())
     """Figures on the held-out samples; none if it failed."""
     difference: Interval | None = None
-    """Difference of its figure from the best point's, paired by sample; the intervals hold for all pairs of points together."""
+    """Difference of its figure from the best point's, paired by sample; the intervals hold for all pairs of
+    points together."""
     seconds: float = 0.0
     """Seconds of training, of all attempts."""
     price: float = 0.0
-    """Price of the time for which all attempts of training held their machines, in the currency of shapes.yaml."""
+    """Price of the time for which all attempts of training held their machines, in the currency of
+    shapes.yaml."""
     artifact: str = ""
     """Address of the artifact."""
     reason: str = ""
@@ -110,7 +112,8 @@ def plan_points(points: Points, min_success_ratio: float, plan: Callable[[Recipe
     if len(found.runnable) < (needed := least(points, min_success_ratio)):
         reasons = [f"{point.recipe.name}: {_line(point.refused)}" for point in judged if point.refused]
         where = (
-            f"sweep of {points.recipe}: {len(found.runnable)} of {counted(len(judged), 'point')} can run, {needed} must succeed"
+            f"sweep of {points.recipe}: {len(found.runnable)} of {counted(len(judged), 'point')} can "
+            f"run, {needed} must succeed"
         )
         raise RecipeError.of(where, reasons)
     return found
@@ -132,7 +135,9 @@ def outcome(
             figures=metrics.figures,
             scores=metrics.scores,
             doubts=metrics.doubts,
-            scale={field: value_at(recipe, field) for figure in metrics.figures for field in figure.scaled_by},
+            scale={
+                field: value_at(recipe, field) for figure in metrics.figures for field in figure.scaled_by
+            },
         ),
         seconds=training.seconds,
         price=training.price(plan.price_per_hour),
@@ -142,7 +147,8 @@ def outcome(
 
 
 def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[str, str]) -> Sweep:
-    """Return all outcomes in the points' order, and the best point. `reasons`: the known reasons of failed points, by name."""
+    """Return all outcomes in the points' order, and the best point. `reasons`: the known reasons of failed
+    points, by name."""
     outcomes = []
     for point in points.points:
         name = point.recipe.name
@@ -161,7 +167,8 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
         recipe=points.recipe,
         fields=points.fields,
         outcomes=outcomes,
-        figure=found.figure and Figure.model_validate({name: getattr(found.figure, name) for name in Figure.model_fields}),
+        figure=found.figure
+        and Figure.model_validate({name: getattr(found.figure, name) for name in Figure.model_fields}),
         best=None if found.best is None else names[found.best],
         as_good=[names[at] for at in found.as_good],
         warnings=_warnings(names, scored, found),
@@ -171,25 +178,35 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
 def _warnings(names: list[str], scored: list[Scored], found: comparison.PointComparison) -> list[str]:
     """List what is not comparable between the points, a line each."""
     said = [
-        f"held-out figures are doubtful: {doubt}" for doubt in dict.fromkeys(doubt for one in scored for doubt in one.doubts)
+        f"held-out figures are doubtful: {doubt}"
+        for doubt in dict.fromkeys(doubt for one in scored for doubt in one.doubts)
     ]
     if found.figure is None:
-        return ["the points' objectives share no figure on one scale, so no point is the best"] if len(scored) > 1 else []
+        return (
+            ["the points' objectives share no figure on one scale, so no point is the best"]
+            if len(scored) > 1
+            else []
+        )
     if skipped := _first_paired(scored[0]):
-        fields = [field for field in skipped.scaled_by if len({str(one.scale.get(field)) for one in scored}) > 1]
+        fields = [
+            field for field in skipped.scaled_by if len({str(one.scale.get(field)) for one in scored}) > 1
+        ]
         if skipped.name != found.figure.name and fields:
             said.append(
-                f"{', '.join(fields)} changes the scale of {skipped.title}, so points are compared by {found.figure.title}"
+                f"{', '.join(fields)} changes the scale of {skipped.title}, so points are compared by "
+                f"{found.figure.title}"
             )
     if found.elsewhere:
         said.append(
-            f"{', '.join(names[at] for at in found.elsewhere)}: scored on other held-out samples or tokens than the best "
-            "point, so that their figures are not comparable; name the same held-out data for all points (data.heldout_path)"
+            f"{', '.join(names[at] for at in found.elsewhere)}: scored on other held-out samples or tokens "
+            "than the best point, so that their figures are not comparable; name the same held-out data for "
+            "all points (data.heldout_path)"
         )
     if found.unpaired:
         said.append(
-            f"{', '.join(names[at] for at in found.unpaired)}: there are no scores of each sample to pair with the best "
-            "point's, so intervals of both were compared; they overlap more often than a paired comparison would"
+            f"{', '.join(names[at] for at in found.unpaired)}: there are no scores of each sample to pair "
+            "with the best point's, so intervals of both were compared; they overlap more often than a "
+            "paired comparison would"
         )
     return said
 
@@ -199,8 +216,11 @@ def _first_paired(point: Scored) -> MeasuredFigure | None:
 
 
 def too_few(sweep: Sweep, needed: int) -> str:
-    """Return the error of a sweep of which fewer than `needed` points have succeeded: all reasons, and the artifacts."""
-    points = [f"  {one.name}: {_line(one.reason) if one.has_failed else one.artifact}" for one in sweep.outcomes]
+    """Return the error of a sweep of which fewer than `needed` points have succeeded: all reasons, and the
+    artifacts."""
+    points = [
+        f"  {one.name}: {_line(one.reason) if one.has_failed else one.artifact}" for one in sweep.outcomes
+    ]
     succeeded = sum(not one.has_failed for one in sweep.outcomes)
     where = (
         f"sweep of {sweep.recipe}: {counted_of(succeeded, len(sweep.outcomes), 'point', 'has', 'have')} "
@@ -218,9 +238,16 @@ def verdict(sweep: Sweep) -> str:
     if best is None or figure is None:
         return f"No point has a figure to be compared by.{some}"
     what = ", ".join(f"{field} {value}" for field, value in zip(sweep.fields, best.shown, strict=True))
-    said = f"Best: {best.name} ({what}), held-out {figure.title} {report_page.quantity(figure, figure.tuned.value)}."
+    said = (
+        f"Best: {best.name} ({what}), held-out {figure.title} "
+        f"{report_page.quantity(figure, figure.tuned.value)}."
+    )
     paired = [one for one in sweep.outcomes if one.difference]
-    how = "paired by sample, with 95 % intervals for all pairs of points together" if paired else "by their 95 % intervals"
+    how = (
+        "paired by sample, with 95 % intervals for all pairs of points together"
+        if paired
+        else "by their 95 % intervals"
+    )
     if sweep.as_good:
         said += f" Within chance of it, {how}: {', '.join(sweep.as_good)}."
     elif paired:
@@ -231,16 +258,23 @@ def verdict(sweep: Sweep) -> str:
 
 def ranked(sweep: Sweep) -> list[Outcome]:
     """Return the outcomes, the best first, failed ones last."""
-    name, sign = (sweep.figure.name, -1 if sweep.figure.better == "higher" else 1) if sweep.figure else ("", 1)
+    name, sign = (
+        (sweep.figure.name, -1 if sweep.figure.better == "higher" else 1) if sweep.figure else ("", 1)
+    )
     found = {one.name: figure.tuned.value for one in sweep.outcomes if (figure := one.scored.figure(name))}
-    return sorted(sweep.outcomes, key=lambda one: (one.has_failed, sign * found.get(one.name, sign * math.inf)))
+    return sorted(
+        sweep.outcomes, key=lambda one: (one.has_failed, sign * found.get(one.name, sign * math.inf))
+    )
 
 
 def columns(sweep: Sweep) -> list[Figure]:
-    """List the figures of the table: the one that ranks the points, and the next two that are better in one direction."""
+    """List the figures of the table: the one that ranks the points, and the next two that are better in one
+    direction."""
     first = next((one.scored.figures for one in sweep.outcomes if not one.has_failed), [])
     others = [
-        figure for figure in first if figure.better != "neither" and (sweep.figure is None or figure.name != sweep.figure.name)
+        figure
+        for figure in first
+        if figure.better != "neither" and (sweep.figure is None or figure.name != sweep.figure.name)
     ]
     return [*([sweep.figure] if sweep.figure else []), *others[:2]]
 
@@ -263,7 +297,12 @@ def show(sweep: Sweep, console: Console) -> None:
     tables.show(table, console)
     for one in sweep.outcomes:
         if one.has_failed:
-            console.print(printable(f"{one.name} failed: {_line(one.reason)}"), markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                printable(f"{one.name} failed: {_line(one.reason)}"),
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     for said in (*sweep.warnings, verdict(sweep)):
         console.print(said, markup=False, highlight=False, soft_wrap=True)
 
@@ -304,7 +343,8 @@ def short(fields: Sequence[str]) -> list[str]:
 
 
 def write(sweep: Sweep, points: Points, folder: Path) -> None:
-    """Write sweep.json, report.html, best.yaml (a recipe for `pyflyte run`), and the list of these, into a new folder."""
+    """Write sweep.json, report.html, best.yaml (a recipe for `pyflyte run`), and the list of these, into a
+    new folder."""
     folder.mkdir(parents=True)
     sweep.write(folder / SWEEP)
     (folder / REPORT).write_text(html(sweep), encoding="utf-8")
@@ -325,11 +365,15 @@ def _cells(one: Outcome, figures: Sequence[Figure], sweep: Sweep | None) -> list
     """Return the cells of a point; its difference from the best one if `sweep` has differences."""
     found = [one.scored.figure(figure.name) for figure in figures]
     values = ["" if figure is None else report_page.value(figure, figure.tuned.value) for figure in found]
-    difference = report_page.apart(sweep.figure, one.difference) if one.difference and sweep and sweep.figure else ""
+    difference = (
+        report_page.apart(sweep.figure, one.difference) if one.difference and sweep and sweep.figure else ""
+    )
     return [*values, *[difference] * (sweep is not None), report_page.duration(one.seconds)]
 
 
 def _line(reason: str) -> str:
     """Return the lines of an error as one, with a stop between those that have none."""
     lines = [" ".join(line.split()) for line in reason.splitlines() if line.strip()]
-    return " ".join(line if line.endswith((".", ";", ":", ",")) or line is lines[-1] else f"{line};" for line in lines)
+    return " ".join(
+        line if line.endswith((".", ";", ":", ",")) or line is lines[-1] else f"{line};" for line in lines
+    )

@@ -29,22 +29,26 @@ from flytune.training.memory_peaks import Peaks
 log = logging.getLogger(__name__)
 
 POINTER = "attempt"
-"""File in reports.FOLDER that names the node's record, for the process that started the ranks and knows how they ended."""
+"""File in reports.FOLDER that names the node's record, for the process that started the ranks and knows how
+they ended."""
 SECONDS = 1.0
 """Interval in seconds at which the memory is measured, and steps are written into a folder."""
 PAUSE = 10.0
 """Interval in seconds at which steps are written to an object store."""
 PARTS = 16
-"""Number of parts of the allowed memory; the record is rewritten whenever the memory has grown by one part."""
+"""Number of parts of the allowed memory; the record is rewritten whenever the memory has grown by one
+part."""
 WAIT = 5.0
-"""Longest time in seconds that a phase, or the end, waits for its record: an unavailable storage must not delay a run."""
+"""Longest time in seconds that a phase, or the end, waits for its record: an unavailable storage must not
+delay a run."""
 
 
 class AttemptWriter:
-    """Writer of a node's record, in a thread: at once at each phase, signal and the end, while memory grows, and for steps.
+    """Writer of a node's record, in a thread: at once at each phase, signal and the end, while memory grows,
+    and for steps.
 
-    It is written where another attempt may follow: in an execution of Flyte by each node, elsewhere by the first process of
-    a run that has checkpoints, or that goes on after a failure.
+    It is written where another attempt may follow: in an execution of Flyte by each node, elsewhere by the
+    first process of a run that has checkpoints, or that goes on after a failure.
     """
 
     def __init__(
@@ -59,8 +63,8 @@ class AttemptWriter:
     ) -> None:
         """Begin the attempt: its machines are held from now on. Only tasks that train have a plan and peaks.
 
-        With `has_checkpoints`, attempts of other executions are of the same run; with `goes_on`, a later attempt takes what
-        this one leaves, even without checkpoints.
+        With `has_checkpoints`, attempts of other executions are of the same run; with `goes_on`, a later
+        attempt takes what this one leaves, even without checkpoints.
         """
         self._address, self._plan, self._peaks, self._is_signalled = address, plan, peaks, is_signalled
         self._has_checkpoints, self._goes_on = has_checkpoints, has_checkpoints or goes_on
@@ -87,7 +91,8 @@ class AttemptWriter:
         self._has_steps = self._is_over = False
         self._is_due, self._is_written = threading.Event(), threading.Event()
         self._lock = threading.Lock()
-        """Lock of the record: phases and steps are the main thread's, memory and signals the writing one's."""
+        """Lock of the record: phases and steps are the main thread's, memory and signals the writing
+        one's."""
         self._thread = threading.Thread(target=self._keep, name="attempt record", daemon=True)
 
     @contextmanager
@@ -99,7 +104,8 @@ class AttemptWriter:
         `saved_step` returns the step of the newest checkpoint.
 
         Raises:
-            KilledAgain: the last two attempts were killed in the same phase, and no step was saved in between.
+            KilledAgain: the last two attempts were killed in the same phase, and no step was saved in
+            between.
         """
         try:
             self._begin(saved_step, phase, exports_only)
@@ -114,12 +120,15 @@ class AttemptWriter:
         is_first = os.environ.get("LOCAL_RANK" if in_execution else "RANK", "0") == "0"
         if not is_first or not (in_execution or self._goes_on):
             return
-        self._record, self._before = earlier_attempts.placed(self._record, earlier_attempts.read(self._address))
+        self._record, self._before = earlier_attempts.placed(
+            self._record, earlier_attempts.read(self._address)
+        )
         step = _step(saved_step)
         self._update(phase=phase, exports_only=exports_only, resumed_from_step=step, last_step=step)
         if exports_only and not in_execution:
             return
-        name = f"{earlier_attempts.PREFIX}{self._record.number:04}-{self._record.node}-{secrets.token_hex(4)}.json"
+        attempt = f"{self._record.number:04}-{self._record.node}-{secrets.token_hex(4)}"
+        name = f"{earlier_attempts.PREFIX}{attempt}.json"
         self._update(file_name=name)
         if folder := os.environ.get(reports.FOLDER):
             (Path(folder) / POINTER).write_text(json.dumps([self._address, name]), encoding="utf-8")
@@ -152,15 +161,20 @@ class AttemptWriter:
             self.write_now()
 
     def write_now(self) -> None:
-        """Write the record as it is now; in an execution wait until it is written, unless the storage is unavailable."""
+        """Write the record as it is now; in an execution wait until it is written, unless the storage is
+        unavailable."""
         self._is_written.clear()
         self._is_due.set()
         if self._record.execution:
             self._is_written.wait(WAIT)
 
     def resume(self, args: Any, step: int) -> None:
-        """Note the batches and the step that the attempt resumes from; the first process prints it, and how others ended."""
-        layout = {name: getattr(args, name) for name in ("per_device_train_batch_size", "gradient_accumulation_steps")}
+        """Note the batches and the step that the attempt resumes from; the first process prints it, and how
+        others ended."""
+        layout = {
+            name: getattr(args, name)
+            for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+        }
         self._update(resumed_from_step=step, last_step=step, world_size=args.world_size, **layout)
         ends = self._ends()
         if args.process_index == 0 and (step or ends):
@@ -209,12 +223,14 @@ class AttemptWriter:
     def earlier(self, steps: Sequence[Step], held_seconds: float) -> list[Attempt]:
         """Return the attempts before this one; the first process calls it.
 
-        What the resumed checkpoint is known to have taken is counted even where no record of it is left: the seconds of its
-        logged `steps`, and `held_seconds` of machines.
+        What the resumed checkpoint is known to have taken is counted even where no record of it is left: the
+        seconds of its logged `steps`, and `held_seconds` of machines.
         """
         if self._record.file_name:
             # Once more: an attempt that was taken for lost may have ended since.
-            self._before = [one for one in earlier_attempts.read(self._address) if one.number < self._record.number]
+            self._before = [
+                one for one in earlier_attempts.read(self._address) if one.number < self._record.number
+            ]
         attempts = earlier_attempts.of_run(self._own(self._before))
         return earlier_attempts.covering(attempts, self.now().figures(), steps, held_seconds)
 
@@ -250,7 +266,8 @@ class AttemptWriter:
 
 
 _kept: list[tuple[str, NodeAttempt]] = []
-"""Address and record of this process's attempt, or of that of the ranks that it has started, once it has failed."""
+"""Address and record of this process's attempt, or of that of the ranks that it has started, once it has
+failed."""
 
 
 def correct(folder: Path, cause: Failure) -> None:
@@ -266,7 +283,8 @@ def correct(folder: Path, cause: Failure) -> None:
 
 
 def record_failure(text: FailureText, kind: str, address: str | None) -> None:
-    """Record a failure's text, for the report of the run: ranks leave it to the process that has started them.
+    """Record a failure's text, for the report of the run: ranks leave it to the process that has started
+    them.
 
     A task without a record gets one at `address`, where its attempts keep theirs; None on this machine.
     """
@@ -275,7 +293,9 @@ def record_failure(text: FailureText, kind: str, address: str | None) -> None:
     if not _kept and address is not None:
         execution, retry = os.environ.get(spec.EXECUTION, ""), spec.attempts_before()
         name = f"{earlier_attempts.PREFIX}0000-0-{secrets.token_hex(4)}.json"
-        _kept.append((address, NodeAttempt(number=0, execution=execution, retry=retry, kind=kind, file_name=name)))
+        _kept.append(
+            (address, NodeAttempt(number=0, execution=execution, retry=retry, kind=kind, file_name=name))
+        )
     for place, record in _kept:
         words = {"reason": text.sentence, "advice": text.advice, "task": text.task, "details": text.details}
         shown = {name: without_secrets(value) for name, value in words.items()}
@@ -288,7 +308,8 @@ def of_other_actions() -> int:
 
 
 def earlier_lines() -> list[str]:
-    """Return a line on each attempt of this execution before that of this process, or of the ranks that it has started."""
+    """Return a line on each attempt of this execution before that of this process, or of the ranks that it
+    has started."""
     for address, record in _kept:
         execution, number = record.key
         if execution:

@@ -30,17 +30,21 @@ class Notes:
             return plan
         smaller = plan.with_micro_batch(size) or plan
         micro, accumulation = smaller.per_device_train_batch_size, smaller.gradient_accumulation_steps
-        log.warning("an earlier attempt ran out of GPU memory: micro batch %d, %d accumulated", micro, accumulation)
+        log.warning(
+            "an earlier attempt ran out of GPU memory: micro batch %d, %d accumulated", micro, accumulation
+        )
         return smaller
 
 
 def read(address: str, order: str = "", halves_on: str | None = None, is_required: bool = True) -> Notes:
     """Return what the attempts at an address decided for the next one, over data in an order.
 
-    An attempt that ran out of GPU memory on the shape `halves_on` leaves half its micro batch; none does where it is None.
+    An attempt that ran out of GPU memory on the shape `halves_on` leaves half its micro batch; none does
+    where it is None.
 
     Args:
-        is_required: whether a storage that cannot be read ends the run; a run without checkpoints writes none there.
+        is_required: whether a storage that cannot be read ends the run; a run without checkpoints writes none
+        there.
 
     Raises:
         TrainingError: a record is damaged.
@@ -57,10 +61,18 @@ def read(address: str, order: str = "", halves_on: str | None = None, is_require
     skipping = Notes()
     for record in records:
         half = record.per_device_train_batch_size // 2
-        if halves_on is not None and record.kind == OUT_OF_GPU_MEMORY and record.shape in ("", halves_on) and half > 0:
+        if (
+            halves_on is not None
+            and record.kind == OUT_OF_GPU_MEMORY
+            and record.shape in ("", halves_on)
+            and half > 0
+        ):
             sizes.append(half)
         if record.left_out and record.order not in ("", order):
-            log.warning("data was skipped by an attempt with other data, or with another order of it; it is not skipped now")
+            log.warning(
+                "data was skipped by an attempt with other data, or with another order of it; it is not "
+                "skipped now"
+            )
         elif record.rollbacks > skipping.rollbacks:
             # Each has what the ones before it have left out.
             skipping = Notes(left_out=record.left_out, rollbacks=record.rollbacks)
@@ -81,9 +93,9 @@ def check_agreed(notes: Notes, args: Any) -> None:
     torch.distributed.all_gather_object(found, asdict(notes))
     if any(other != found[0] for other in found):
         raise TrainingError(
-            f"rank {args.process_index}: checkpoints.folder is not one folder that all nodes see: the records of earlier "
-            "attempts differ between them; name a file system that is mounted into all pods; the run does not continue by "
-            "itself"
+            f"rank {args.process_index}: checkpoints.folder is not one folder that all nodes see: the "
+            "records of earlier attempts differ between them; name a file system that is mounted into all "
+            "pods; the run does not continue by itself"
         )
 
 
@@ -98,8 +110,8 @@ def out_of_memory(plan: Plan, rank: int, step: int, *, goes_on: bool, error: Bas
     smaller = plan.halved()
     if smaller is None:
         return OutOfMemory(
-            f"{seen}; the run does not continue by itself. No micro batch is smaller: lower data.max_length, shard or "
-            f"offload more, or choose a larger shape: {error}"
+            f"{seen}; the run does not continue by itself. No micro batch is smaller: lower data.max_length, "
+            f"shard or offload more, or choose a larger shape: {error}"
         )
     half = smaller.per_device_train_batch_size
     layout = f"{half} x {smaller.gradient_accumulation_steps} x {processes}"
@@ -107,6 +119,6 @@ def out_of_memory(plan: Plan, rank: int, step: int, *, goes_on: bool, error: Bas
     if goes_on:
         return OutOfMemory(f"{seen}; {same}, and the next attempt uses it: {error}", goes_on=True)
     return OutOfMemory(
-        f"{seen}; the run does not continue by itself. {same}: set training.per_device_train_batch_size: {half}, "
-        f"or training.auto_find_batch_size: true, which does so by itself: {error}"
+        f"{seen}; the run does not continue by itself. {same}: set training.per_device_train_batch_size: "
+        f"{half}, or training.auto_find_batch_size: true, which does so by itself: {error}"
     )

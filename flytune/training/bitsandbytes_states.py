@@ -1,7 +1,7 @@
 """States of bitsandbytes' optimizers: sharded like their parameters, and still paged after a resume.
 
-bitsandbytes 0.50 cannot update DTensors, which FSDP2 makes of parameters; and its load_state_dict puts states that were paged
-on the GPU, where there may be no room for them.
+bitsandbytes 0.50 cannot update DTensors, which FSDP2 makes of parameters; and its load_state_dict puts states
+that were paged on the GPU, where there may be no room for them.
 """
 
 import sys
@@ -44,7 +44,9 @@ def _methods() -> type:
                 return buffer
             # Saved and resharded like its parameter. DTensor.from_local would copy a paged buffer to the GPU.
             meta = TensorMeta(p.shape, p.stride(), dtype)
-            return DTensor(buffer, DTensorSpec(p.device_mesh, p.placements, tensor_meta=meta), requires_grad=False)
+            return DTensor(
+                buffer, DTensorSpec(p.device_mesh, p.placements, tensor_meta=meta), requires_grad=False
+            )
 
         def prefetch_state(self: Any, p: Any) -> None:
             # bitsandbytes reads only the states of `p`; a shard's have the mark of a paged tensor.
@@ -58,12 +60,16 @@ def _methods() -> type:
 
         @contextmanager
         def _shard(self: Any, p: Any) -> Iterator[Any]:
-            """Give the local part of a sharded parameter, with its gradient and its state; any other parameter as it is."""
+            """Give the local part of a sharded parameter, with its gradient and its state; any other
+            parameter as it is."""
             if not isinstance(p, DTensor):
                 yield p
                 return
             shard, state = local(p), self.state[p]
-            shard.grad, self.state[shard] = local(p.grad), {name: local(value) for name, value in state.items()}
+            shard.grad, self.state[shard] = (
+                local(p.grad),
+                {name: local(value) for name, value in state.items()},
+            )
             yield shard
             state["step"] = self.state.pop(shard)["step"]
             shard.grad = None
@@ -75,10 +81,14 @@ def _methods() -> type:
                 ValueError: it is of other parameter groups.
             """
             saved = state_dict["param_groups"]
-            if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
+            if [len(group["params"]) for group in saved] != [
+                len(group["params"]) for group in self.param_groups
+            ]:
                 raise ValueError("the loaded optimizer states are of other parameter groups")
             ids = chain.from_iterable(group["params"] for group in saved)
-            for number, p in zip(ids, chain.from_iterable(group["params"] for group in self.param_groups), strict=True):
+            for number, p in zip(
+                ids, chain.from_iterable(group["params"] for group in self.param_groups), strict=True
+            ):
                 if number in state_dict["state"]:
                     loaded = dict(state_dict["state"][number])
                     loaded |= loaded.pop(self._FSDP_WRAPPED_QUANT_STATE_KEY, {})
@@ -87,7 +97,8 @@ def _methods() -> type:
                 group.update({name: value for name, value in other.items() if name != "params"})
 
         def _loaded(self: Any, p: Any, name: str, value: Any) -> Any:
-            """Return a loaded value of the state of `p` where it belongs; unified memory is never freed, and so used again."""
+            """Return a loaded value of the state of `p` where it belongs; unified memory is never freed, and
+            so used again."""
             if name not in ("state1", "state2"):
                 return value.to(p.device) if isinstance(value, torch.Tensor) else value
             own = self.state.get(p, {}).get(name)

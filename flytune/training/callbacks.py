@@ -11,10 +11,12 @@ def in_order(trainer: Any, defaults: list[Any]) -> list[Any]:
     """Return all callbacks of a RunTrainer, in the order in which the Trainer calls them.
 
     Args:
-        defaults: transformers' own: DefaultFlowCallback, which decides by the arguments at which steps the Trainer logs, saves
+        defaults: transformers' own: DefaultFlowCallback, which decides by the arguments at which steps the
+        Trainer logs, saves
             and stops, then the trackers'.
     """
-    # The log first: trackers report what it adds to the logs. The steps' end last: it adds to what DefaultFlowCallback decided.
+    # The log first: trackers report what it adds to the logs. The steps' end last: it adds to what
+    # DefaultFlowCallback decided.
     return [log_callback(trainer), *defaults, order.callback(trainer.train_dataset), step_callback(trainer)]
 
 
@@ -25,10 +27,14 @@ def log_callback(trainer: Any) -> Any:
     run = trainer.run
 
     class Log(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any
+        ) -> None:
             # The summary at the end of training has no loss of a step.
             if logs and "loss" in logs:
-                trainer.guard.check(state.global_step, run.saver.settled_step, logs["loss"], logs.get("grad_norm"))
+                trainer.guard.check(
+                    state.global_step, run.saver.settled_step, logs["loss"], logs.get("grad_norm")
+                )
                 run.recorder.record(state.global_step, state.epoch or 0.0, logs)
             elif logs and "train_runtime" in logs:
                 run.recorder.summarize(logs)
@@ -40,7 +46,8 @@ def log_callback(trainer: Any) -> Any:
 
 
 def step_callback(trainer: Any) -> Any:
-    """Return the callback that begins and ends training, and decides after each step whether to score, save and stop."""
+    """Return the callback that begins and ends training, and decides after each step whether to score, save
+    and stop."""
     from transformers import TrainerCallback
 
     run = trainer.run
@@ -66,8 +73,9 @@ def step_callback(trainer: Any) -> Any:
             save, stop = run.stopper.end_step(step, args, is_last)
             is_due = control.should_save or (ends_epoch and run.recipe.checkpoints.save_steps == "epoch")
             control.should_save = (is_due and not stop) or save
-            # A step that is saved is logged, so that the log in the checkpoint ends with it.
-            # So is the last one: the steps since the line before it belong to the run's figures, and the guard looks at them.
+            # A step that is saved is logged, so that the log in the checkpoint ends with it. So is the last
+            # one: the steps since the line before it belong to the run's figures, and the guard looks at
+            # them.
             control.should_log = control.should_log or is_scored or control.should_save or stop or is_last
             control.should_training_stop = control.should_training_stop or stop
             if control.should_log or is_last or step % MOST_ZERO == 0:

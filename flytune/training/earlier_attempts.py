@@ -27,7 +27,11 @@ _SILENT = _KILLED | _CONSEQUENCES
 def names(address: str, retry: bool = False) -> list[str]:
     """List the files of records at an address, those of earlier releases too."""
     files_there = Storage(address, retry=retry).names()
-    return [name for name in files_there if name.endswith(".json") and name.startswith((PREFIX, *earlier_format.PREFIXES))]
+    return [
+        name
+        for name in files_there
+        if name.endswith(".json") and name.startswith((PREFIX, *earlier_format.PREFIXES))
+    ]
 
 
 def stored(address: str, retry: bool = False) -> list[NodeAttempt]:
@@ -50,14 +54,15 @@ def stored(address: str, retry: bool = False) -> list[NodeAttempt]:
             continue
         except RecordError as error:
             raise TrainingError(
-                f"{address}/{name}: not the record of an earlier attempt: {error}; restore the file, or delete it: then "
-                "data that was skipped is read again"
+                f"{address}/{name}: not the record of an earlier attempt: {error}; restore the file, or "
+                "delete it: then data that was skipped is read again"
             ) from None
     return sorted(records, key=lambda record: (record.number, record.retry, record.node))
 
 
 def read(address: str, execution: str | None = None) -> list[NodeAttempt]:
-    """Return the records of one execution, or of all; none where they cannot be read: they are no reason to lose a run."""
+    """Return the records of one execution, or of all; none where they cannot be read: they are no reason to
+    lose a run."""
     try:
         return [record for record in stored(address) if execution in (None, record.execution)]
     except Exception as error:  # noqa: BLE001 (each file system has errors of its own)
@@ -78,9 +83,11 @@ def clear(address: str) -> None:
 
 
 def placed(mine: NodeAttempt, records: Sequence[NodeAttempt]) -> tuple[NodeAttempt, list[NodeAttempt]]:
-    """Return the record of an attempt that begins with its number in the run, and the records of those before it.
+    """Return the record of an attempt that begins with its number in the run, and the records of those before
+    it.
 
-    Flyte counts attempts within an action; an action that Flyte 2's driver starts for the same stage is a further attempt.
+    Flyte counts attempts within an action; an action that Flyte 2's driver starts for the same stage is a
+    further attempt.
     """
     execution = [record for record in records if mine.execution and record.execution == mine.execution]
     others = [record.retry + 1 for record in execution if record.action != mine.action]
@@ -109,19 +116,24 @@ def check_kills(mine: NodeAttempt, before: Sequence[NodeAttempt], address: str, 
 
 
 def _killed_again(first: NodeAttempt, second: NodeAttempt, address: str, plan: Plan | None) -> str:
-    used, then, allowed = (f"{size / 2**30:.1f}" for size in (first.used_bytes, second.used_bytes, second.allowed_bytes))
+    used, then, allowed = (
+        f"{size / 2**30:.1f}" for size in (first.used_bytes, second.used_bytes, second.allowed_bytes)
+    )
     counted = plan.host_bytes(second.phase) if plan else None
-    planned = "the plan has no figure for it" if counted is None else f"the plan had {counted / 2**30:.1f} GiB"
+    planned = (
+        "the plan has no figure for it" if counted is None else f"the plan had {counted / 2**30:.1f} GiB"
+    )
     return (
         f"attempts {first.retry + 1} and {second.retry + 1} were killed without a report in the same phase, "
-        f"{second.phase}, at {used} and {then} of the {allowed} GiB of memory that the pod may take ({planned}); "
-        "no step was saved in between, and this attempt would end there too: the run does not continue by itself. "
-        f"Checkpoints are at {address}"
+        f"{second.phase}, at {used} and {then} of the {allowed} GiB of memory that the pod may take "
+        f"({planned}); no step was saved in between, and this attempt would end there too: the run does not "
+        f"continue by itself. Checkpoints are at {address}"
     )
 
 
 def lines(records: Sequence[NodeAttempt], execution: str, before: int | None = None) -> list[str]:
-    """Return a line for each attempt of an execution before the one of a number, `attempt 1: REASON, node NAME`.
+    """Return a line for each attempt of an execution before the one of a number, `attempt 1: REASON, node
+    NAME`.
 
     Without a number, all that have left records are named. The execution of a machine of one's own is empty.
     """
@@ -133,13 +145,15 @@ def lines(records: Sequence[NodeAttempt], execution: str, before: int | None = N
 
 
 def of_run(records: Sequence[NodeAttempt]) -> list[Attempt]:
-    """Return the attempts of the run in their order, as training.json has them, with the reasons of their ends."""
+    """Return the attempts of the run in their order, as training.json has them, with the reasons of their
+    ends."""
     ends = _ends(records)
     return [record.figures(ends[record.key]) for record in records if record.is_of_run]
 
 
 def last_failed(records: Sequence[NodeAttempt]) -> NodeAttempt | None:
-    """Return the record of the last attempt, a killed node's first; None if it has succeeded, or there is none."""
+    """Return the record of the last attempt, a killed node's first; None if it has succeeded, or there is
+    none."""
     last = max((record.retry for record in records if record.phase), default=0)
     nodes = [record for record in records if record.phase and record.retry == last]
     if not nodes or any(record.kind == DONE for record in nodes):
@@ -169,7 +183,10 @@ def _cause(nodes: Sequence[NodeAttempt]) -> str:
     if record.reason:
         reason = first_line(record.reason)
     elif record.signalled is not None:
-        reason = f"preempted: {SIGTERM} in the phase {record.phase}; the pod ended before it could say what it had saved"
+        reason = (
+            f"preempted: {SIGTERM} in the phase {record.phase}; the pod ended before it could say what "
+            "it had saved"
+        )
     elif record.kind == DONE or not record.execution:
         return UNKNOWN
     else:
@@ -178,7 +195,8 @@ def _cause(nodes: Sequence[NodeAttempt]) -> str:
 
 
 def _place(record: NodeAttempt) -> tuple[int, float]:
-    """Return the order in which nodes explain the end: errors, kills, signals by their time, consequences of others' ends."""
+    """Return the order in which nodes explain the end: errors, kills, signals by their time, consequences of
+    others' ends."""
     if record.kind == DONE:
         return 5, 0.0
     if record.kind in _CONSEQUENCES:
@@ -190,18 +208,21 @@ def _place(record: NodeAttempt) -> tuple[int, float]:
     return (3, math.inf) if record.kind == "preempted" else (0, 0.0)
 
 
-def covering(found: Sequence[Attempt], mine: Attempt, steps: Sequence[Step], held_seconds: float) -> list[Attempt]:
+def covering(
+    found: Sequence[Attempt], mine: Attempt, steps: Sequence[Step], held_seconds: float
+) -> list[Attempt]:
     """Return the attempts with what is known from those after them: a killed process's record is late.
 
-    Each has trained up to the step that the next one, or `mine`, resumed from, and has taken the seconds of its logged `steps`;
-    the last one that has trained held its machines for what is left of `held_seconds`.
+    Each has trained up to the step that the next one, or `mine`, resumed from, and has taken the seconds of
+    its logged `steps`; the last one that has trained held its machines for what is left of `held_seconds`.
     """
     if not mine.resumed_from_step:
         return list(found)
     unknown = {"number": 0, "resumed_from_step": 0, "last_step": 0, "seconds": 0.0, "ended": UNKNOWN}
     attempts, last = list(found) or [mine.model_copy(update=unknown)], 0
     for index, following in enumerate((*attempts[1:], mine)):
-        # A record at step 0 after others is of an attempt that could not read the checkpoints, and has trained nothing.
+        # A record at step 0 after others is of an attempt that could not read the checkpoints, and has
+        # trained nothing.
         last = index if attempts[index].last_step else last
         step = max(attempts[last].last_step, following.resumed_from_step)
         attempts[last] = attempts[last].model_copy(update={"last_step": step})

@@ -1,4 +1,5 @@
-"""Files that attempts of release 0.2 and before have left beside the checkpoints. To be removed with the release after 0.3.
+"""Files that attempts of release 0.2 and before have left beside the checkpoints. To be removed with the
+release after 0.3.
 
 record-NUMBER-ID.json                the figures of an attempt, written by its first process
 phase-EXECUTION-ATTEMPT-NODE.json    the last phase of a node in an attempt
@@ -14,7 +15,8 @@ PREFIXES = ("record-", "phase-", "notes.json")
 
 
 def converted(name: str, content: bytes) -> str | bytes:
-    """Return a file's content as that of a record: figures without a phase, or a phase or notes without figures."""
+    """Return a file's content as that of a record: figures without a phase, or a phase or notes without
+    figures."""
     try:
         found = json_core.load_object(content)
     except json_core.JSONError:

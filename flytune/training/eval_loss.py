@@ -15,11 +15,19 @@ from training_estimates.degrees import Degrees
 
 
 class Scorer:
-    """Scorer of the model in training, every evaluation.eval_steps steps or epoch, and after the last; never if it is unset."""
+    """Scorer of the model in training, every evaluation.eval_steps steps or epoch, and after the last; never
+    if it is unset."""
 
-    def __init__(self, recipe: Recipe, dataset: Path, degrees: Degrees, reference: Reference | None = None) -> None:
-        """Read the first evaluation.max_samples held-out samples; raises DataError where there is none to score."""
-        self.eval_steps, self._objective, self._degrees = recipe.evaluation.eval_steps, objective_of(recipe), degrees
+    def __init__(
+        self, recipe: Recipe, dataset: Path, degrees: Degrees, reference: Reference | None = None
+    ) -> None:
+        """Read the first evaluation.max_samples held-out samples; raises DataError where there is none to
+        score."""
+        self.eval_steps, self._objective, self._degrees = (
+            recipe.evaluation.eval_steps,
+            objective_of(recipe),
+            degrees,
+        )
         rows = scored_rows(dataset, recipe.evaluation.max_samples, reference) if self.eval_steps else []
         joined = self._objective.joined(recipe)
         self.rows = [joined(row, rows[place - 1]) for place, row in enumerate(rows)] if joined else rows
@@ -30,19 +38,21 @@ class Scorer:
             self.eval_steps = math.ceil(steps * self.eval_steps)
 
     def is_due(self, step: int, is_last: bool, ends_epoch: bool) -> bool:
-        """Return whether the model is scored after a step, which may be the run's last, or the one that ends an epoch."""
+        """Return whether the model is scored after a step, which may be the run's last, or the one that ends
+        an epoch."""
         if self.eval_steps == "epoch":
             return is_last or ends_epoch
         return isinstance(self.eval_steps, int) and (is_last or step % self.eval_steps == 0)
 
     def score(self, trainer: Any) -> float:
-        """Return the objective's loss: in nats per trained token, or that of a pair. Every process calls it."""
+        """Return the objective's loss: in nats per trained token, or that of a pair. Every process calls
+        it."""
         return live_loss(trainer, self._degrees, self.rows, self._objective)
 
 
 def scored_rows(dataset: Path, limit: int, reference: Reference | None = None) -> list[Row]:
-    """Return those of the first `limit` held-out samples that can be scored, with the reference's log-probabilities: samples
-    with a token to score, and prompts, whose answers are drawn.
+    """Return those of the first `limit` held-out samples that can be scored, with the reference's
+    log-probabilities: samples with a token to score, and prompts, whose answers are drawn.
 
     Raises:
         DataError: the data set is incomplete, or has no such sample.
@@ -53,14 +63,16 @@ def scored_rows(dataset: Path, limit: int, reference: Reference | None = None) -
 
 
 def live_loss(trainer: Any, degrees: Degrees, rows: Sequence[Row], objective: ObjectiveBase) -> float:
-    """Return the mean loss of an objective on `rows`, by their weights; every process calls it and gets the same.
+    """Return the mean loss of an objective on `rows`, by their weights; every process calls it and gets the
+    same.
 
-    Rows are scored one at a time: training's memory may leave no room for more, and complete logits are larger than what
-    TRL's chunked loss keeps.
+    Rows are scored one at a time: training's memory may leave no room for more, and complete logits are
+    larger than what TRL's chunked loss keeps.
 
-    Each row is scored by one process. All make the same number of forward passes, since these gather parameters (ZeRO-3,
-    FSDP) and a process with one pass fewer would leave the others waiting for ever: shorter shares are filled up with a
-    row that is not counted. `rows` are those of `scored_rows`: without a token to score there would be no forward pass.
+    Each row is scored by one process. All make the same number of forward passes, since these gather
+    parameters (ZeRO-3, FSDP) and a process with one pass fewer would leave the others waiting for ever:
+    shorter shares are filled up with a row that is not counted. `rows` are those of `scored_rows`: without a
+    token to score there would be no forward pass.
     """
     import torch
 

@@ -14,9 +14,11 @@ SECONDS = 5.0
 
 
 class GpuMonitor:
-    """Thread that samples the GPUs that this process sees; NVML answers from the driver, so that no GPU waits for it.
+    """Thread that samples the GPUs that this process sees; NVML answers from the driver, so that no GPU waits
+    for it.
 
-    Nothing of it reaches training: without NVML, and where it fails, the log has one line and the steps have no figures.
+    Nothing of it reaches training: without NVML, and where it fails, the log has one line and the steps have
+    no figures.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
@@ -42,11 +44,16 @@ class GpuMonitor:
         self._thread.start()
 
     def read(self) -> GpuUse | None:
-        """Return mean and maximum since the last call, over all samples and GPUs; None if there is no sample."""
+        """Return mean and maximum since the last call, over all samples and GPUs; None if there is no
+        sample."""
         with self._lock:
             values, self._values = self._values, {}
         means = {name: fmean(found) for name, found in values.items()}
-        return GpuUse(**means, **{f"{name}_max": max(found) for name, found in values.items()}) if values else None
+        return (
+            GpuUse(**means, **{f"{name}_max": max(found) for name, found in values.items()})
+            if values
+            else None
+        )
 
     def _monitor(self) -> None:
         try:
@@ -70,7 +77,8 @@ class GpuMonitor:
 
 
 def _visible(nvml: Any) -> list[Any]:
-    """Return NVML's handles of CUDA's devices. By UUID: NVML knows no CUDA_VISIBLE_DEVICES, and may count in another order."""
+    """Return NVML's handles of CUDA's devices. By UUID: NVML knows no CUDA_VISIBLE_DEVICES, and may count in
+    another order."""
     import torch
 
     found = []
@@ -85,7 +93,8 @@ def _visible(nvml: Any) -> list[Any]:
 
 
 def _sample(nvml: Any, gpu: Any) -> dict[str, float]:
-    """Return the figures of a GPU that it supports, by the names of GpuUse; a MIG instance has its memory only."""
+    """Return the figures of a GPU that it supports, by the names of GpuUse; a MIG instance has its memory
+    only."""
     figures = {
         "utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
         "power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,

@@ -10,23 +10,25 @@ from flytune.sentences import counted
 from flytune.training.checkpoints.resume import gathered
 
 MOST_ZERO = 10
-"""Optimizer steps in a row without a gradient that stop a run. Losses with a margin (hinge) may have one such step: a batch
-whose pairs are all beyond it."""
+"""Optimizer steps in a row without a gradient that stop a run. Losses with a margin (hinge) may have one such
+step: a batch whose pairs are all beyond it."""
 MOST_OVERFLOWED = 100
-"""Optimizer steps in a row whose float16 gradients overflowed that stop a run: its scale is halved after each, or each second
-one, and is below 1 after 34."""
+"""Optimizer steps in a row whose float16 gradients overflowed that stop a run: its scale is halved after
+each, or each second one, and is below 1 after 34."""
 NOTHING = 1e-12
-"""Largest value of a trained weight that counts as 0: the change of a result is below float32's resolution of 1e-7."""
+"""Largest value of a trained weight that counts as 0: the change of a result is below float32's resolution of
+1e-7."""
 _CHUNK = 2**24
 _ADVICE = (
-    "Look at what the loss is multiplied with (objective.beta, loss_weights, training.learning_rate, warmup_steps, "
-    "max_grad_norm), at method.lora_dropout and method.target_modules, whether the answers of the data have tokens, "
-    "and whether the rewards of drawn answers differ"
+    "Look at what the loss is multiplied with (objective.beta, loss_weights, training.learning_rate, "
+    "warmup_steps, max_grad_norm), at method.lora_dropout and method.target_modules, whether the answers of "
+    "the data have tokens, and whether the rewards of drawn answers differ"
 )
 
 
 class LearningGuard:
-    """Check that a run's steps have gradients, and that they change its weights. All processes see the same norms."""
+    """Check that a run's steps have gradients, and that they change its weights. All processes see the same
+    norms."""
 
     def __init__(self) -> None:
         self._norms: list[Any] = []
@@ -34,18 +36,21 @@ class LearningGuard:
         self._before: list[int] | None = None
 
     def begin(self, trainer: Any) -> None:
-        """Note the trained weights of a run that has trained no step yet; a resumed one has changed them already."""
+        """Note the trained weights of a run that has trained no step yet; a resumed one has changed them
+        already."""
         self._before = _sums(trainer.model) if trainer.state.global_step == 0 else None
 
     def count(self, norm: Any) -> None:
-        """Note the norm of an optimizer step's gradients: a number, a tensor of one, or None where it is not known."""
+        """Note the norm of an optimizer step's gradients: a number, a tensor of one, or None where it is not
+        known."""
         self._norms.append(norm)
 
     def check(self, step: int) -> None:
         """Check the steps since the last check, of which `step` is the last; copies their norms from the GPU.
 
         Raises:
-            TrainingError: none of the last MOST_ZERO steps had a gradient, or all of the last MOST_OVERFLOWED overflowed.
+            TrainingError: none of the last MOST_ZERO steps had a gradient, or all of the last MOST_OVERFLOWED
+                overflowed.
         """
         norms, self._norms = [float(norm) for norm in self._norms if norm is not None], []
         for at, norm in enumerate(norms, step - len(norms) + 1):
@@ -53,14 +58,14 @@ class LearningGuard:
             self._overflowed = 0 if math.isfinite(norm) else self._overflowed + 1
             if self._zero >= MOST_ZERO:
                 raise TrainingError(
-                    f"step {at}: the gradients of the last {MOST_ZERO} steps were 0, so the run learns nothing; it does not "
-                    f"continue and nothing is stored. {_ADVICE}"
+                    f"step {at}: the gradients of the last {MOST_ZERO} steps were 0, so the run learns "
+                    f"nothing; it does not continue and nothing is stored. {_ADVICE}"
                 )
             if self._overflowed >= MOST_OVERFLOWED:
                 raise TrainingError(
-                    f"step {at}: the float16 gradients of the last {MOST_OVERFLOWED} steps overflowed at every scale, so no "
-                    "step changed a weight; the run does not continue and nothing is stored. Use model.dtype: bfloat16, or "
-                    "float32"
+                    f"step {at}: the float16 gradients of the last {MOST_OVERFLOWED} steps overflowed at "
+                    "every scale, so no step changed a weight; the run does not continue and nothing is "
+                    "stored. Use model.dtype: bfloat16, or float32"
                 )
 
     def end(self, trainer: Any, steps: Iterable[Step]) -> None:
@@ -83,13 +88,14 @@ class LearningGuard:
         before, self._before = self._before, None
         if before is None or not trainer.state.global_step:
             return
-        if steps and not any(step.learning_rate for step in steps):  # a budget ended the run at the first step of its warm-up
+        if steps and not any(
+            step.learning_rate for step in steps
+        ):  # a budget ended the run at the first step of its warm-up
             return
         if not any(gathered(_sums(trainer.model) != before, trainer.args)):
             raise TrainingError(
-                f"{counted(trainer.state.global_step, 'step')} changed no weight: each is as before training, "
-                "so the run learned nothing; "
-                f"nothing is stored. {_ADVICE}"
+                f"{counted(trainer.state.global_step, 'step')} changed no weight: each is as before "
+                f"training, so the run learned nothing; nothing is stored. {_ADVICE}"
             )
 
 

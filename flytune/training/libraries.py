@@ -1,7 +1,7 @@
 """Import of training's libraries before a fork: the forked processes do not import them again.
 
-A process that has used CUDA cannot be forked, so nothing is computed here. bitsandbytes, which PEFT and TRL import, uses CUDA
-itself: with GPUs, only libraries that do not import it are imported.
+A process that has used CUDA cannot be forked, so nothing is computed here. bitsandbytes, which PEFT and TRL
+import, uses CUDA itself: with GPUs, only libraries that do not import it are imported.
 """
 
 import os
@@ -14,7 +14,12 @@ from flytune import launch_variables
 from flytune.models import loading
 from flytune.objectives import OBJECTIVES
 
-_WITHOUT_GPU = ("torch.distributed.elastic.agent.server", "transformers.modeling_utils", "accelerate", "datasets")
+_WITHOUT_GPU = (
+    "torch.distributed.elastic.agent.server",
+    "transformers.modeling_utils",
+    "accelerate",
+    "datasets",
+)
 _OTHERS = ("transformers.integrations.deepspeed", "deepspeed")
 
 
@@ -34,7 +39,8 @@ def import_before_fork(has_gpu: bool, objectives: Iterable[str]) -> None:
 
 
 def can_fork() -> bool:
-    """Return True if a process forked from this one can compute: on Linux, where this one has not used CUDA."""
+    """Return True if a process forked from this one can compute: on Linux, where this one has not used
+    CUDA."""
     if sys.platform != "linux":
         return False
     if "torch" not in sys.modules:

@@ -1,7 +1,7 @@
 """Means in TRL's logs, over all that was trained since the last log line.
 
-TRL averages its figures over micro batches, as if each had equally many tokens or rows, and counts one that has none as 0: the
-figure of a step would follow from the micro batch.
+TRL averages its figures over micro batches, as if each had equally many tokens or rows, and counts one that
+has none as 0: the figure of a step would follow from the micro batch.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,8 @@ class LogMeans:
     """Means over trained tokens or rows, weighted by how many of them each micro batch has."""
 
     def __init__(self, log_counts: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        """`log_counts` returns, by the name in TRL's logs, the number of tokens or rows of a micro batch: int64 ()."""
+        """`log_counts` returns, by the name in TRL's logs, the number of tokens or rows of a micro batch:
+        int64 ()."""
         self._log_counts = log_counts
         self._counts: list[dict[str, Any]] = []
 
@@ -21,7 +22,8 @@ class LogMeans:
         self._counts.append(self._log_counts(batch))
 
     def weigh(self, metrics: dict[str, list[float]], accelerator: Any) -> None:
-        """Replace the values of the micro batches in TRL's `metrics` by their mean, in place; none where nothing was counted.
+        """Replace the values of the micro batches in TRL's `metrics` by their mean, in place; none where
+        nothing was counted.
 
         Every process calls it after equally many micro batches.
         """

@@ -37,14 +37,15 @@ def fit(
     """Train and export one run. Every process of the run calls it; the first one writes `out`.
 
     Args:
-        dataset: a prepared data set, on this machine's disk.
-        out: a new folder; receives model/ or adapter/, and training.json last.
-        export_only: train no step; export the newest complete checkpoint as it is, and keep it.
-        publisher: makes the publisher of the run's checkpoints from the recipe and the run's key; None publishes none.
-        reference: a folder of flytune.training.reference, where the recipe needs one.
+        dataset: a prepared data set, on this machine's disk. out: a new folder; receives model/ or adapter/,
+        and training.json last. export_only: train no step; export the newest complete checkpoint as it is,
+        and keep it. publisher: makes the publisher of the run's checkpoints from the recipe and the run's
+        key; None publishes none. reference: a folder of flytune.training.reference, where the recipe needs
+        one.
 
     Raises:
-        TrainingError: training failed; says what happened, on which rank, and whether the run continues by itself.
+        TrainingError: training failed; says what happened, on which rank, and whether the run continues by
+            itself.
     """
     output.install()
     clean_process.note_training()
@@ -68,11 +69,15 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         torch.set_num_threads(max(1, shape.cpu // shape.processes))
     halves = recipe.training.auto_find_batch_size
     saves = recipe.checkpoints.save_steps is not None
-    notes = attempt_notes.read(saver.address, saver.order, halves_on=shape.name if halves else None, is_required=saves)
+    notes = attempt_notes.read(
+        saver.address, saver.order, halves_on=shape.name if halves else None, is_required=saves
+    )
     trainer, resumed = build(run, notes)
     attempt_notes.check_agreed(notes, trainer.args)
     if export_only and not saver.resumed_step:
-        raise TrainingError("there is no complete checkpoint of this recipe and data, so there is nothing to export yet")
+        raise TrainingError(
+            "there is no complete checkpoint of this recipe and data, so there is nothing to export yet"
+        )
     if export_only:
         trainer.end_at(saver.resumed_step)
     if resumed:
@@ -86,7 +91,9 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
     except torch.OutOfMemoryError as error:
         rank, step = trainer.args.process_index, trainer.state.global_step + 1
-        raise attempt_notes.out_of_memory(notes.applied(run.plan), rank, step, goes_on=halves, error=error) from error
+        raise attempt_notes.out_of_memory(
+            notes.applied(run.plan), rank, step, goes_on=halves, error=error
+        ) from error
     stopper.end()
     run.attempt.end_steps()
     trainer.learning.end(trainer, recorder.steps)
@@ -101,7 +108,9 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     run.peaks.enter(EXPORT)
     # The digest of the exported step's checkpoint lets a later attempt complete an interrupted export.
     write.write(trainer, recipe, run.dataset / "tokenizer", out, exported.digest)
-    parameters = [(parameter.requires_grad, write.elements(parameter)) for parameter in trainer.model.parameters()]
+    parameters = [
+        (parameter.requires_grad, write.elements(parameter)) for parameter in trainer.model.parameters()
+    ]
     attempts = _attempts(run, trainer.args)
     result = TrainingResult(
         steps=recorder.steps,
@@ -135,7 +144,9 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
 def _attempts(run: RunState, args: Any) -> list[Attempt]:
     """Return the records of all attempts, this one last. Every process calls it, and gets the same."""
     mine = run.attempt.now().figures().model_copy(update=run.peaks.of_all_processes())
-    earlier = run.attempt.earlier(run.recorder.steps, run.saver.resumed_seconds) if args.process_index == 0 else []
+    earlier = (
+        run.attempt.earlier(run.recorder.steps, run.saver.resumed_seconds) if args.process_index == 0 else []
+    )
     return gathered([*earlier, mine], args)[0]
 
 
@@ -149,7 +160,8 @@ class _Exported(NamedTuple):
 
 
 def _load_exported(run: RunState, trainer: Any) -> _Exported:
-    """Load the checkpoint that the recipe exports, if it is not the live model already. Every process calls it."""
+    """Load the checkpoint that the recipe exports, if it is not the live model already. Every process calls
+    it."""
     saver, step = run.saver, trainer.state.global_step
     loss = saver.resumed_loss if step == saver.resumed_step else run.recorder.eval_loss_of(step)
     found = saver.best(step, loss)
@@ -160,6 +172,8 @@ def _load_exported(run: RunState, trainer: Any) -> _Exported:
         trainer.load_weights(folder)
         exported = _Exported(checkpoint.step, checkpoint.eval_loss, checkpoint.digest)
     run.recorder.export(
-        exported.step, exported.eval_loss, saver.scored_since if run.recipe.checkpoints.export == "best" else None
+        exported.step,
+        exported.eval_loss,
+        saver.scored_since if run.recipe.checkpoints.export == "best" else None,
     )
     return exported

@@ -11,12 +11,13 @@ from flytune.sentences import counted
 TOKENS = 32
 """Tokens of the row."""
 BOUNDS = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
-"""Largest differences by model.dtype, in shares of the loss, and at least of 1 nat: four times the dtype's rounding; in float32
-that of products whose sums are in another order."""
+"""Largest differences by model.dtype, in shares of the loss, and at least of 1 nat: four times the dtype's
+rounding; in float32 that of products whose sums are in another order."""
 
 
 def check(trainer: Any) -> None:
-    """Compare the loss of a language model's head, as the trainer calls it, with `model(...).loss`. Every process calls it.
+    """Compare the loss of a language model's head, as the trainer calls it, with `model(...).loss`. Every
+    process calls it.
 
     Raises:
         TrainingError: they differ by more than the dtype rounds.
@@ -35,7 +36,8 @@ def check(trainer: Any) -> None:
     was_training = model.training
     model.eval()
     try:
-        # Without dropout nothing is drawn; code of the model's own may draw all the same. Nothing is compiled for this length.
+        # Without dropout nothing is drawn; code of the model's own may draw all the same. Nothing is compiled
+        # for this length.
         with torch.no_grad(), trainer.compute_loss_context_manager(), torch.random.fork_rng(), _uncompiled():
             trained = model(**batch, labels=ids, fused_lm_head=True)
             loss = float(-trained.log_probs.sum() / trained.label_mask.sum())
@@ -47,16 +49,16 @@ def check(trainer: Any) -> None:
     bound = BOUNDS[recipe.model.dtype] * max(1.0, abs(own))
     if not abs(loss - own) <= bound:
         raise TrainingError(
-            f"the loss that would be trained is not the model's own: {loss:.6g}, and {own:.6g} of model(...).loss on the first "
-            f"{counted(ids.shape[1], 'token')} of the data, more than {bound:.2g} apart; "
-            f"{innermost(model).config.model_type} changes its "
-            "logits or its loss in a way that Flytune does not know; nothing was trained"
+            f"the loss that would be trained is not the model's own: {loss:.6g}, and {own:.6g} of "
+            f"model(...).loss on the first {counted(ids.shape[1], 'token')} of the data, more than "
+            f"{bound:.2g} apart; {innermost(model).config.model_type} changes its logits or its loss in a "
+            "way that Flytune does not know; nothing was trained"
         )
 
 
 def _own_loss(model: Any, batch: dict[str, Any], ids: Any, temperature: float = 1.0) -> float:
-    """Return the loss that a model computes itself; of its logits where it takes labels for the tokens at their own places, or
-    where the logits are divided by a temperature."""
+    """Return the loss that a model computes itself; of its logits where it takes labels for the tokens at
+    their own places, or where the logits are divided by a temperature."""
     from torch.nn.functional import cross_entropy
 
     if temperature != 1.0 or not _takes_labels(innermost(model)):

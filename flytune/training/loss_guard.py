@@ -1,6 +1,7 @@
 """NaN losses and loss spikes: the run stops, or skips the data and resumes from its last checkpoint.
 
-The loss that the Trainer logs is the mean over all processes, so that all of them see the same and do the same.
+The loss that the Trainer logs is the mean over all processes, so that all of them see the same and do the
+same.
 """
 
 import math
@@ -70,17 +71,23 @@ class LossGuard:
         if loss <= self._limit * usual:
             return None
         return (
-            f"the loss is {loss:.4g}, {loss / usual:.1f} times the usual {usual:.4g} (training.max_loss_jump {self._limit:g})"
+            f"the loss is {loss:.4g}, {loss / usual:.1f} times the usual {usual:.4g} "
+            f"(training.max_loss_jump {self._limit:g})"
         )
 
     def _error(self, step: int, saved_step: int, problem: str) -> BadLoss:
-        advice = "Lower training.learning_rate, or look at the data of this step; float16 overflows where bfloat16 does not"
+        advice = (
+            "Lower training.learning_rate, or look at the data of this step; float16 overflows where "
+            "bfloat16 does not"
+        )
         if not self._skips:
-            return BadLoss(f"step {step}: {problem}; the run does not continue and nothing is stored. {advice}")
+            return BadLoss(
+                f"step {step}: {problem}; the run does not continue and nothing is stored. {advice}"
+            )
         if self._notes.rollbacks >= MOST_ROLLBACKS:
             return BadLoss(
-                f"step {step}: {problem}; data was skipped {MOST_ROLLBACKS} times already, and the run does not continue. "
-                f"{advice}"
+                f"step {step}: {problem}; data was skipped {MOST_ROLLBACKS} times already, and the run does "
+                f"not continue. {advice}"
             )
         ruined = [self._stream.batch_of(number) for number in range(saved_step, step)]
         if self._args.process_index == 0:
@@ -89,7 +96,7 @@ class LossGuard:
         gathered(None, self._args)
         back = f"step {saved_step}" if saved_step else "the beginning"
         return BadLoss(
-            f"step {step}: {problem}; the next attempt goes back to {back} and skips the data of steps {saved_step + 1} "
-            f"to {step} (training.on_bad_loss: skip)",
+            f"step {step}: {problem}; the next attempt goes back to {back} and skips the data of steps "
+            f"{saved_step + 1} to {step} (training.on_bad_loss: skip)",
             goes_on=True,
         )

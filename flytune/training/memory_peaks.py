@@ -12,12 +12,13 @@ from flytune.records.training import highest
 class Peaks:
     """Peak bytes by phase, of the fullest GPU of this process; without a GPU, of its host memory (RSS).
 
-    One phase runs at a time. Where the kernel does not let a process reset the peak of its RSS, the peak of a phase includes
-    the phases before it.
+    One phase runs at a time. Where the kernel does not let a process reset the peak of its RSS, the peak of a
+    phase includes the phases before it.
     """
 
     def __init__(self, on_enter: Sequence[Callable[[str], None]] = ()) -> None:
-        """Begin with phase LOAD; each function of `on_enter` is called with the name of each later phase as it begins."""
+        """Begin with phase LOAD; each function of `on_enter` is called with the name of each later phase as
+        it begins."""
         self.phase = LOAD
         self.on_enter = list(on_enter)
         self.bytes: dict[str, int] = {}
@@ -51,7 +52,8 @@ class Peaks:
         return recent
 
     def of_all_processes(self) -> dict[str, dict[str, int]]:
-        """Return the peaks of each phase of the process that held most, as fields of Attempt. Every process calls it."""
+        """Return the peaks of each phase of the process that held most, as fields of Attempt. Every process
+        calls it."""
         from accelerate.utils import gather_object
 
         self.read()
@@ -83,7 +85,8 @@ def _reset() -> None:
     import torch
 
     if torch.cuda.is_available():
-        # Before CUDA is initialized there is no peak, and torch/cuda/memory.py would raise for the missing device.
+        # Before CUDA is initialized there is no peak, and torch/cuda/memory.py would raise for the missing
+        # device.
         for gpu in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
             torch.cuda.reset_peak_memory_stats(gpu)
     else:

@@ -27,7 +27,8 @@ from flytune.training.unheard_signals import UnheardSignals
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 2.0
-"""Seconds after a Ctrl-C from which on it is a second one: a rank gets it from the terminal, and from torch's launcher."""
+"""Seconds after a Ctrl-C from which on it is a second one: a rank gets it from the terminal, and from torch's
+launcher."""
 FIRST_SAVE = 2
 """First step that save_steps `auto` saves and measures; the step before it is slower than others."""
 
@@ -87,11 +88,15 @@ class Stopper:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle SIGTERM in the block, and Ctrl-C in its steps; do nothing in other threads than the main one."""
+        """Handle SIGTERM in the block, and Ctrl-C in its steps; do nothing in other threads than the main
+        one."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before, self._on_ctrl_c = signal.signal(signal.SIGTERM, self._on_signal), signal.getsignal(signal.SIGINT)
+        before, self._on_ctrl_c = (
+            signal.signal(signal.SIGTERM, self._on_signal),
+            signal.getsignal(signal.SIGINT),
+        )
         try:
             with UnheardSignals(self._end_unheard) as self._unheard:
                 yield
@@ -116,16 +121,21 @@ class Stopper:
     def _on_signal(self, number: int, frame: object) -> None:
         self._signalled = self._signalled or time.monotonic()
         if not (self._saves and self._steps_run):
-            raise Preempted(self._lost("there is nothing to save" if self._saves else "checkpoints.save_steps is not set"))
+            raise Preempted(
+                self._lost("there is nothing to save" if self._saves else "checkpoints.save_steps is not set")
+            )
 
     def _on_interrupt(self, number: int, frame: object) -> None:
-        """Note the first Ctrl-C of the steps, if they are saved; end at once at the next one, and where they are not."""
+        """Note the first Ctrl-C of the steps, if they are saved; end at once at the next one, and where they
+        are not."""
         now = time.monotonic()
         if self._interrupted is None and self._saves:
             self._interrupted, self._signalled = now, self._signalled or now
             if os.environ.get("RANK", "0") == "0":
                 # A print may be what the signal has interrupted; its stream cannot be entered again.
-                os.write(2, b"\nCtrl-C: this step is completed and saved; press Ctrl-C again to end without\n")
+                os.write(
+                    2, b"\nCtrl-C: this step is completed and saved; press Ctrl-C again to end without\n"
+                )
         elif self._interrupted is None or now - self._interrupted > AGAIN_SECONDS:
             raise KeyboardInterrupt
 
@@ -145,7 +155,8 @@ class Stopper:
         return self._saver.resumed_seconds + time.monotonic() - self._began
 
     def has_ended(self, step: int, args: Any) -> bool:
-        """Return whether budget or early stopping had ended the run after `step`, the one that it resumes from.
+        """Return whether budget or early stopping had ended the run after `step`, the one that it resumes
+        from.
 
         Every process calls it, and all get the same.
         """
@@ -163,7 +174,9 @@ class Stopper:
     def _ends_budget(self, step: int, agreed: Agreed) -> bool:
         if self._budget is None or agreed.spent < self._budget.seconds:
             return False
-        self.stopped_early = f"{self._budget.describe(step, agreed.spent)}; the model is exported and evaluated as it is"
+        self.stopped_early = (
+            f"{self._budget.describe(step, agreed.spent)}; the model is exported and evaluated as it is"
+        )
         _show(self.stopped_early)
         return True
 
@@ -196,17 +209,29 @@ class Stopper:
         since = now - self._signalled if self._signalled else -1.0
         since_save, is_early = now - self._last, float(self.early.is_due)
         mine = Agreed(
-            since, self._save_seconds, self._saver.store_seconds, since_save, self.spent(), is_early, self._bare_save_seconds
+            since,
+            self._save_seconds,
+            self._saver.store_seconds,
+            since_save,
+            self.spent(),
+            is_early,
+            self._bare_save_seconds,
         )
         agreed = _largest(mine, args)
-        if agreed.since_signal < 0 and not is_last and (self._ends_early(step, agreed) or self._ends_budget(step, agreed)):
+        if (
+            agreed.since_signal < 0
+            and not is_last
+            and (self._ends_early(step, agreed) or self._ends_budget(step, agreed))
+        ):
             return self._saves, True
         if agreed.since_signal < 0:
             return self._is_due(step, agreed), False
         # After a Ctrl-C, nothing kills a process that has no launcher.
         left = math.inf if self._interrupted and args.world_size == 1 else GRACE_SECONDS - agreed.since_signal
         if (takes := agreed.bare_save_seconds + agreed.store_seconds) > left:
-            self._stopped = self._lost(f"a save takes {takes:.1f} s, {left:.1f} of {GRACE_SECONDS:.0f} s are left")
+            self._stopped = self._lost(
+                f"a save takes {takes:.1f} s, {left:.1f} of {GRACE_SECONDS:.0f} s are left"
+            )
             return False, True
         self._stopped = f"SIGTERM: step {step} is saved, {left:.1f} s of {GRACE_SECONDS:.0f} were left for it"
         return self._saves, True
@@ -219,11 +244,14 @@ class Stopper:
         if self._interval is None:
             self._interval = save_interval.best_interval(agreed.save_seconds, self._per_hour)
             _show(
-                f"checkpoints: a save takes {agreed.save_seconds:.1f} s, and {self._per_hour:.2g} interruptions an hour are "
-                f"expected: one every {self._interval:,.0f} s"
+                f"checkpoints: a save takes {agreed.save_seconds:.1f} s, and {self._per_hour:.2g} "
+                f"interruptions an hour are expected: one every {self._interval:,.0f} s"
             )
             if agreed.bare_save_seconds + agreed.store_seconds > GRACE_SECONDS:
-                log.warning("a save takes longer than the %.0f s after a SIGTERM: a preemption loses steps", GRACE_SECONDS)
+                log.warning(
+                    "a save takes longer than the %.0f s after a SIGTERM: a preemption loses steps",
+                    GRACE_SECONDS,
+                )
         return agreed.since_save >= self._interval
 
     def end(self) -> None:
@@ -237,7 +265,12 @@ class Stopper:
         self._listen_to_ctrl_c(is_on=False)
         if self._interrupted:
             raise KeyboardInterrupt
-        if self._stopped and self._saves and self._saver.saved_step < self.done and "lost" not in self._stopped:
+        if (
+            self._stopped
+            and self._saves
+            and self._saver.saved_step < self.done
+            and "lost" not in self._stopped
+        ):
             self._stopped = self._lost("its last checkpoint was not stored in time")
         if self._stopped:
             raise Preempted(f"rank {os.environ.get('RANK', '0')}: {self._stopped}")

@@ -1,7 +1,8 @@
 """Log-probabilities of the reference model, computed once before training and read beside the prepared rows.
 
-They take the place of the reference model in each step: full training then needs no second model, whatever its sharding, and a
-run that continues from an adapter (method.adapter) has the model with that adapter as its reference.
+They take the place of the reference model in each step: full training then needs no second model, whatever
+its sharding, and a run that continues from an adapter (method.adapter) has the model with that adapter as its
+reference.
 """
 
 import hashlib
@@ -24,7 +25,8 @@ from flytune.sharding import sharding_of
 
 MANIFEST = "reference.json"
 COLUMN = "ref_logps"
-"""Column of the rows: log-probabilities of the chosen and of the rejected answer, each summed over its trained tokens."""
+"""Column of the rows: log-probabilities of the chosen and of the rejected answer, each summed over its
+trained tokens."""
 ROWS_AT_A_TIME = 4096
 """Pairs that are held in memory, and sorted by length, at a time."""
 _SPLITS = ("train", "heldout")
@@ -66,7 +68,11 @@ def requests(recipe: Recipe, request: DataRequest, base: BaseRequest) -> list[Re
     adapter = initial_adapter.weights_sha256(recipe.method)
     identity = "" if base.commit else base_identity.identity_of(recipe.model)
     made = Recipe.model_validate(reduced)
-    return [ReferenceRequest(recipe=made, request=request, base=base, adapter_sha256=adapter, base_identity=identity)]
+    return [
+        ReferenceRequest(
+            recipe=made, request=request, base=base, adapter_sha256=adapter, base_identity=identity
+        )
+    ]
 
 
 def is_needed(recipe: Recipe) -> bool:
@@ -75,7 +81,8 @@ def is_needed(recipe: Recipe) -> bool:
 
 
 def compute(recipe: Recipe, dataset: Path, out: Path) -> None:
-    """Write the log-probabilities of all pairs of a prepared data set to a new folder `out`; one process, on all its GPUs.
+    """Write the log-probabilities of all pairs of a prepared data set to a new folder `out`; one process, on
+    all its GPUs.
 
     The model is loaded, and computes, in the precision that it has in training.
 
@@ -137,7 +144,8 @@ class Reference:
         again = "compute them again (reference_log_probs), or set objective.precompute_ref_log_probs: false"
         if folder is None:
             raise DataError(
-                f"recipe {recipe.name}: the run needs the reference's log-probabilities, and was given none; {again}"
+                f"recipe {recipe.name}: the run needs the reference's log-probabilities, and was given none; "
+                f"{again}"
             )
         try:
             self.folder, manifest = folder, ReferenceManifest.read(folder / MANIFEST)
@@ -146,7 +154,9 @@ class Reference:
                 f"{folder}: {MANIFEST} is missing: the reference's log-probabilities are incomplete; {again}"
             ) from None
         if manifest.key != _key(recipe, content_sha256):
-            raise DataError(f"{folder}: the reference's log-probabilities are of another model, or of other rows; {again}")
+            raise DataError(
+                f"{folder}: the reference's log-probabilities are of another model, or of other rows; {again}"
+            )
         for name, sha256 in manifest.files.items():
             if not (folder / name).is_file() or sha256_of(folder / name) != sha256:
                 raise DataError(f"{folder}: {name} is not the file that {MANIFEST} lists; {again}")
@@ -165,7 +175,9 @@ class Reference:
         """Return the first held-out rows with the column."""
         if not rows:
             return []
-        return [row | {COLUMN: found} for row, found in zip(rows, self.column("heldout").tolist(), strict=False)]
+        return [
+            row | {COLUMN: found} for row, found in zip(rows, self.column("heldout").tolist(), strict=False)
+        ]
 
 
 def _file(split: str) -> str:
@@ -173,7 +185,8 @@ def _file(split: str) -> str:
 
 
 def _key(recipe: Recipe, content_sha256: str) -> str:
-    """Return the hash of the rows and of the part of a recipe that decides about the reference model's results."""
+    """Return the hash of the rows and of the part of a recipe that decides about the reference model's
+    results."""
     method, model = recipe.method, recipe.model
     parts = (
         content_sha256,

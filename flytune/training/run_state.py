@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunState:
-    """The inputs of a run, and the parts that follow it from loading to export. All exist before the model is loaded."""
+    """The inputs of a run, and the parts that follow it from loading to export. All exist before the model is
+    loaded."""
 
     recipe: Recipe
     plan: Plan
@@ -64,15 +65,15 @@ class RunState:
         """Make the parts of a run.
 
         Raises:
-            DataError: the data set is incomplete, is of another objective, or has nothing to score; log-probabilities of the
-                reference are needed, and are missing, or of another one.
+            DataError: the data set is incomplete, is of another objective, or has nothing to score;
+                log-probabilities of the reference are needed, and are missing, or of another one.
         """
         sharding, manifest = sharding_of(recipe), data.read_manifest(dataset)
         wanted = data.row_kind(recipe.objective.row_kind)
         if (found_kind := data.row_kind(manifest.row_kind)) != wanted:
             raise DataError(
-                f"{dataset}: its rows are {found_kind.meaning}, and the recipe's objective, {recipe.objective.name}, needs "
-                f"{wanted.meaning}; prepare again"
+                f"{dataset}: its rows are {found_kind.meaning}, and the recipe's objective, "
+                f"{recipe.objective.name}, needs {wanted.meaning}; prepare again"
             )
         for line in objective_of(recipe).warnings(recipe, manifest):
             log.warning("%s", line)
@@ -81,7 +82,11 @@ class RunState:
         scorer = Scorer(recipe, dataset, plan.degrees, found)
         saver = Saver(recipe, manifest.content_sha256, publisher, scorer.rows)
         stopper = Stopper(
-            recipe.checkpoints, shape, saver, budget.of(recipe.hardware, shape.total_price_per_hour), recipe.evaluation
+            recipe.checkpoints,
+            shape,
+            saver,
+            budget.of(recipe.hardware, shape.total_price_per_hour),
+            recipe.evaluation,
         )
         watch = Watch(recipe.training.hang_minutes)
         peaks = Peaks([watch.enter])
@@ -105,6 +110,8 @@ class RunState:
                 step_lines.show(f"{recipe.name}: data: {check.sentence}")
             checkpoints = recipe.checkpoints
             step_lines.show(
-                run_lines.checkpoints_line(recipe.name, checkpoints.save_steps, checkpoints.save_total_limit, saver.address)
+                run_lines.checkpoints_line(
+                    recipe.name, checkpoints.save_steps, checkpoints.save_total_limit, saver.address
+                )
             )
         return cls(recipe, plan, shape, dataset, found, sharding, *followers)

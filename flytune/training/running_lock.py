@@ -1,4 +1,5 @@
-"""The lock of a run on this machine: a second run of the same recipe and data learns of the first before it trains."""
+"""The lock of a run on this machine: a second run of the same recipe and data learns of the first before it
+trains."""
 
 import fcntl
 import os
@@ -19,14 +20,18 @@ _LONGEST = 1000
 def held(address: str) -> Iterator[None]:
     """Hold the lock of the run whose checkpoints are at an address, in its first process.
 
-    The system gives the lock back when the process ends, however it does: one that is dead blocks nothing. There is none at the
-    addresses of stores, nor in an execution of Flyte, whose attempts follow each other.
+    The system gives the lock back when the process ends, however it does: one that is dead blocks nothing.
+    There is none at the addresses of stores, nor in an execution of Flyte, whose attempts follow each other.
 
     Raises:
         TrainingError: another process holds it; says which.
     """
     storage = Storage(address)
-    if not storage.is_local or os.environ.get("RANK", "0") != "0" or os.environ.get("FLYTE_INTERNAL_EXECUTION_ID"):
+    if (
+        not storage.is_local
+        or os.environ.get("RANK", "0") != "0"
+        or os.environ.get("FLYTE_INTERNAL_EXECUTION_ID")
+    ):
         yield
         return
     folder = Path(storage.path())
@@ -55,9 +60,9 @@ def _locked(path: Path, address: str) -> TextIO | None:
         holder = file.read(_LONGEST).strip() or "a process that has just begun"
         file.close()
         raise TrainingError(
-            f"{address}: another run of this recipe and data trains there: {holder}; it is alive, as it holds the lock {path}. "
-            "Wait for it, or end it and run this again, which resumes from its newest checkpoint; for a second run beside it, "
-            "give this one a checkpoints.name of its own"
+            f"{address}: another run of this recipe and data trains there: {holder}; it is alive, as it "
+            f"holds the lock {path}. Wait for it, or end it and run this again, which resumes from its "
+            "newest checkpoint; for a second run beside it, give this one a checkpoints.name of its own"
         ) from None
     except OSError:
         file.close()

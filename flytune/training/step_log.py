@@ -1,4 +1,5 @@
-"""Log of a run's steps, written as they happen: steps.jsonl, the printed lines, and the numbers for trackers."""
+"""Log of a run's steps, written as they happen: steps.jsonl, the printed lines, and the numbers for
+trackers."""
 
 import os
 import shutil
@@ -62,12 +63,14 @@ class Recorder:
         """Begin to record the steps of a trainer, whose model is wrapped by now.
 
         Raises:
-            TrainingError: the sharding did not take effect, or the loss is not the model's own; the run would train wrong or
-                not fit.
+            TrainingError: the sharding did not take effect, or the loss is not the model's own; the run would
+                train wrong or not fit.
         """
         args, self._trainer = trainer.args, trainer
         if problem := self.sharding.check(trainer):
-            raise TrainingError(f"rank {args.process_index}: sharding {self.sharding.name} did not take effect: {problem}")
+            raise TrainingError(
+                f"rank {args.process_index}: sharding {self.sharding.name} did not take effect: {problem}"
+            )
         loss_check.check(trainer)
         self.file = Path(args.output_dir) / STEPS
         self._first = trainer.state.global_step
@@ -76,7 +79,9 @@ class Recorder:
             _cut(self.file, self._first)
             if pointer := os.environ.get(LIVE):
                 Path(pointer).write_text(str(self.file), encoding="utf-8")
-            self._lines = StepLines(self._first, trainer.state.max_steps, len(self._scorer.rows), self.figures)
+            self._lines = StepLines(
+                self._first, trainer.state.max_steps, len(self._scorer.rows), self.figures
+            )
             if args.device.type == "cuda":
                 self._gpu_monitor.begin()
         self.clock = step_timer.Clock(on_gpu=args.device.type == "cuda")
@@ -85,7 +90,8 @@ class Recorder:
         self._peaks.enter(FIRST_STEP)
 
     def count_tokens(self, batches: list[Any]) -> None:
-        """Add the tokens of micro batches; TRL's num_tokens counts one row of a packed batch, with its padding."""
+        """Add the tokens of micro batches; TRL's num_tokens counts one row of a packed batch, with its
+        padding."""
         self._tokens += sum(int(tokens_of(batch)) for batch in batches)
 
     def end_step(self, step: int, is_last: bool, ends_epoch: bool = False) -> bool:
@@ -141,9 +147,12 @@ class Recorder:
             self._lines.step(done)
 
     def summarize(self, logs: dict[str, float]) -> None:
-        """Replace the Trainer's summary of this attempt, which trackers show as the run's, by that of all attempts."""
+        """Replace the Trainer's summary of this attempt, which trackers show as the run's, by that of all
+        attempts."""
         steps, first = self.steps, self._first
-        if not first or not steps or steps[0].step > first:  # from the start, or without the log of the steps before
+        if (
+            not first or not steps or steps[0].step > first
+        ):  # from the start, or without the log of the steps before
             return
         seconds, ends = sum(step.seconds for step in steps), [0, *(step.step for step in steps)]
         share = logs["train_runtime"] / seconds * ends[-1] / max(1, ends[-1] - first)
@@ -182,15 +191,19 @@ class Recorder:
         return int(self._trainer.accelerator.reduce(mine, reduction="sum")) // self._degrees.copies
 
     def finish(self, out: Path, result: TrainingResult) -> None:
-        """Print the run's figures, move steps.jsonl to `out` and close the trackers; the first process calls it at the end."""
+        """Print the run's figures, move steps.jsonl to `out` and close the trackers; the first process calls
+        it at the end."""
         self._lines.total(result)
         shutil.move(self.file, out / STEPS)
         trackers.finish(self._trainer.args.report_to)
 
 
 def _compared(steps: list[Step], exported: int, loss: float, since: int) -> str:
-    """Return how the exported step's eval_loss, the lowest that a checkpoint was found of, compares with those of all steps."""
-    scored = [(step.step, step.eval_loss) for step in steps if step.eval_loss is not None and step.step != exported]
+    """Return how the exported step's eval_loss, the lowest that a checkpoint was found of, compares with
+    those of all steps."""
+    scored = [
+        (step.step, step.eval_loss) for step in steps if step.eval_loss is not None and step.step != exported
+    ]
     lower = [f"step {step} had {value:.4f}" for step, value in scored if step > since and value < loss]
     parts = [f"the lowest of the complete checkpoints ({', '.join(lower)})" if lower else "the lowest"]
     if any(step <= since for step, _ in scored):

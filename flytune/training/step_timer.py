@@ -14,9 +14,9 @@ from flytune.records.training import PARTS
 class Clock:
     """Clock that measures one part at a time, so that the parts add up to the time between two readings.
 
-    On a GPU, where the host runs ahead, the marks between parts are CUDA events: recorded into the stream without waiting
-    for it, and read when a step is logged. A part is then the time in which the GPU worked on it or waited for it; data
-    that is fetched while the GPU works costs nothing.
+    On a GPU, where the host runs ahead, the marks between parts are CUDA events: recorded into the stream
+    without waiting for it, and read when a step is logged. A part is then the time in which the GPU worked on
+    it or waited for it; data that is fetched while the GPU works costs nothing.
     """
 
     def __init__(self, on_gpu: bool) -> None:
@@ -60,7 +60,8 @@ class Clock:
 
 
 def time_engine(engine: Any, clock: Clock) -> None:
-    """Make a DeepSpeed engine, which clips and updates within the last backward pass, report its `step` as the update."""
+    """Make a DeepSpeed engine, which clips and updates within the last backward pass, report its `step` as
+    the update."""
     step = engine.step
 
     @functools.wraps(step)

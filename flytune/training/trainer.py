@@ -1,4 +1,5 @@
-"""The trainer of a run: TRL's trainer of the objective on a prepared data set, laid out as the recipe's sharding says."""
+"""The trainer of a run: TRL's trainer of the objective on a prepared data set, laid out as the recipe's
+sharding says."""
 
 import functools
 import sys
@@ -42,7 +43,8 @@ from flytune.training.run_state import RunState
 
 @functools.cache
 def trainer_class(objective: str) -> Any:
-    """Return RunTrainer, TRL's trainer of an objective with what Flytune changes in it. TRL is imported here."""
+    """Return RunTrainer, TRL's trainer of an objective with what Flytune changes in it. TRL is imported
+    here."""
     with loading.importing():
         from transformers import PrinterCallback
         from transformers.integrations.deepspeed import deepspeed_load_checkpoint
@@ -52,9 +54,9 @@ def trainer_class(objective: str) -> Any:
     class RunTrainer(trl_trainer):  # type: ignore[misc, valid-type]
         """TRL's trainer of one run.
 
-        The parts of a step are measured in its methods. transformers' Trainer fetches all micro batches of an optimizer step in
-        get_batch_samples; training_step is forward (compute_loss) and backward, gradient reduction included; what follows, up
-        to on_step_end, is the update: clipping, optimizer, schedule.
+        The parts of a step are measured in its methods. transformers' Trainer fetches all micro batches of an
+        optimizer step in get_batch_samples; training_step is forward (compute_loss) and backward, gradient
+        reduction included; what follows, up to on_step_end, is the update: clipping, optimizer, schedule.
         """
 
         def __init__(self, run: RunState, guard: LossGuard, stream: order.Stream, **arguments: Any) -> None:
@@ -110,12 +112,15 @@ def trainer_class(objective: str) -> Any:
             super().log(*args, **kwargs)
 
         def load_weights(self, checkpoint: Path) -> None:
-            """Replace the trained weights by those of a checkpoint, as a resume reads them. Every process calls it."""
+            """Replace the trained weights by those of a checkpoint, as a resume reads them. Every process
+            calls it."""
             if self.is_deepspeed_enabled:
                 is_full = self.run.recipe.method.name == "full"
                 deepspeed_load_checkpoint(self.model_wrapped, str(checkpoint), load_module_strict=is_full)
             else:
-                self._load_from_checkpoint(str(checkpoint), self.model_wrapped if self.is_fsdp_enabled else None)
+                self._load_from_checkpoint(
+                    str(checkpoint), self.model_wrapped if self.is_fsdp_enabled else None
+                )
 
         def _issue_warnings_after_load(self, load_result: Any) -> None:
             """Warn of what a checkpoint lacks; tied weights are in it once, under another name."""
@@ -137,12 +142,14 @@ def trainer_class(objective: str) -> Any:
 
 
 def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
-    """Make the trainer of a run: arguments first, then the process group, then the model (ZeRO-3 shards it at load).
+    """Make the trainer of a run: arguments first, then the process group, then the model (ZeRO-3 shards it at
+    load).
 
     Args:
         notes: the notes of earlier attempts.
 
-    Returns: the trainer, and the checkpoint that it resumes from, if there is one. Where possible, weights that a checkpoint
+    Returns: the trainer, and the checkpoint that it resumes from, if there is one. Where possible, weights
+    that a checkpoint
         holds are not read from the base model's files.
     """
     from transformers import set_seed
@@ -174,8 +181,8 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     if recipe.training.activation_checkpointing and not model.supports_gradient_checkpointing:
         # The plan refuses the types that it knows.
         raise TrainingError(
-            f"training.activation_checkpointing: {type(model).__name__} of {recipe.model.name_or_path} has none; "
-            "set it to false"
+            f"training.activation_checkpointing: {type(model).__name__} of {recipe.model.name_or_path} has "
+            "none; set it to false"
         )
     model.config.use_cache = False
     if recipe.training.router_aux_loss_coef is not None and hasattr(model, "router_aux_loss_coef"):
@@ -192,7 +199,9 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
     rows = run.reference.beside(rows) if run.reference else rows
-    stream = order.Stream(rows, recipe.training, row_kind(recipe.objective.row_kind), objective.repeats(recipe))
+    stream = order.Stream(
+        rows, recipe.training, row_kind(recipe.objective.row_kind), objective.repeats(recipe)
+    )
     stream.left_out, stream.joined = notes.left_out, objective.joined(recipe)
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")
@@ -247,7 +256,8 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
 
 
 def _prepare_adapter(model: Any, recipe: Recipe, first_values: dict[str, Any]) -> None:
-    """Complete what PEFT and TRL made: float32 parameters, the head's bias, checkpoints without frozen tables."""
+    """Complete what PEFT and TRL made: float32 parameters, the head's bias, checkpoints without frozen
+    tables."""
     vocabulary.allow_loss(model)
     for name, parameter in model.named_parameters():
         if name in first_values:
@@ -295,7 +305,8 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
         "logging_nan_inf_filter": False,
         "disable_tqdm": True,
         "save_strategy": "steps" if save_steps else "no",
-        # With `auto`, the stopper decides; with `epoch`, the callback at the step's end. Below 1, it is a share of all steps.
+        # With `auto`, the stopper decides; with `epoch`, the callback at the step's end. Below 1, it is a
+        # share of all steps.
         "save_steps": save_steps if isinstance(save_steps, int | float) else sys.maxsize,
         # The data is prepared: it has labels, and no sample is longer than data.max_length.
         "max_length": None,

@@ -1,7 +1,8 @@
 """End of a process whose main thread waits in a library when SIGTERM or Ctrl-C comes, before its first step.
 
-Python runs a signal's handler between two instructions of the main thread: one that waits for a process group, a store or a
-disk in C runs none, for as long as that waits. The number of the signal arrives in a pipe at once.
+Python runs a signal's handler between two instructions of the main thread: one that waits for a process
+group, a store or a disk in C runs none, for as long as that waits. The number of the signal arrives in a pipe
+at once.
 """
 
 import os
@@ -16,10 +17,12 @@ SECONDS = 2.0
 
 
 class UnheardSignals:
-    """Context in which a process ends by itself if the handlers of SIGTERM and SIGINT do not run; of the main thread alone."""
+    """Context in which a process ends by itself if the handlers of SIGTERM and SIGINT do not run; of the main
+    thread alone."""
 
     def __init__(self, end: Callable[[int], None]) -> None:
-        """Call `end` with the number of a signal that was not heard, in another thread; then the process exits."""
+        """Call `end` with the number of a signal that was not heard, in another thread; then the process
+        exits."""
         self._end, self._heard, self._over = end, threading.Event(), False
         self._ends: list[int] = []
         self._before: dict[int, Any] = {}
@@ -39,7 +42,9 @@ class UnheardSignals:
         threading.Thread(target=self._listen, args=[self._ends[0]], name="signals", daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def stop(self) -> None:

@@ -1,4 +1,5 @@
-"""Watchdog that ends a hanging run within minutes, with a stack of each rank, before the process group's half hour."""
+"""Watchdog that ends a hanging run within minutes, with a stack of each rank, before the process group's half
+hour."""
 
 import faulthandler
 import logging
@@ -19,7 +20,8 @@ log = logging.getLogger(__name__)
 SLOWEST_STEPS = 10
 """Limit of a step, as a multiple of the slowest step so far."""
 LONGEST = 6
-"""Limit of other phases, as a multiple of training.hang_minutes; half of it for the first step, which compiles."""
+"""Limit of other phases, as a multiple of training.hang_minutes; half of it for the first step, which
+compiles."""
 PAUSE = 1.0
 """Longest time in seconds between two looks at the clock."""
 SECONDS_FOR_OTHERS = 3.0
@@ -27,7 +29,8 @@ SECONDS_FOR_OTHERS = 3.0
 
 
 def process_group_seconds(minutes: float) -> int:
-    """Return the process group's timeout, longer than every limit of the watchdog, so that stacks are written first."""
+    """Return the process group's timeout, longer than every limit of the watchdog, so that stacks are written
+    first."""
     return int(LONGEST * minutes * 60) + 300
 
 
@@ -78,10 +81,14 @@ class Watch:
                 self._end(waited)
 
     def _message(self, waited: float) -> str:
-        return f"nothing finished for {waited:.0f} s in {self._phase}, after step {self._done} (training.hang_minutes)"
+        return (
+            f"nothing finished for {waited:.0f} s in {self._phase}, after step {self._done} "
+            "(training.hang_minutes)"
+        )
 
     def _end(self, waited: float) -> None:
-        """Report the main thread's stack and end the process; in a thread: a rank in a collective runs no signal handlers."""
+        """Report the main thread's stack and end the process; in a thread: a rank in a collective runs no
+        signal handlers."""
         rank, main = int(os.environ.get("RANK", "0")), threading.main_thread().ident
         log.error("rank %d: %s; the stacks of its threads:", rank, self._message(waited))
         faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
@@ -89,7 +96,8 @@ class Watch:
         failure = reports.of_error(Hang(self._message(waited)), rank).model_copy(update={"details": stack})
         reports.report(failure)
         if not os.environ.get(reports.FOLDER) and main:
-            # A single process has nobody else to report to Flyte: the signal interrupts what Python waits for.
+            # A single process has nobody else to report to Flyte: the signal interrupts what Python waits
+            # for.
             signal.pthread_kill(main, signal.SIGUSR2)
         if not self._over.wait(SECONDS_FOR_OTHERS):
             os._exit(1)

@@ -1,6 +1,8 @@
-"""Question to a person on Flyte 1: a task that leaves one ends as a dynamic task, whose nodes ask, wait and settle.
+"""Question to a person on Flyte 1: a task that leaves one ends as a dynamic task, whose nodes ask, wait and
+settle.
 
-No node is there where nothing is asked, and the signal's name has the hash of the artifact, which only the run knows.
+No node is there where nothing is asked, and the signal's name has the hash of the artifact, which only the
+run knows.
 """
 
 from collections import OrderedDict
@@ -32,7 +34,8 @@ _ASKS: ContextVar[bool] = ContextVar("asks", default=True)
 
 @contextmanager
 def without_questions() -> Iterator[None]:
-    """Ask nobody in the block: an element of a map task cannot wait, and its artifact is approved later by a command."""
+    """Ask nobody in the block: an element of a map task cannot wait, and its artifact is approved later by a
+    command."""
     token = _ASKS.set(False)
     try:
         yield
@@ -41,7 +44,8 @@ def without_questions() -> Iterator[None]:
 
 
 def asked(made: Any, recipe: Recipe, artifact: Folder) -> Any:
-    """Return a stage's result, or the nodes that ask and settle where it has left a question beside its artifact.
+    """Return a stage's result, or the nodes that ask and settle where it has left a question beside its
+    artifact.
 
     A run on this machine asks in the terminal.
     """
@@ -56,26 +60,32 @@ def asked(made: Any, recipe: Recipe, artifact: Folder) -> Any:
     answer = approval.answer_here(question, artifact.address)
     if answer is None:
         return made
-    settled = take_answer(FLYTE, lambda page: None, recipe, artifact, question.artifact_sha256, answer, getuser())
+    settled = take_answer(
+        FLYTE, lambda page: None, recipe, artifact, question.artifact_sha256, answer, getuser()
+    )
     return settled.outcome if isinstance(made, str) else made
 
 
 def _job(question: ApprovalQuestion, recipe: Recipe, address: str, is_promotion: bool) -> DynamicJobSpec:
-    """Return the nodes that ask, wait for the signal, and settle; their output is the outcome, or else the artifact."""
+    """Return the nodes that ask, wait for the signal, and settle; their output is the outcome, or else the
+    artifact."""
     tasks = import_module("tasks.approval")  # which imports the declarations of tasks, and they this module
     report_failure = import_module("tasks.report").report_failure
     artifact = FlyteDirectory(address, remote_directory=False)
     execution = FLYTE.execution()
     how = (
-        f"the node {question.name} of execution {execution} takes a text, `yes` or `no` with your name and reasons, in the "
-        f'console or by FlyteRemote.set_input("{question.name}", "{execution}", ...) (docs/publish.md)'
+        f"the node {question.name} of execution {execution} takes a text, `yes` or `no` with your name and "
+        f'reasons, in the console or by FlyteRemote.set_input("{question.name}", "{execution}", ...) '
+        "(docs/publish.md)"
     )
 
     def nodes(recipe: Any) -> Any:
         told = tasks.ask_person(recipe=recipe, artifact=artifact, how=how)
         answer = wait_for_input(question.name, timedelta(hours=question.hours), str)
         told >> answer
-        return tasks.take_answer(recipe=recipe, artifact=artifact, sha256=question.artifact_sha256, answer=answer, by="")
+        return tasks.take_answer(
+            recipe=recipe, artifact=artifact, sha256=question.artifact_sha256, answer=answer, by=""
+        )
 
     def outcome(recipe: Recipe) -> str:
         text: str = nodes(recipe).outcome
@@ -95,14 +105,19 @@ def _job(question: ApprovalQuestion, recipe: Recipe, address: str, is_promotion:
 
 def _workflow(function: Any, on_failure: Any = None) -> PythonFunctionWorkflow:
     metadata = WorkflowMetadata(on_failure=WorkflowFailurePolicy.FAIL_IMMEDIATELY)
-    return PythonFunctionWorkflow(function, metadata, WorkflowMetadataDefaults(interruptible=False), on_failure=on_failure)
+    return PythonFunctionWorkflow(
+        function, metadata, WorkflowMetadataDefaults(interruptible=False), on_failure=on_failure
+    )
 
 
 def _compiled(function: Any) -> DynamicJobSpec:
-    """Return a workflow as the job of a dynamic task, as PythonFunctionTask.compile_into_workflow makes it."""
+    """Return a workflow as the job of a dynamic task, as PythonFunctionTask.compile_into_workflow makes
+    it."""
     context = FlyteContextManager.current_context()
     state = context.new_execution_state().with_params(mode=ExecutionState.Mode.DYNAMIC_TASK_EXECUTION)
-    compiling = context.with_compilation_state(context.new_compilation_state(prefix="d")).with_execution_state(state)
+    compiling = context.with_compilation_state(
+        context.new_compilation_state(prefix="d")
+    ).with_execution_state(state)
     with FlyteContextManager.with_context(compiling) as inner:
         made: OrderedDict[Any, Any] = OrderedDict()
         workflow = _workflow(function)

@@ -11,7 +11,8 @@ from flytune.failures import FailureText, reports, task_name
 from flytune.stages import attempts
 
 LONGEST = 16_000
-"""Most characters of a text. flytepropeller cuts the middle out of texts longer than its limit (2,048 or more)."""
+"""Most characters of a text. flytepropeller cuts the middle out of texts longer than its limit (2,048 or
+more)."""
 
 
 def is_pod() -> bool:
@@ -20,7 +21,8 @@ def is_pod() -> bool:
 
 
 def failure_text(error: BaseException) -> FailureText:
-    """Return the text of a task's error: its own where it has one (RunFailed), else from the table of failures."""
+    """Return the text of a task's error: its own where it has one (RunFailed), else from the table of
+    failures."""
     shown: BaseException | None = error
     text = getattr(error, "text", None)
     # A SyntaxError has a `text` too.
@@ -35,7 +37,8 @@ def failure_text(error: BaseException) -> FailureText:
 
 
 def install() -> None:
-    """Replace flytekit's function that writes errors in pods, whose text begins with the traceback; there is no hook."""
+    """Replace flytekit's function that writes errors in pods, whose text begins with the traceback; there is
+    no hook."""
 
     def written(error: Exception) -> str:
         value = error.value if isinstance(error, FlyteUserRuntimeException) else error

@@ -10,7 +10,8 @@ _Task = TypeVar("_Task", bound=Any)
 
 
 def without_laptop(task: _Task) -> _Task:
-    """Leave the folder of the checkout and the address of its git remote out of a dynamic task's pod; return the task.
+    """Leave the folder of the checkout and the address of its git remote out of a dynamic task's pod; return
+    the task.
 
     flytekit compresses all settings into a variable of the pod. The address may have credentials.
     """
@@ -20,7 +21,10 @@ def without_laptop(task: _Task) -> _Task:
 
 
 def _cleared(settings: SerializationSettings) -> SerializationSettings:
-    sent, cleared = SerializationSettings.from_transport(settings.serialized_context).new_builder(), settings.new_builder()
+    sent, cleared = (
+        SerializationSettings.from_transport(settings.serialized_context).new_builder(),
+        settings.new_builder(),
+    )
     # No task is without resources of its own; registration sends empty ones, a package none.
     sent.git_repo = sent.source_root = sent.default_resources = None
     cleared.env = {**(settings.env or {}), SERIALIZED_CONTEXT_ENV_VAR: sent.build().serialized_context}

@@ -1,6 +1,7 @@
 """Elastic (torchrun) tasks whose failures are classified by the table of failures.
 
-flytekit's Elastic calls a killed rank, a lost peer and most exceptions final, and takes a SIGTERM for success without outputs.
+flytekit's Elastic calls a killed rank, a lost peer and most exceptions final, and takes a SIGTERM for success
+without outputs.
 """
 
 import os
@@ -31,14 +32,17 @@ class Ranks(Elastic):
     """Elastic whose parent process classifies the failures of its ranks."""
 
     fetch: Callable[..., Any] | None = None
-    """Function that fetches the inputs of a task that trains; its ranks are forked, where that is possible."""
+    """Function that fetches the inputs of a task that trains; its ranks are forked, where that is
+    possible."""
 
 
 class RanksTask(PytorchElasticFunctionTask):
-    """Task that starts the ranks; its error names the rank that failed first, and is recoverable by the table of failures."""
+    """Task that starts the ranks; its error names the rank that failed first, and is recoverable by the table
+    of failures."""
 
     def __init__(self, task_config: Ranks, task_function: Any, **arguments: Any) -> None:
-        """Declare the task as the plugin does, but without torch, which the plugin imports to read the number of nodes."""
+        """Declare the task as the plugin does, but without torch, which the plugin imports to read the number
+        of nodes."""
         kind = self._ELASTIC_TASK_TYPE_STANDALONE if task_config.nnodes == 1 else self._ELASTIC_TASK_TYPE
         # The plugin's task_type_version.
         common = {"task_type": kind, "task_type_version": 1}
@@ -71,7 +75,8 @@ class RanksTask(PytorchElasticFunctionTask):
             if cause.notices and self.max_nodes > 1:
                 if termination.another_pod_reports():
                     raise IgnoreOutputs
-                # Flyte shows the earliest error; a cause that another pod reports after this one must be earlier.
+                # Flyte shows the earliest error; a cause that another pod reports after this one must be
+                # earlier.
                 cause = cause.model_copy(update={"time": time.time()})
             raise flyte_error(cause)
 
@@ -94,7 +99,8 @@ TaskPlugins.register_pythontask_plugin(Ranks, RanksTask)
 def ranks(shape: Shape, processes: int, fetch: Callable[..., Any] | None = None) -> Ranks:
     """Return the configuration of one torchrun job over the shape's nodes, with `processes` processes a node.
 
-    `fetch` fetches the inputs of a task that trains, while its libraries are imported; then the ranks are forked.
+    `fetch` fetches the inputs of a task that trains, while its libraries are imported; then the ranks are
+    forked.
     """
     return Ranks(
         nnodes=shape.nodes,
@@ -103,14 +109,16 @@ def ranks(shape: Shape, processes: int, fetch: Callable[..., Any] | None = None)
         rdzv_configs=stages_ranks.rendezvous_seconds(load_cluster()),
         # The pod template mounts /dev/shm; Elastic's own mount would be a second one.
         increase_shared_mem=False,
-        # Without it, the operator keeps the peers of a lost pod waiting on their GPUs while the next attempt runs.
+        # Without it, the operator keeps the peers of a lost pod waiting on their GPUs while the next attempt
+        # runs.
         run_policy=RunPolicy(clean_pod_policy=CleanPodPolicy.RUNNING),
         fetch=fetch,
     )
 
 
 def _failures_after_ranks(plan: Plan | None) -> list[Failure]:
-    """Wait for the outputs on a node without rank 0 whose ranks have ended; return a failure if they do not come."""
+    """Wait for the outputs on a node without rank 0 whose ranks have ended; return a failure if they do not
+    come."""
     try:
         # Exported parameters have four bytes at most.
         termination.wait_for_outputs(4 * plan.trained_parameters if plan else 0)

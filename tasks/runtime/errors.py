@@ -12,14 +12,16 @@ from flytune.errors import DataError, FlytuneError, chain
 from tasks.runtime.retries import RunFailed
 
 _PYFLYTE = "flytekit.clis.sdk_in_container.run"
-# flytekit's prefix of the message of an error that a task raises on this machine, once for each enclosing task.
+# flytekit's prefix of the message of an error that a task raises on this machine, once for each enclosing
+# task.
 _PREFIX = re.compile(r"\A(?:Error encountered while [^\n]*:\n\s*)+")
 
 _LOCAL_FOLDER = re.compile(r'uri: "(/[^"]+)"')
 
 
 def is_pyflyte() -> bool:
-    """Return whether this process is pyflyte's, and not one that imports tasks by itself, such as a pod or a script."""
+    """Return whether this process is pyflyte's, and not one that imports tasks by itself, such as a pod or a
+    script."""
     return _PYFLYTE in sys.modules
 
 
@@ -36,14 +38,16 @@ def install() -> None:
         else:
             error_lines.show(own)
 
-    # Hide torch's report of a failed rank: ours names the rank that failed first, and has the traceback of a bug.
+    # Hide torch's report of a failed rank: ours names the rank that failed first, and has the traceback of a
+    # bug.
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):
         logging.getLogger(name).addFilter(lambda _: logging.getLogger("flytekit").isEnabledFor(logging.ERROR))
     patches.flytekit.SHOWN_ERROR.install(shown)
 
 
 def own_error(error: BaseException) -> FlytuneError | RunFailed | None:
-    """Return Flytune's error that `error` is or was raised from, without flytekit's prefix; None if there is none.
+    """Return Flytune's error that `error` is or was raised from, without flytekit's prefix; None if there is
+    none.
 
     flytekit's own error about a cached local result whose folder is gone becomes one of Flytune's.
     """
@@ -60,8 +64,8 @@ def _gone(error: BaseException) -> DataError | None:
     if path is None:
         return None
     return DataError(
-        f"{path}: the folder of a cached local result is gone, as temporary folders are after a restart of the machine; clear "
-        "the cache with `pyflyte local-cache clear` and run again"
+        f"{path}: the folder of a cached local result is gone, as temporary folders are after a restart of "
+        "the machine; clear the cache with `pyflyte local-cache clear` and run again"
     )
 
 

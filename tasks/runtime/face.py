@@ -44,7 +44,14 @@ def light(stage: Stage, module: dict[str, Any], function: Callable[..., Any] | N
         requests=_resources(stage),
         **limits,
         **common(stage),
-    )(task_function(stage, function or stage.load(), module, classify_failures if stage.retries else contextlib.nullcontext))
+    )(
+        task_function(
+            stage,
+            function or stage.load(),
+            module,
+            classify_failures if stage.retries else contextlib.nullcontext,
+        )
+    )
     TASKS[stage.name] = without_schema(made)
     return TASKS[stage.name]
 
@@ -58,13 +65,20 @@ def on_nodes(stage: Stage, module: dict[str, Any], per_item: str = "") -> dict[s
     made, name = task_function(stage, function, module, classify_failures), function.__name__
     found = {
         shape.name: declare(
-            made, f"{name}_{shape.identifier}", shape.one_node, module, container_image=images.TRAIN, **common(stage)
+            made,
+            f"{name}_{shape.identifier}",
+            shape.one_node,
+            module,
+            container_image=images.TRAIN,
+            **common(stage),
         )
         for shape in load_shapes()
     }
     if per_item:
         shared = set(inspect.signature(made).parameters) - {per_item}
-        found = {key: without_schema(array_node_map_task(one, bound_inputs=shared)) for key, one in found.items()}
+        found = {
+            key: without_schema(array_node_map_task(one, bound_inputs=shared)) for key, one in found.items()
+        }
     TASKS[stage.name] = found
     return found
 
@@ -113,7 +127,9 @@ def task_function(
             own = {"orchestrator": FLYTE, "report": report}
             made = function(**{name: one for name, one in own.items() if name in kinds}, **given)
             if stage.asks:
-                made = approval.asked(made, given["recipe"], made if isinstance(made, Folder) else given["artifact"])
+                made = approval.asked(
+                    made, given["recipe"], made if isinstance(made, Folder) else given["artifact"]
+                )
                 if isinstance(made, DynamicJobSpec):
                     if stage.report:
                         Deck.publish()  # flytekit leaves out the decks of such a task
@@ -122,7 +138,9 @@ def task_function(
 
     types = {one.name: values.flyte_type(kinds[one.name]) for one in parameters}
     shown = [one.replace(annotation=types[one.name]) for one in parameters]
-    return as_task_function(run, function, module, function.__name__, inspect.Signature(shown, return_annotation=result))
+    return as_task_function(
+        run, function, module, function.__name__, inspect.Signature(shown, return_annotation=result)
+    )
 
 
 def function_of(stage: Stage) -> Callable[..., Any]:
@@ -136,9 +154,14 @@ def kinds_of(stage: Stage) -> dict[str, Any]:
 
 
 def as_task_function(
-    run: Callable[..., Any], of: Callable[..., Any], module: dict[str, Any], name: str, signature: inspect.Signature
+    run: Callable[..., Any],
+    of: Callable[..., Any],
+    module: dict[str, Any],
+    name: str,
+    signature: inspect.Signature,
 ) -> Callable[..., Any]:
-    """Return `run` as the function of a task of a module: flytekit takes no inner function, unless it wraps an outer one."""
+    """Return `run` as the function of a task of a module: flytekit takes no inner function, unless it wraps
+    an outer one."""
     run.__name__ = run.__qualname__ = name
     run.__module__, run.__doc__ = module["__name__"], of.__doc__
     run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
@@ -169,7 +192,8 @@ def common(stage: Stage) -> dict[str, Any]:
 
 @contextmanager
 def _report(stage: Stage) -> Iterator[Callable[[str], None]]:
-    """Yield the function that shows the stage's page as a deck, which Flyte itself leaves out for a task that fails."""
+    """Yield the function that shows the stage's page as a deck, which Flyte itself leaves out for a task that
+    fails."""
     shown: list[str] = []
 
     def show(html: str) -> None:

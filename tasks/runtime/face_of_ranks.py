@@ -21,8 +21,8 @@ from tasks.runtime.retries import report_failures
 def on_ranks(stage: Stage, module: dict[str, Any]) -> dict[str, Any]:
     """Declare the tasks of a stage in all processes of each row of shapes.yaml; return them by route.
 
-    A row with several processes is an Elastic (torchrun) task that classifies failures (tasks/runtime/elastic.py); on one node
-    with GPUs it has a second task of one process, without Elastic.
+    A row with several processes is an Elastic (torchrun) task that classifies failures
+    (tasks/runtime/elastic.py); on one node with GPUs it has a second task of one process, without Elastic.
     """
     found: dict[str, Any] = {}
     function, fetch = stage.load(), stage.load_fetch()
@@ -42,7 +42,9 @@ def on_ranks(stage: Stage, module: dict[str, Any]) -> dict[str, Any]:
     for shape in load_shapes():
         if shape.world_size > 1:
             config = ranks(shape, shape.processes, fetch_inputs)
-            found[shape.name] = declare(made, f"{name}_{shape.identifier}", shape, module, task_config=config, **common)
+            found[shape.name] = declare(
+                made, f"{name}_{shape.identifier}", shape, module, task_config=config, **common
+            )
         if shape.nodes == 1 and (shape.is_gpu or shape.processes == 1):
             route = shape.name + (ONE_PROCESS if shape.processes > 1 else "")
             found[route] = declare(made, f"{name}_{route.replace('-', '_')}", shape, module, **common)
@@ -51,7 +53,8 @@ def on_ranks(stage: Stage, module: dict[str, Any]) -> dict[str, Any]:
 
 
 def on_all_nodes(stage: Stage, module: dict[str, Any], on_several: Callable[..., Any]) -> dict[str, Any]:
-    """Declare the tasks of a stage in one process of each node of a row; `on_several` is its function on several nodes."""
+    """Declare the tasks of a stage in one process of each node of a row; `on_several` is its function on
+    several nodes."""
 
     def declared(shape: Shape) -> Any:
         several = shape.nodes > 1
@@ -59,7 +62,9 @@ def on_all_nodes(stage: Stage, module: dict[str, Any], on_several: Callable[...,
         made = face.task_function(stage, on_several if several else stage.load(), module, failures)
         config = {"task_config": ranks(shape, processes=1)} if several else {}
         name = f"{stage.name}_{shape.identifier}"
-        return declare(made, name, shape, module, container_image=images.TRAIN, **config, **face.common(stage))
+        return declare(
+            made, name, shape, module, container_image=images.TRAIN, **config, **face.common(stage)
+        )
 
     face.TASKS[stage.name] = {shape.name: declared(shape) for shape in load_shapes()}
     return dict(face.TASKS[stage.name])

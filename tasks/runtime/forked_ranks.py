@@ -13,5 +13,6 @@ prepare = functools.partial(ranks.prepare, FLYTE)
 
 
 def in_rank(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of a task for forked ranks, with a seed of its own for flytekit's generator, which names folders."""
+    """Return the function of a task for forked ranks, with a seed of its own for flytekit's generator, which
+    names folders."""
     return ranks.in_rank(function, begin=random.seed)

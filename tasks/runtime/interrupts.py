@@ -22,7 +22,8 @@ class _State:
 
 
 def note(recipe: Recipe) -> None:
-    """Note the recipe that this process works on; do nothing in pods and ranks, which get no Ctrl-C of their own."""
+    """Note the recipe that this process works on; do nothing in pods and ranks, which get no Ctrl-C of their
+    own."""
     if FLYTE.is_local() and "RANK" not in os.environ:
         _State.recipe = recipe
 

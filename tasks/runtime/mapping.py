@@ -24,14 +24,17 @@ from tasks.runtime.retries import RunFailed
 from tasks.runtime.schema import without_schema
 
 
-def map_points(task: Any, notes: str, allowed_failures: int, concurrency: int | None = None, titles: Sequence[str] = ()) -> Any:
-    """Map `task` over lists of its inputs; a failed element yields None and stores its reason (see flytune/stages/points.py).
+def map_points(
+    task: Any, notes: str, allowed_failures: int, concurrency: int | None = None, titles: Sequence[str] = ()
+) -> Any:
+    """Map `task` over lists of its inputs; a failed element yields None and stores its reason (see
+    flytune/stages/points.py).
 
     Args:
-        notes: prefix of the addresses of the elements' reasons.
-        allowed_failures: number of failures of a stage; once there are more, elements that have not begun are refused.
-        concurrency: number of elements that run at a time; 0 for all; None for Flyte's limit of the workflow.
-        titles: a line for each element, which a local run prints before it; a pod has one element, and prints none.
+        notes: prefix of the addresses of the elements' reasons. allowed_failures: number of failures of a
+        stage; once there are more, elements that have not begun are refused. concurrency: number of elements
+        that run at a time; 0 for all; None for Flyte's limit of the workflow. titles: a line for each
+        element, which a local run prints before it; a pod has one element, and prints none.
     """
     return without_schema(PointsTask(task, notes, allowed_failures, titles, concurrency=concurrency))
 
@@ -39,7 +42,9 @@ def map_points(task: Any, notes: str, allowed_failures: int, concurrency: int | 
 class PointsTask(ArrayNodeMapTask):
     """Map task that stores the reasons of failed elements, and refuses elements after too many failures."""
 
-    def __init__(self, task: Any, notes: str, allowed_failures: int, titles: Sequence[str] = (), **arguments: Any) -> None:
+    def __init__(
+        self, task: Any, notes: str, allowed_failures: int, titles: Sequence[str] = (), **arguments: Any
+    ) -> None:
         # With a ratio of 0 all elements may fail, and flytekit types the results as optional.
         super().__init__(task, min_success_ratio=0.0, **arguments)
         self.notes, self.allowed_failures, self._titles = notes, allowed_failures, titles
@@ -50,7 +55,13 @@ class PointsTask(ArrayNodeMapTask):
         resolver = command.index("--resolver") + 1
         own = command.index("--", resolver) + 1
         added = ["notes", self.notes, "allowed", str(self.allowed_failures)]
-        return [*command[:resolver], PointsResolver().name(), *command[resolver + 1 : own], *added, *command[own:]]
+        return [
+            *command[:resolver],
+            PointsResolver().name(),
+            *command[resolver + 1 : own],
+            *added,
+            *command[own:],
+        ]
 
     def dispatch_execute(self, ctx: Any, input_literal_map: Any) -> Any:
         """Run one element in a pod, from its inputs to its outputs."""
@@ -99,7 +110,9 @@ class PointsTask(ArrayNodeMapTask):
         is_last = int(os.environ.get("FLYTE_ATTEMPT_NUMBER", retries())) >= retries()
         if isinstance(cause, FlyteRecoverableException) and not is_last:
             return
-        text = str(cause) if isinstance(cause, FlytuneError | RunFailed) else f"{type(cause).__name__}: {cause}"
+        text = (
+            str(cause) if isinstance(cause, FlytuneError | RunFailed) else f"{type(cause).__name__}: {cause}"
+        )
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "reason.txt")
             file.write_text(text, encoding="utf-8")
@@ -114,4 +127,6 @@ class PointsResolver(ArrayNodeMapTaskResolver):
 
     def load_task(self, loader_args: list[str], max_concurrency: int = 0) -> PointsTask:
         _, notes, _, allowed, _, _, _, resolver, *arguments = loader_args
-        return PointsTask(load_object_from_module(resolver).load_task(loader_args=arguments), notes, int(allowed))
+        return PointsTask(
+            load_object_from_module(resolver).load_task(loader_args=arguments), notes, int(allowed)
+        )

@@ -1,4 +1,5 @@
-"""Flyte as the orchestrator of stages: its storage, the folders of an attempt, and the addresses that attempts share."""
+"""Flyte as the orchestrator of stages: its storage, the folders of an attempt, and the addresses that
+attempts share."""
 
 import hashlib
 import os
@@ -42,7 +43,8 @@ class Flyte:
     def shared_address(self, name: str) -> str | None:
         """Return an address that all attempts and executions share; None on this machine.
 
-        It is below the cluster's raw output location, next to the folders of attempts: LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
+        It is below the cluster's raw output location, next to the folders of attempts:
+        LOCATION/SHARD/EXECUTION-NODE-ATTEMPT.
         """
         scheme, _, path = _files().raw_output_prefix.partition("://")
         if self.is_local():

@@ -22,9 +22,12 @@ from tasks.runtime.schema import without_schema
 
 
 class LazyPodTemplate(PodTemplate):
-    """Pod template whose spec is made where a task is registered: pods that only run it do not import Kubernetes' client."""
+    """Pod template whose spec is made where a task is registered: pods that only run it do not import
+    Kubernetes' client."""
 
-    def __init__(self, make: Callable[[], Any], labels: Mapping[str, str] = {}, annotations: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, make: Callable[[], Any], labels: Mapping[str, str] = {}, annotations: Mapping[str, str] = {}
+    ) -> None:
         # Not the dataclass's own: it makes a spec where it gets none.
         self._make = make
         self.primary_container_name = PRIMARY
@@ -56,12 +59,14 @@ def _image() -> Image:
 
 
 def accelerator(shape: Shape) -> Any:
-    """Return Flyte's accelerator for the shape's GPU, which the cluster turns into node affinity; None if Flyte has none."""
+    """Return Flyte's accelerator for the shape's GPU, which the cluster turns into node affinity; None if
+    Flyte has none."""
     return getattr(accelerators, shape.accelerator.replace("-", "_"), None) if shape.is_gpu else None
 
 
 def _after_device_check(execute: Callable[..., Any], shape: Shape) -> Callable[..., Any]:
-    """Return a task's `execute` that first compares the node's GPUs with the row, before it fetches or loads a model."""
+    """Return a task's `execute` that first compares the node's GPUs with the row, before it fetches or loads
+    a model."""
 
     def checked(**inputs: Any) -> Any:
         with classify_failures():
@@ -71,11 +76,13 @@ def _after_device_check(execute: Callable[..., Any], shape: Shape) -> Callable[.
     return checked
 
 
-def declare(function: Callable[..., Any], name: str, shape: Shape, module: dict[str, Any], **arguments: Any) -> Any:
+def declare(
+    function: Callable[..., Any], name: str, shape: Shape, module: dict[str, Any], **arguments: Any
+) -> Any:
     """Declare a separate Flyte task for one shape: a copy of `function` under `name`, with the shape's pod.
 
-    The copy is added to `module` under that name, because a pod loads its task by module and name. Flyte refuses tasks made
-    from inner functions, and one function cannot be two tasks.
+    The copy is added to `module` under that name, because a pod loads its task by module and name. Flyte
+    refuses tasks made from inner functions, and one function cannot be two tasks.
     """
     code, known = function.__code__, function.__globals__
     copy = types.FunctionType(code, known, name, function.__defaults__, function.__closure__)

@@ -37,7 +37,8 @@ class AttemptFailed(RunFailed, FlyteRecoverableException):
 
 @contextmanager
 def report_failures() -> Iterator[None]:
-    """Report a rank's exception to its parent process, and raise it as recoverable or final by the table of failures."""
+    """Report a rank's exception to its parent process, and raise it as recoverable or final by the table of
+    failures."""
     try:
         yield
     except KeyboardInterrupt:
@@ -53,7 +54,8 @@ def report_failures() -> Iterator[None]:
 
 @contextmanager
 def classify_failures() -> Iterator[None]:
-    """Raise exceptions that the table of failures calls recoverable as AttemptFailed, for tasks of one process with retries.
+    """Raise exceptions that the table of failures calls recoverable as AttemptFailed, for tasks of one
+    process with retries.
 
     All other exceptions are raised unchanged.
     """
@@ -67,12 +69,14 @@ def classify_failures() -> Iterator[None]:
 
 
 def record_phase(phase: str) -> AbstractContextManager[None]:
-    """Keep the record of a task of one process that loads a model; refuse a third attempt where two were killed."""
+    """Keep the record of a task of one process that loads a model; refuse a third attempt where two were
+    killed."""
     return attempts.record_phase(phase, attempts_address())
 
 
 def flyte_error(failure: Failure, is_alone: bool = False) -> RunFailed:
-    """Return the exception that makes Flyte retry or stop, as the failure requires; `is_alone` leaves the rank out.
+    """Return the exception that makes Flyte retry or stop, as the failure requires; `is_alone` leaves the
+    rank out.
 
     Of several nodes' errors, Flyte shows the earliest.
     """

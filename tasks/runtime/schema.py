@@ -16,8 +16,8 @@ _Task = TypeVar("_Task", bound=Any)
 class ModelTransformer(PydanticTransformer):
     """Transformer for the project's models, which makes the JSON schema of a class once.
 
-    flytekit's makes it again for every task and every field of the class: 1,700 schemas of 31 classes, half the time that
-    importing the workflows takes.
+    flytekit's makes it again for every task and every field of the class: 1,700 schemas of 31 classes, half
+    the time that importing the workflows takes.
     """
 
     def __init__(self, name: str = "Flytune model", model: type[Strict] = Strict) -> None:
@@ -38,9 +38,10 @@ TypeEngine.register(ModelTransformer())
 def without_schema(task: _Task) -> _Task:
     """Remove the JSON schemas from a task's interface, and return the task.
 
-    A recipe's schema is 50 kB, and a workflow carries those of all its tasks for each shape: more than the 2 MB that flyteadmin
-    reads by default, and than etcd stores. Workflows keep theirs for the console's form; Flyte compares the schemas of two
-    structures only where both have one (flytepropeller, pkg/compiler/validators/typing.go).
+    A recipe's schema is 50 kB, and a workflow carries those of all its tasks for each shape: more than the 2
+    MB that flyteadmin reads by default, and than etcd stores. Workflows keep theirs for the console's form;
+    Flyte compares the schemas of two structures only where both have one (flytepropeller,
+    pkg/compiler/validators/typing.go).
     """
     interface = task.interface
     # New variables: flytekit shares one object between all tasks that use a type.
@@ -71,10 +72,13 @@ def _type_without_schema(kind: LiteralType) -> LiteralType:
 
 
 def _variant(kind: LiteralType) -> LiteralType:
-    """Return the variant without its schema, but with the tag by which Flyte distinguishes a union's variants."""
+    """Return the variant without its schema, but with the tag by which Flyte distinguishes a union's
+    variants."""
     bare = _type_without_schema(kind)
     if bare is kind or kind.structure is None:
         return bare
     return LiteralType(
-        simple=bare.simple, collection_type=bare.collection_type, structure=TypeStructure(tag=kind.structure.tag)
+        simple=bare.simple,
+        collection_type=bare.collection_type,
+        structure=TypeStructure(tag=kind.structure.tag),
     )

@@ -1,4 +1,5 @@
-"""Secrets as Flyte requests them: cluster.yaml has their names, and no file of this project has their values."""
+"""Secrets as Flyte requests them: cluster.yaml has their names, and no file of this project has their
+values."""
 
 from typing import Literal
 
@@ -18,8 +19,14 @@ def secrets(kind: Literal["hub", "tracking", "notify"]) -> list[Secret]:
     for position, secret in enumerate(getattr(load_cluster().secrets, kind)):
         try:
             as_variable = Secret.MountType.ENV_VAR
-            found.append(Secret(group=secret.group, key=secret.key, env_var=secret.env_var, mount_requirement=as_variable))
+            found.append(
+                Secret(
+                    group=secret.group, key=secret.key, env_var=secret.env_var, mount_requirement=as_variable
+                )
+            )
         except ValueError as error:
             where = f"cluster.yaml: secrets.{kind}[{position}]"
-            raise RecipeError(f"{where}: {error}; give group: the Kubernetes secret's name (only Union needs none)") from None
+            raise RecipeError(
+                f"{where}: {error}; give group: the Kubernetes secret's name (only Union needs none)"
+            ) from None
     return found

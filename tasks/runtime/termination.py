@@ -1,4 +1,5 @@
-"""Termination of pods: results are stored before a pod exits, and the pods of a job exit in an order that keeps its result."""
+"""Termination of pods: results are stored before a pod exits, and the pods of a job exit in an order that
+keeps its result."""
 
 import logging
 import os
@@ -19,9 +20,11 @@ log = logging.getLogger(__name__)
 
 
 def ignoring_sigterm_after(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a task's `execute`, after which the pod ignores SIGTERM while flytekit stores the result or the error.
+    """Return a task's `execute`, after which the pod ignores SIGTERM while flytekit stores the result or the
+    error.
 
-    torchelastic's handler raises in the main thread whatever runs there, and flytekit treats an error in an upload as final.
+    torchelastic's handler raises in the main thread whatever runs there, and flytekit treats an error in an
+    upload as final.
     """
 
     def run(**inputs: Any) -> Any:
@@ -46,7 +49,8 @@ def _on_sigterm(handler: Any) -> None:
 
 
 def wait_for_outputs(size: int) -> None:
-    """Wait, in a pod without rank 0 whose ranks have ended, until rank 0's pod has stored `size` bytes, and exited.
+    """Wait, in a pod without rank 0 whose ranks have ended, until rank 0's pod has stored `size` bytes, and
+    exited.
 
     Raises:
         StorageError: nothing was stored in the time that the size allows.
@@ -63,7 +67,8 @@ def another_pod_reports() -> bool:
 
 
 def _names() -> set[str]:
-    """Return the names of files that the pods of this attempt have stored for Flyte; none while the storage is unreachable."""
+    """Return the names of files that the pods of this attempt have stored for Flyte; none while the storage
+    is unreachable."""
     prefix = str(current_context().output_metadata_prefix)
     try:
         files = FlyteContextManager.current_context().file_access.get_filesystem_for_path(prefix)
@@ -81,8 +86,8 @@ def _names() -> set[str]:
 def close_file_systems() -> None:
     """Close the connections of all of fsspec's file systems; a file system that is used again opens new ones.
 
-    flytekit's file systems run on its own event loops, for which s3fs closes nothing: without this, each process ends with
-    "Unclosed client session".
+    flytekit's file systems run on its own event loops, for which s3fs closes nothing: without this, each
+    process ends with "Unclosed client session".
     """
     if (asyn := sys.modules.get("fsspec.asyn")) is None:
         return
@@ -101,7 +106,8 @@ def close_file_systems() -> None:
 
 
 def close_local_cache() -> None:
-    """Close the database of flytekit's cache of local runs, which flytekit does not: its journal becomes part of the file."""
+    """Close the database of flytekit's cache of local runs, which flytekit does not: its journal becomes part
+    of the file."""
     module = sys.modules.get("flytekit.core.local_cache")
     if module is not None and module.LocalTaskCache._initialized:
         module.LocalTaskCache._cache.close()

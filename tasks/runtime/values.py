@@ -1,4 +1,5 @@
-"""Values of stages as Flyte's values, and the reverse: files, folders, tables and failures; all others are the same."""
+"""Values of stages as Flyte's values, and the reverse: files, folders, tables and failures; all others are
+the same."""
 
 import json
 import typing
@@ -18,7 +19,8 @@ from flytune.stages import attempts, value_types
 from flytune.stages.orchestrator import Failed, File, Folder, Listed, Stored, StoredRows
 
 ARTIFACT = Artifact(name="flytune", partition_keys=["recipe", "base_model", "data"])
-"""Artifact as Union's catalogue lists it; open-source Flyte only stores the same as metadata of the output."""
+"""Artifact as Union's catalogue lists it; open-source Flyte only stores the same as metadata of the
+output."""
 
 
 class Facts:
@@ -55,7 +57,9 @@ def _failed(value: FlyteError | None) -> Failed:
     if value is None:
         return attempts.failed("")
     # On a cluster, Flyte names the node of the task that reports: fn0.
-    return attempts.failed(value.message, "" if value.failed_node_id.startswith("fn") else value.failed_node_id)
+    return attempts.failed(
+        value.message, "" if value.failed_node_id.startswith("fn") else value.failed_node_id
+    )
 
 
 def _listed(value: Listed) -> Any:
@@ -99,7 +103,8 @@ def constant(value: Any, kind: Any) -> Any:
 
 
 def output_type(kind: Any, has_separate_fields: bool) -> Any:
-    """Return Flyte's type of a stage's result; a named tuple has an output for each field, or for each of its record's."""
+    """Return Flyte's type of a stage's result; a named tuple has an output for each field, or for each of its
+    record's."""
     if not hasattr(kind, "_fields"):
         return flyte_type(kind)
     hints = typing.get_type_hints(kind, include_extras=True)

@@ -26,7 +26,21 @@ def no_converter(monkeypatch, tmp_path):
 
 
 def test_the_converter_of_the_option_of_the_variable_and_on_path(model, tmp_path, monkeypatch, capsys):
-    assert main(["gguf", str(model), "--out", str(tmp_path / "a.gguf"), "--converter", str(STAND_IN), "--outtype", "q8_0"]) == 0
+    assert (
+        main(
+            [
+                "gguf",
+                str(model),
+                "--out",
+                str(tmp_path / "a.gguf"),
+                "--converter",
+                str(STAND_IN),
+                "--outtype",
+                "q8_0",
+            ]
+        )
+        == 0
+    )
     assert (tmp_path / "a.gguf").read_bytes() == b"GGUFq8_0"
     assert capsys.readouterr().out == f"{tmp_path / 'a.gguf'}\n"
     monkeypatch.setenv(gguf.VARIABLE, str(STAND_IN))
@@ -37,18 +51,24 @@ def test_the_converter_of_the_option_of_the_variable_and_on_path(model, tmp_path
     (tmp_path / "bin" / gguf.CONVERTER).chmod(0o755)
     gguf.convert(model, tmp_path / "c.gguf", "f16")
     assert [(tmp_path / f"{name}.gguf").read_bytes() for name in "bc"] == [b"GGUFauto", b"GGUFf16"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf", "b.gguf", "bin", "c.gguf"], "nothing temporary stays"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf", "b.gguf", "bin", "c.gguf"], (
+        "nothing temporary stays"
+    )
 
 
 def test_without_a_converter_the_command_is_shown(model, tmp_path):
-    said = f"no convert_hf_to_gguf.py on PATH; .*or run there: python convert_hf_to_gguf.py {model} --outfile {tmp_path}/x.gguf"
+    said = (
+        f"no convert_hf_to_gguf.py on PATH; .*or run there: python convert_hf_to_gguf.py {model} "
+        f"--outfile {tmp_path}/x.gguf"
+    )
     with pytest.raises(ExportError, match=said + " --outtype f16$"):
         gguf.convert(model, tmp_path / "x.gguf", "f16")
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").touch()
     with pytest.raises(
-        ExportError, match=f"run there: flytune merge {adapter} --out .*x-merged && python .*x-merged --outfile"
+        ExportError,
+        match=f"run there: flytune merge {adapter} --out .*x-merged && python .*x-merged --outfile",
     ):
         gguf.convert(adapter, tmp_path / "x.gguf")
     with pytest.raises(ExportError, match="gone.py: no such file; install llama.cpp"):
@@ -66,7 +86,9 @@ def test_an_adapter_is_merged_first(model, tmp_path, monkeypatch):
 
 def test_a_failure_leaves_no_file(model, tmp_path, monkeypatch):
     monkeypatch.setenv("STAND_IN_FAILS", "1")
-    with pytest.raises(ExportError, match=r"exit code 1; it said:\nNotImplementedError: BPE pre-tokenizer was not recognized"):
+    with pytest.raises(
+        ExportError, match=r"exit code 1; it said:\nNotImplementedError: BPE pre-tokenizer was not recognized"
+    ):
         gguf.convert(model, tmp_path / "x.gguf", converter=str(STAND_IN))
     monkeypatch.delenv("STAND_IN_FAILS")
     monkeypatch.setenv("STAND_IN_WRITES_NOTHING", "1")
@@ -77,7 +99,9 @@ def test_a_failure_leaves_no_file(model, tmp_path, monkeypatch):
 
 def test_a_full_disk_leaves_no_file(model, tmp_path, capsys):
     with files_of_at_most(2):
-        assert main(["gguf", str(model), "--out", str(tmp_path / "x.gguf"), "--converter", str(STAND_IN)]) == 1
+        assert (
+            main(["gguf", str(model), "--out", str(tmp_path / "x.gguf"), "--converter", str(STAND_IN)]) == 1
+        )
     error = capsys.readouterr().err
     assert "File too large" in error
     assert error.startswith("ExportError: ")

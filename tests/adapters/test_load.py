@@ -21,8 +21,16 @@ from tests.support.store import stored
 
 @pytest.fixture(scope="module")
 def store(base, tmp_path_factory):
-    folder, dataset = tmp_path_factory.mktemp("store"), write_dataset(tmp_path_factory.mktemp("dataset"), base)
-    for name, method, steps in (("short", "lora", 4), ("long", "lora", 12), ("short4", "qlora", 4), ("long4", "qlora", 12)):
+    folder, dataset = (
+        tmp_path_factory.mktemp("store"),
+        write_dataset(tmp_path_factory.mktemp("dataset"), base),
+    )
+    for name, method, steps in (
+        ("short", "lora", 4),
+        ("long", "lora", 12),
+        ("short4", "qlora", 4),
+        ("long4", "qlora", 12),
+    ):
         stored(folder, base, dataset, name, method, steps)
     stored(folder, base, dataset, "whole", "full", steps=2)
     return folder
@@ -60,7 +68,9 @@ def test_each_adapter_computes_what_it_computes_alone(store, prompts, suffix):
         assert torch.equal(logits(model, prompts), alone(store / folder, prompts)), name
     recipe = Recipe.from_yaml(store / f"short{suffix}" / "recipe.yaml")
     with model.disable_adapter():
-        assert torch.equal(logits(model, prompts), logits(loading.base_model(recipe, "float32").eval(), prompts))
+        assert torch.equal(
+            logits(model, prompts), logits(loading.base_model(recipe, "float32").eval(), prompts)
+        )
 
 
 def test_a_batch_may_mix_them(store):
@@ -68,11 +78,16 @@ def test_a_batch_may_mix_them(store):
     tokens = torch.tensor([[5, 6, 7, 8]] * 3)
     with torch.no_grad():
         mixed = model(input_ids=tokens, adapter_names=["b", "__base__", "a"]).logits
-        said = model.generate(input_ids=tokens, adapter_names=["b", "__base__", "a"], max_new_tokens=4, do_sample=False)
+        said = model.generate(
+            input_ids=tokens, adapter_names=["b", "__base__", "a"], max_new_tokens=4, do_sample=False
+        )
         for row, name in ((0, "b"), (2, "a")):
             model.set_adapter(name)
             assert torch.allclose(mixed[row], model(input_ids=tokens[:1]).logits[0], atol=1e-5)
-            assert said[row].tolist() == model.generate(input_ids=tokens[:1], max_new_tokens=4, do_sample=False)[0].tolist()
+            assert (
+                said[row].tolist()
+                == model.generate(input_ids=tokens[:1], max_new_tokens=4, do_sample=False)[0].tolist()
+            )
         with model.disable_adapter():
             assert torch.allclose(mixed[1], model(input_ids=tokens[:1]).logits[0], atol=1e-5)
     assert not torch.allclose(mixed[0], mixed[2], atol=1e-2)
@@ -92,7 +107,9 @@ def test_adapters_of_different_bases_are_not_put_onto_one(store, tmp_path):
 
 
 def test_what_cannot_be_loaded_says_why(store, tmp_path):
-    with pytest.raises(ExportError, match="has no adapter; it is a complete model, which is loaded by itself"):
+    with pytest.raises(
+        ExportError, match="has no adapter; it is a complete model, which is loaded by itself"
+    ):
         adapters_loading.load({"a": store / "whole"})
     for name in ("base", "a.b", ""):
         with pytest.raises(ExportError, match=f"'{name}' cannot be an adapter's name"):
@@ -107,7 +124,9 @@ def test_what_cannot_be_loaded_says_why(store, tmp_path):
     tensors.pop(next(iter(tensors)))
     save_file(tensors, file, metadata={"format": "pt"})
     seal(cut)
-    with pytest.raises(ExportError, match="adapter b on base model .*: cannot be loaded: Found missing adapter keys"):
+    with pytest.raises(
+        ExportError, match="adapter b on base model .*: cannot be loaded: Found missing adapter keys"
+    ):
         adapters_loading.load({"a": store / "long", "b": cut})
 
 
@@ -188,7 +207,9 @@ def test_arguments_that_do_not_go_together(store, tmp_path, wishes, said):
 
 def test_what_peft_cannot_combine_is_refused_with_its_reason(store, tmp_path):
     combining.combine([store / "short", store / "long"], tmp_path / "r16")
-    with pytest.raises(ExportError, match="cannot combine these adapters by linear: All adapters must have the same r value"):
+    with pytest.raises(
+        ExportError, match="cannot combine these adapters by linear: All adapters must have the same r value"
+    ):
         combining.combine([store / "short", tmp_path / "r16"], tmp_path / "out", how="linear")
     assert combining.combine([store / "short", tmp_path / "r16"], tmp_path / "svd", how="svd").r == 16
     with pytest.raises(ExportError, match="out: exists already|svd: exists already"):
@@ -199,17 +220,33 @@ def test_what_peft_cannot_combine_is_refused_with_its_reason(store, tmp_path):
     config = dora / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
     seal(dora)
-    with pytest.raises(ExportError, match="dora: its adapter has use_dora, which PEFT does not combine correctly"):
+    with pytest.raises(
+        ExportError, match="dora: its adapter has use_dora, which PEFT does not combine correctly"
+    ):
         combining.combine([store / "short", dora], tmp_path / "out")
 
 
 def test_the_command_combines(store, tmp_path, capsys):
-    command = ["combine", str(tmp_path / "both"), str(store / "short"), str(store / "long"), "--weights", "0.7", "0.3"]
+    command = [
+        "combine",
+        str(tmp_path / "both"),
+        str(store / "short"),
+        str(store / "long"),
+        "--weights",
+        "0.7",
+        "0.3",
+    ]
     assert cli.main(command) == 0
-    assert "both: 0.7 x short (r 8) + 0.3 x long (r 8), combined by cat, r 16; not evaluated" in capsys.readouterr().out
+    assert (
+        "both: 0.7 x short (r 8) + 0.3 x long (r 8), combined by cat, r 16; not evaluated"
+        in capsys.readouterr().out
+    )
     assert cli.main(command) == 1
     assert "exists already" in capsys.readouterr().err
-    assert cli.main([*command[:1], str(tmp_path / "b"), *command[2:4], "--how", "svd", "--rank", "4", "--json"]) == 0
+    assert (
+        cli.main([*command[:1], str(tmp_path / "b"), *command[2:4], "--how", "svd", "--rank", "4", "--json"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["r"] == 4
 
 

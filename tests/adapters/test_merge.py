@@ -40,7 +40,9 @@ def trained_logits(recipe, artifact):
     from transformers import AutoTokenizer
 
     prompts = probe.tokenized(AutoTokenizer.from_pretrained(artifact))
-    return torch.cat([logits for _, logits in probe.logits_of(loading.exported_model(recipe, artifact), prompts)])
+    return torch.cat(
+        [logits for _, logits in probe.logits_of(loading.exported_model(recipe, artifact), prompts)]
+    )
 
 
 def test_a_lora_adapter_merges_into_its_base(artifacts, tmp_path):
@@ -52,7 +54,9 @@ def test_a_lora_adapter_merges_into_its_base(artifacts, tmp_path):
     assert candidate.agreement == 1
     _, logits = reloaded(tmp_path / "merged")
     assert probe.distance(trained_logits(recipe, artifact), logits).max() < 1e-4
-    config, base = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "merged", Path(made.base)))
+    config, base = (
+        json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "merged", Path(made.base))
+    )
     # Both forms of the rotary embedding and of the dtype; all else as the base has it.
     assert config == base | {"rope_theta": base["rope_parameters"]["rope_theta"], "torch_dtype": "float32"}
 
@@ -63,10 +67,17 @@ def test_an_adapter_on_a_base_that_was_published_in_few_bits_is_merged_into_its_
 ):
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    format_ = BitsAndBytesConfig(load_in_8bit=True) if bits == 8 else BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)  # fmt: skip
+    format_ = (
+        BitsAndBytesConfig(load_in_8bit=True)
+        if bits == 8
+        else BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+        )
+    )
     quantized = tmp_path / "quantized"
-    AutoModelForCausalLM.from_pretrained(base, quantization_config=format_, dtype=torch.float32).save_pretrained(quantized)
+    AutoModelForCausalLM.from_pretrained(
+        base, quantization_config=format_, dtype=torch.float32
+    ).save_pretrained(quantized)
     AutoTokenizer.from_pretrained(base).save_pretrained(quantized)
     recipe = recipe_for(quantized, "lora", **{"model.dtype": "float32"})
     artifact = write_artifact(tmp_path / "artifact", recipe, write_dataset(tmp_path / "data", base), steps=4)
@@ -99,7 +110,10 @@ def test_an_adapter_on_an_8_bit_base_is_merged_the_nearer_way(base, tmp_path):
     recipe = recipe_for(base, {"name": "qlora", "load_in_8bit": True}, **changes)
     artifact = write_artifact(tmp_path / "artifact", recipe, dataset, steps=30)
     made = merging.merge(artifact, tmp_path / "merged")
-    assert {candidate.onto for candidate in made.candidates} == {"16-bit weights", "dequantized 8-bit weights"}
+    assert {candidate.onto for candidate in made.candidates} == {
+        "16-bit weights",
+        "dequantized 8-bit weights",
+    }
     kept, other = made.candidates
     assert 0 < kept.divergence <= other.divergence < 1e-3, "8-bit layers round their inputs too"
     model, logits = reloaded(tmp_path / "merged")
@@ -115,7 +129,13 @@ def test_an_adapter_on_an_8_bit_base_is_merged_the_nearer_way(base, tmp_path):
 def test_the_merged_folder_is_complete(artifacts, base, tmp_path):
     made = merging.merge(artifacts["qlora"][1], tmp_path / "new" / "merged")
     files = {path.name for path in (tmp_path / "new" / "merged").iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "merge.json"} <= files
+    assert {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "merge.json",
+    } <= files
     assert not [name for name in files if name.startswith("adapter")]
     assert merging.Merge.read(tmp_path / "new" / "merged" / "merge.json") == made
     config = json.loads((tmp_path / "new" / "merged" / "config.json").read_text())
@@ -162,7 +182,9 @@ def test_the_other_way_is_kept_where_it_is_nearer(artifacts, tmp_path, monkeypat
     onto_dequantized = merging._merged(
         recipe, loading.exported_model(recipe, artifact), "dequantized 4-bit weights", recipe.model.dtype
     )
-    onto_16_bit = merging._merged(recipe, loading.exported_model(recipe, artifact), "16-bit weights", recipe.model.dtype)
+    onto_16_bit = merging._merged(
+        recipe, loading.exported_model(recipe, artifact), "16-bit weights", recipe.model.dtype
+    )
     written = reloaded(tmp_path / "merged")[0].model.layers[0].mlp.up_proj.weight
     assert torch.equal(written, onto_16_bit.model.layers[0].mlp.up_proj.weight)
     assert not torch.equal(written, onto_dequantized.model.layers[0].mlp.up_proj.weight)
@@ -182,7 +204,9 @@ def test_4_bit_layers_without_an_adapter_are_merged_as_they_were(base, tmp_path)
 
 def test_nothing_is_overwritten(artifacts, tmp_path):
     (tmp_path / "merged").mkdir()
-    with pytest.raises(ExportError, match="merged: exists already; a merged model is written into a new folder"):
+    with pytest.raises(
+        ExportError, match="merged: exists already; a merged model is written into a new folder"
+    ):
         merging.merge(artifacts["lora"][1], tmp_path / "merged")
     assert not list((tmp_path / "merged").iterdir())
 
@@ -200,7 +224,8 @@ def test_a_head_that_is_the_embedding_is_not_merged(artifacts):
         patch.setattr(merging, "_layers", lambda trained: layers)
         with pytest.raises(
             ExportError,
-            match="lm_head: the adapter changes it alone, but head and embedding are one tensor: use the adapter unmerged",
+            match="lm_head: the adapter changes it alone, but head and embedding are one tensor: use the "
+            "adapter unmerged",
         ):
             merging._merged(recipe, trained, "the base's weights", recipe.model.dtype)
 

@@ -73,7 +73,15 @@ def test_holds_what_is_needed_and_nothing_else(stored, recipe):
         "gate/probe.safetensors",
     }
     tokenizer = {"tokenizer.json", "tokenizer_config.json"}
-    records = {"artifact.json", "comparison.json", "manifest.json", "metrics.json", "plan.json", "steps.jsonl", "training.json"}
+    records = {
+        "artifact.json",
+        "comparison.json",
+        "manifest.json",
+        "metrics.json",
+        "plan.json",
+        "steps.jsonl",
+        "training.json",
+    }
     assert names(stored) == exported | tokenizer | records | {"README.md", "recipe.yaml", "report.html"}
 
 
@@ -137,7 +145,8 @@ def test_refuses_empty_and_cut_files(recipe, dataset, trained, tmp_path):
     data = weights.read_bytes()
     weights.write_bytes(data[:-1000])
     with pytest.raises(
-        ExportError, match=rf"adapter_model.safetensors: truncated .* {len(data):,} bytes, it has {len(data) - 1000:,}"
+        ExportError,
+        match=rf"adapter_model.safetensors: truncated .* {len(data):,} bytes, it has {len(data) - 1000:,}",
     ):
         store(recipe, dataset, trained, tmp_path / "out")
     weights.write_bytes(b"no safetensors at all")
@@ -155,14 +164,18 @@ def test_refuses_a_folder_without_weights_or_with_two(recipe, dataset, trained, 
         store(recipe, dataset, trained, tmp_path / "out")
     for folder in ("model", "adapter"):
         (trained / folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(ExportError, match=r"has neither model/ nor adapter/ with \*.safetensors; nothing was stored"):
+    with pytest.raises(
+        ExportError, match=r"has neither model/ nor adapter/ with \*.safetensors; nothing was stored"
+    ):
         store(recipe, dataset, trained, tmp_path / "out")
 
 
 def test_refuses_a_shard_that_is_missing(recipe, dataset, trained, tmp_path):
     index = {"weight_map": {"a": "adapter_model.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (trained / "adapter" / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ExportError, match=r"adapter/model-00002-of-00002.safetensors: listed in .*index.json but missing"):
+    with pytest.raises(
+        ExportError, match=r"adapter/model-00002-of-00002.safetensors: listed in .*index.json but missing"
+    ):
         store(recipe, dataset, trained, tmp_path / "out")
 
 
@@ -171,7 +184,9 @@ def test_refuses_stages_that_did_not_finish(recipe, dataset, trained, tmp_path):
     with pytest.raises(ExportError, match=r"training.json: missing, so its folder is incomplete"):
         store(recipe, dataset, trained, tmp_path / "out")
     (trained / "training.json").write_text("{}")
-    with pytest.raises(ExportError, match=r"training.json: not a TrainingResult \(8 mistakes: steps: missing; "):
+    with pytest.raises(
+        ExportError, match=r"training.json: not a TrainingResult \(8 mistakes: steps: missing; "
+    ):
         store(recipe, dataset, trained, tmp_path / "out")
 
 
@@ -210,7 +225,13 @@ def test_card_front_matter(stored, recipe, dataset, whole, tmp_path):
 
 def test_card_text(stored):
     text = (stored / "README.md").read_text()
-    for shown in ("Adds numbers.", "39.6", "21.3 (19.9 to 22.9)", "−0.620 (−0.660 to −0.580)", "32 for training, 12 held out"):
+    for shown in (
+        "Adds numbers.",
+        "39.6",
+        "21.3 (19.9 to 22.9)",
+        "−0.620 (−0.660 to −0.580)",
+        "32 for training, 12 held out",
+    ):
         assert shown in text
     assert "pyflyte run workflows/finetune.py finetune --recipe recipe.yaml" in text
     assert "{{" not in text
@@ -235,7 +256,8 @@ for folder in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def cards(base, dataset, tmp_path_factory):
-    """Return an artifact's metrics and the output of its card's code, by method; all codes run in one new process."""
+    """Return an artifact's metrics and the output of its card's code, by method; all codes run in one new
+    process."""
     metrics, folders = {}, []
     for method in ("full", "lora", "qlora"):
         folder = tmp_path_factory.mktemp(method)
@@ -248,7 +270,9 @@ def cards(base, dataset, tmp_path_factory):
         (out / "dataset").symlink_to(dataset)
         (out / "card.py").write_text("\n".join(blocks))
         folders.append(out)
-    done = subprocess.run([sys.executable, "-c", CARDS, *folders], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", CARDS, *folders], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     printed = re.findall(r"perplexity (\S+)", done.stdout)
     return {method: (metrics[method], float(found)) for method, found in zip(metrics, printed, strict=True)}
@@ -306,7 +330,9 @@ def test_publish_goes_on_within_a_file_that_was_cut_off(stored, tmp_path, monkey
 def test_publish_overwrites_nothing(file, stored, tmp_path):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / file).write_text("mine")
-    with pytest.raises(ExportError, match=r"tiny: holds .*nothing is overwritten: remove it, or change the recipe's name"):
+    with pytest.raises(
+        ExportError, match=r"tiny: holds .*nothing is overwritten: remove it, or change the recipe's name"
+    ):
         build.publish(stored, str(tmp_path), "tiny")
     assert names(tmp_path / "tiny") == {file}
     assert (tmp_path / "tiny" / file).read_text() == "mine"
@@ -322,15 +348,20 @@ def test_publish_to_s3(bucket, stored, tmp_path):
     other = copy_tree(stored, tmp_path / "other")
     contents = build.Contents.read(stored / "artifact.json")
     contents.model_copy(update={"identity": "0" * 64}).write(other / "artifact.json")
-    with pytest.raises(ExportError, match="s3://models/deep/tiny: holds another artifact; nothing is overwritten"):
+    with pytest.raises(
+        ExportError, match="s3://models/deep/tiny: holds another artifact; nothing is overwritten"
+    ):
         build.publish(other, f"{bucket}/deep", "tiny")
-    with pytest.raises(ExportError, match=r"publish.address: s3://gone: tiny cannot be written to: .*bucket does not exist"):
+    with pytest.raises(
+        ExportError, match=r"publish.address: s3://gone: tiny cannot be written to: .*bucket does not exist"
+    ):
         build.publish(stored, "s3://gone", "tiny")
 
 
 def test_publish_to_an_address_that_is_none(stored):
     with pytest.raises(
-        ExportError, match=r"publish.address: nosuch://bucket: cannot be written to: ValueError: Protocol not known"
+        ExportError,
+        match=r"publish.address: nosuch://bucket: cannot be written to: ValueError: Protocol not known",
     ):
         build.publish(stored, "nosuch://bucket", "tiny")
 
@@ -348,9 +379,19 @@ def test_the_licence_of_a_base_at_an_address_is_carried_over():
     assert model_card._license("memory://models/none") == {}
 
 
-def test_a_broken_guard_is_in_report_and_card_and_nothing_is_published(dataset, trained, recipe, tmp_path, caplog):
+def test_a_broken_guard_is_in_report_and_card_and_nothing_is_published(
+    dataset, trained, recipe, tmp_path, caplog
+):
     published = published_at(recipe, tmp_path / "models")
-    out = build.store(published, plan_for(published), dataset, trained, made_up(), tmp_path / "out", broken=["arc_easy fell"])
+    out = build.store(
+        published,
+        plan_for(published),
+        dataset,
+        trained,
+        made_up(),
+        tmp_path / "out",
+        broken=["arc_easy fell"],
+    )
     assert "arc_easy fell" in (out / "report.html").read_text(encoding="utf-8")
     assert "arc_easy fell" in (out / "README.md").read_text(encoding="utf-8")
     assert publish.attempt(out, published, ["arc_easy fell"], lambda: "s3://raw/x") == ""
@@ -361,7 +402,10 @@ def test_a_broken_guard_is_in_report_and_card_and_nothing_is_published(dataset, 
 def test_a_full_disk_fails_the_run_and_leaves_nothing(stored, recipe, tmp_path):
     published = published_at(recipe, tmp_path / "models")
     with (
-        pytest.raises(ExportError, match=r"not published: .*File too large.*; make room there.* is stored, at s3://raw/x: "),
+        pytest.raises(
+            ExportError,
+            match=r"not published: .*File too large.*; make room there.* is stored, at s3://raw/x: ",
+        ),
         files_of_at_most(20_000),
     ):
         publish.attempt(stored, published, [], lambda: "s3://raw/x")
@@ -403,7 +447,9 @@ def test_an_equal_run_is_published_once_and_another_decision_beside_it(recipe, d
     verify(Path(first))
 
 
-def test_an_artifact_without_an_identity_is_completed_by_an_equal_publication_at_the_same_time(recipe, tmp_path):
+def test_an_artifact_without_an_identity_is_completed_by_an_equal_publication_at_the_same_time(
+    recipe, tmp_path
+):
     release = ROOT / "tests" / "support" / "releases" / "0.1.0" / "artifact"
     name = build.published_name(release, recipe)
     there = tmp_path / "models" / name

@@ -21,14 +21,20 @@ from tests.support.tiny import tiny_base
 def made(tmp_path_factory):
     base = tiny_base(tmp_path_factory.mktemp("base"))
     store, dataset = tmp_path_factory.mktemp("store"), write_dataset(tmp_path_factory.mktemp("dataset"), base)
-    return base, stored(store, base, dataset, "adds", steps=1), stored(store, base, dataset, "whole", "full", steps=1)
+    return (
+        base,
+        stored(store, base, dataset, "adds", steps=1),
+        stored(store, base, dataset, "whole", "full", steps=1),
+    )
 
 
 @pytest.fixture
 def store(made, tmp_path):
     """Two artifacts, one a day older; no weights."""
     for age, folder in enumerate(made[1:]):
-        copy = shutil.copytree(folder, tmp_path / "store" / folder.name, ignore=shutil.ignore_patterns("*.safetensors"))
+        copy = shutil.copytree(
+            folder, tmp_path / "store" / folder.name, ignore=shutil.ignore_patterns("*.safetensors")
+        )
         os.utime(copy / "artifact.json", (1_700_000_000 - 86400 * age,) * 2)
     return tmp_path / "store"
 
@@ -42,7 +48,9 @@ def test_lists_what_an_artifact_is_newest_first(made, store):
     assert adds.base_perplexity == pytest.approx(39.65, abs=0.01)
     assert adds.tuned_perplexity == pytest.approx(21.33, abs=0.01)
     assert adds.stored.isoformat() == "2023-11-14T22:13:20+00:00"
-    assert adds.size == sum(stored.size for stored in build.Contents.read(store / "adds" / "artifact.json").files)
+    assert adds.size == sum(
+        stored.size for stored in build.Contents.read(store / "adds" / "artifact.json").files
+    )
     assert adds.problems == whole.problems == []
     assert [entry.name for entry in catalog.list_artifacts(str(store / "whole"))] == ["whole"]
     assert catalog.list_artifacts(adds.address) == [adds]
@@ -54,7 +62,9 @@ def test_what_cannot_be_read_is_told_in_its_row(store, capsys, monkeypatch):
     (store / "whole" / "artifact.json").unlink()
     change(store / "adds" / "adapter_config.json", revision="0123456789abcdef")
     adds, whole = catalog.list_artifacts(str(store))
-    assert adds.problems[0].startswith("adapter_config.json: its content is not what was written, by artifact.json")
+    assert adds.problems[0].startswith(
+        "adapter_config.json: its content is not what was written, by artifact.json"
+    )
     assert adds.problems[1].startswith("metrics.json: JSONError: ")
     assert adds.revision == "0123456789abcdef"
     assert whole.problems == ["artifact.json: not there", "manifest.json: not there"]
@@ -73,7 +83,9 @@ def test_what_cannot_be_read_is_told_in_its_row(store, capsys, monkeypatch):
 
 def test_an_address_without_artifacts(tmp_path):
     for address in (tmp_path, tmp_path / "none"):
-        with pytest.raises(ExportError, match="no artifact there, nor right below it: no recipe.yaml, no artifact.json"):
+        with pytest.raises(
+            ExportError, match="no artifact there, nor right below it: no recipe.yaml, no artifact.json"
+        ):
             catalog.list_artifacts(str(address))
     with pytest.raises(ExportError, match="nope://x: cannot be read: ValueError: Protocol not known"):
         catalog.list_artifacts("nope://x")
@@ -116,7 +128,9 @@ def test_pairs_are_not_listed_by_perplexity(store):
     (store / "adds" / "metrics.json").write_text(json.dumps(old))
     reward = old | {"preference": None, "reward": old["preference"]}
     (store / "whole" / "metrics.json").write_text(json.dumps(reward))
-    for entry, first in zip(catalog.list_artifacts(str(store)), ("reward_margin", "reward_accuracy"), strict=True):
+    for entry, first in zip(
+        catalog.list_artifacts(str(store)), ("reward_margin", "reward_accuracy"), strict=True
+    ):
         assert entry.figures[0].name == first
         assert entry.base_perplexity is entry.tuned_perplexity is None
 
@@ -132,19 +146,28 @@ def test_a_bucket_is_listed_fetched_and_checked(made, bucket, tmp_path, monkeypa
     assert {entry.address for entry in entries} == {f"{bucket}/team/adds", f"{bucket}/team/whole"}
     assert all(entry.stored is not None and entry.problems == [] for entry in entries)
     found = fetch.local_folder(f"{bucket}/team/adds")
-    assert (found / "adapter_model.safetensors").read_bytes() == (made[1] / "adapter_model.safetensors").read_bytes()
+    assert (found / "adapter_model.safetensors").read_bytes() == (
+        made[1] / "adapter_model.safetensors"
+    ).read_bytes()
     assert (found / "report.html").exists()
     assert fetch.local_folder(f"{bucket}/team/adds/") == found
-    with pytest.raises(ExportError, match="none: no artifact.json: there is no artifact, or an incomplete one"):
+    with pytest.raises(
+        ExportError, match="none: no artifact.json: there is no artifact, or an incomplete one"
+    ):
         fetch.local_folder(f"{bucket}/team/none")
     fsspec.filesystem("s3").pipe_file(f"{bucket}/team/whole/recipe.yaml", b"name: other\n")
-    with pytest.raises(ExportError, match="whole/recipe.yaml: not what artifact.json says; publish the artifact again"):
+    with pytest.raises(
+        ExportError, match="whole/recipe.yaml: not what artifact.json says; publish the artifact again"
+    ):
         fetch.local_folder(f"{bucket}/team/whole")
 
 
 def test_a_fingerprint_names_artifacts_and_their_names(made):
     adds, whole = (folder / "artifact.json" for folder in made[1:])
-    found = {catalog.fingerprint(files) for files in ({"a": adds}, {"b": adds}, {"a": whole}, {"a": adds, "b": whole})}
+    found = {
+        catalog.fingerprint(files)
+        for files in ({"a": adds}, {"b": adds}, {"a": whole}, {"a": adds, "b": whole})
+    }
     assert len(found) == 4
     assert catalog.fingerprint({"b": whole, "a": adds}) in found
     with pytest.raises(ExportError, match="x: no artifact.json"):

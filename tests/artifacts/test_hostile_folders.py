@@ -28,7 +28,9 @@ def test_export_json_names_no_file_that_artifact_json_does_not(artifact, tmp_pat
     (artifact / "notes").write_text("keep")
     seal(artifact)
     change(listed, files=[file for file in files_in(listed) if file["file"] != "notes"])
-    with pytest.raises(ExportError, match=r"'notes': listed in export.json, but not one of the artifact's files, by artifact"):
+    with pytest.raises(
+        ExportError, match=r"'notes': listed in export.json, but not one of the artifact's files, by artifact"
+    ):
         if user == "merge":
             merging.merge(artifact, tmp_path / "out")
         combining.combine([artifact, artifact], tmp_path / "out")
@@ -63,7 +65,10 @@ def test_an_adapter_without_a_rank_has_pefts(artifact, tmp_path):
     del config["r"]
     (artifact / "adapter_config.json").write_text(json.dumps(config))
     found = load_file(artifact / "adapter_model.safetensors")
-    wider = {name: numpy.concatenate([value] * 4, axis=0 if "lora_A" in name else 1) for name, value in found.items()}
+    wider = {
+        name: numpy.concatenate([value] * 4, axis=0 if "lora_A" in name else 1)
+        for name, value in found.items()
+    }
     save_file(wider, artifact / "adapter_model.safetensors", {"format": "pt"})
     seal(artifact)
     made = combining.combine([artifact, artifact], tmp_path / "out")

@@ -1,4 +1,5 @@
-"""Results of local runs: where they stay, that none is overwritten, and what becomes of one that cannot be moved."""
+"""Results of local runs: where they stay, that none is overwritten, and what becomes of one that cannot be
+moved."""
 
 import pytest
 
@@ -27,7 +28,9 @@ def test_a_result_stays_in_the_working_directory_and_none_is_overwritten(result,
         folder = result(text)
         assert kept.keep(folder, "tiny-0a") == tmp_path / "work" / "artifacts" / name
         assert not folder.exists()
-    assert {one.name: (one / "gate" / "probe.json").read_text() for one in (tmp_path / "work/artifacts").iterdir()} == texts
+    assert {
+        one.name: (one / "gate" / "probe.json").read_text() for one in (tmp_path / "work/artifacts").iterdir()
+    } == texts
 
 
 def test_the_variable_names_another_folder(result, tmp_path, monkeypatch):

@@ -61,7 +61,9 @@ def test_who_asks_is_told(webhook):
 
 def test_no_credential_is_told(webhook):
     got, server = webhook
-    assert notify.send(wishes("failed"), "failed", f"posting to http://127.0.0.1:{server.server_port}/{SECRET} failed")
+    assert notify.send(
+        wishes("failed"), "failed", f"posting to http://127.0.0.1:{server.server_port}/{SECRET} failed"
+    )
     assert SECRET not in got[0][1]["text"]
 
 
@@ -95,21 +97,36 @@ def test_an_address_that_refuses_is_a_warning(webhook, caplog):
 
 def test_what_is_told_of_an_artifact():
     def score(perplexity):
-        return Score(loss=1, loss_low=1, loss_high=1, perplexity=perplexity, perplexity_low=1, perplexity_high=1)
+        return Score(
+            loss=1, loss_low=1, loss_high=1, perplexity=perplexity, perplexity_low=1, perplexity_high=1
+        )
 
     metrics = Metrics(
-        base=score(39.8), tuned=score(21.3), loss_difference=-0.63, loss_difference_low=-0.7, loss_difference_high=-0.5,
-        samples=5, tokens=9, loaded_as="nf4", answers=[], seconds=1,
-    )  # fmt: skip
+        base=score(39.8),
+        tuned=score(21.3),
+        loss_difference=-0.63,
+        loss_difference_low=-0.7,
+        loss_difference_high=-0.5,
+        samples=5,
+        tokens=9,
+        loaded_as="nf4",
+        answers=[],
+        seconds=1,
+    )
     said = notify.success_message(recipe_of(), metrics, "s3://bucket/x", [])
-    assert "Held-out perplexity 39.80 -> 21.30; loss -0.6300 nats per token (-0.7000 to -0.5000): significantly better." in said
+    assert (
+        "Held-out perplexity 39.80 -> 21.30; loss -0.6300 nats per token (-0.7000 to -0.5000): significantly "
+        "better." in said
+    )
     assert said.endswith("Artifact: s3://bucket/x")
     older = metrics.model_dump(exclude={"figures"}) | {"loss_difference_high": 0.1}
     unclear = notify.success_message(recipe_of(), Metrics.model_validate(older), str(Path("x")), [])
     assert "not significantly better" in unclear
     refused = notify.success_message(recipe_of(), metrics, "s3://bucket/x", ["arc_easy fell"])
     assert refused.endswith("Artifact: s3://bucket/x\nNot published or promoted: arc_easy fell")
-    unmeasured = notify.success_message(recipe_of(), metrics.model_copy(update={"figures": []}), "s3://bucket/x", [])
+    unmeasured = notify.success_message(
+        recipe_of(), metrics.model_copy(update={"figures": []}), "s3://bucket/x", []
+    )
     assert "done. No samples were held out, so nothing was measured.\nArtifact: s3://bucket/x" in unmeasured
 
 
@@ -142,4 +159,7 @@ def test_a_single_sample_and_a_doubt_are_told():
     measured = metrics(unknown, samples=1).model_copy(update={"doubts": ["2 of 3 samples were cut"]})
     said = notify.success_message(wishes(), measured, "s3://b/x", [])
     assert "loss -0.1000 nats per token (no interval): not significantly better." in said
-    assert "In doubt: 2 of 3 samples were cut; a single held-out sample is no evidence, and has no interval." in said
+    assert (
+        "In doubt: 2 of 3 samples were cut; a single held-out sample is no evidence, and has no interval."
+        in said
+    )

@@ -1,4 +1,5 @@
-"""Opening of artifacts that somebody else made or changed: nothing of one runs or is used before its check."""
+"""Opening of artifacts that somebody else made or changed: nothing of one runs or is used before its
+check."""
 
 import json
 import shutil
@@ -30,14 +31,16 @@ FILES = [file.file for file in Contents.read(RELEASE / "artifact" / CONTENTS).fi
 
 
 SAID = {
-    "sweep": "the folder of a sweep, and no artifact; `flytune fetch --point` fetches the artifact of a point",
+    "sweep": "the folder of a sweep, and no artifact; `flytune fetch --point` fetches the artifact of a "
+    "point",
     "answers": "the folder of answers, and no artifact",
     "dataset": "the folder of a data set, and no artifact",
 }
 
 
 @pytest.mark.parametrize(
-    "command", ["merge FOLDER --out OUT", "gguf FOLDER --out OUT", "combine OUT FOLDER FOLDER", "reproduce FOLDER"]
+    "command",
+    ["merge FOLDER --out OUT", "gguf FOLDER --out OUT", "combine OUT FOLDER FOLDER", "reproduce FOLDER"],
 )
 @pytest.mark.parametrize("kind", SAID)
 def test_another_listed_folder_is_no_artifact(kind, command, tmp_path, monkeypatch, capsys):
@@ -98,7 +101,9 @@ def test_an_artifact_of_an_older_release_opens(artifact):
 @pytest.mark.parametrize("file", FILES)
 def test_one_flipped_byte_of_each_file_is_found(artifact, file):
     flip(artifact / file)
-    with pytest.raises(ExportError, match=f"artifact: {file}: its content is not what was written, by artifact.json"):
+    with pytest.raises(
+        ExportError, match=f"artifact: {file}: its content is not what was written, by artifact.json"
+    ):
         opening.open_artifact(artifact)
 
 
@@ -106,7 +111,9 @@ def test_one_flipped_byte_of_each_file_is_found(artifact, file):
 def test_no_use_of_an_artifact_takes_a_changed_lora_alpha(artifact, tmp_path, user):
     change(artifact / "adapter_config.json", lora_alpha=999)
     put_at_address(artifact)
-    with pytest.raises(ExportError, match=r"adapter_config.json: (has [\d,]+ bytes|its content|not what artifact.json says)"):
+    with pytest.raises(
+        ExportError, match=r"adapter_config.json: (has [\d,]+ bytes|its content|not what artifact.json says)"
+    ):
         users(artifact, tmp_path / "out")[user]()
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").rglob(CONTENTS))
 
@@ -125,7 +132,16 @@ def test_an_adapter_to_start_from_is_compared_too(artifact):
 
 
 @pytest.mark.parametrize(
-    "name", ["model.safetensors", "pytorch_model.bin", "modeling_x.py", "extra.json", "a/b.pt", "vocab.txt", "x.jinja"]
+    "name",
+    [
+        "model.safetensors",
+        "pytorch_model.bin",
+        "modeling_x.py",
+        "extra.json",
+        "a/b.pt",
+        "vocab.txt",
+        "x.jinja",
+    ],
 )
 def test_a_file_that_a_library_would_load_is_listed(artifact, name):
     (artifact / name).parent.mkdir(exist_ok=True)
@@ -159,7 +175,11 @@ NO_ARTIFACT = {
     "a size that is text": '{"files": [{"file": "a", "size": "many", "sha256": "' + "0" * 64 + '"}]}',
     "a negative size": '{"files": [{"file": "a", "size": -1, "sha256": "' + "0" * 64 + '"}]}',
     "a size of 1e400": '{"files": [{"file": "a", "size": 1e400, "sha256": "' + "0" * 64 + '"}]}',
-    "thousands of digits": '{"files": [{"file": "a", "size": ' + "9" * 5000 + ', "sha256": "' + "0" * 64 + '"}]}',
+    "thousands of digits": '{"files": [{"file": "a", "size": '
+    + "9" * 5000
+    + ', "sha256": "'
+    + "0" * 64
+    + '"}]}',
     "no hash": '{"files": [{"file": "a", "size": 1, "sha256": ""}]}',
     "a key twice": '{"files": [], "files": []}',
     "a name twice": json.dumps({"files": [{"file": "a", "size": 1, "sha256": "0" * 64}] * 2}),
@@ -214,18 +234,25 @@ def hostile(artifact, tmp_path):
         (folder / "modeling_hostile.py").write_text(HOSTILE.format(str(marker)))
     names = {"AutoConfig": "modeling_hostile.Config", "AutoModelForCausalLM": "modeling_hostile.Model"}
     change(tmp_path / "base" / "config.json", auto_map=names, model_type="hostile")
-    return change_recipe(artifact, "  name_or_path: base\n", "  name_or_path: base\n  trust_remote_code: true\n"), marker
+    return change_recipe(
+        artifact, "  name_or_path: base\n", "  name_or_path: base\n  trust_remote_code: true\n"
+    ), marker
 
 
 @pytest.mark.parametrize("user", [name for name in USERS if name not in ("compare", "publish", "fetch")])
 def test_code_of_an_artifact_does_not_run_without_consent(hostile, tmp_path, user):
     artifact, marker = hostile
-    with pytest.raises(ExportError, match="trust_remote_code: Python files of 'base' would run here.*give --trust-remote-code"):
+    with pytest.raises(
+        ExportError,
+        match="trust_remote_code: Python files of 'base' would run here.*give --trust-remote-code",
+    ):
         users(artifact, tmp_path / "out")[user]()
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("command", [["merge", "artifact", "--out", "out"], ["combine", "out", "artifact", "artifact"]])
+@pytest.mark.parametrize(
+    "command", [["merge", "artifact", "--out", "out"], ["combine", "out", "artifact", "artifact"]]
+)
 def test_code_runs_with_consent_alone(hostile, command, capsys):
     _, marker = hostile
     assert cli.main(command) == 1
@@ -257,7 +284,9 @@ def test_a_merged_folder_with_code_is_not_given_to_the_converter(tmp_path):
 
 def test_tasks_of_an_artifacts_recipe_may_have_code_and_need_consent(artifact):
     change_recipe(artifact, "evaluation:\n", "evaluation:\n  tasks: [x]\n  include_path: s3://x/tasks\n")
-    with pytest.raises(ExportError, match="evaluation.include_path: tasks in 's3://x/tasks' may have Python code"):
+    with pytest.raises(
+        ExportError, match="evaluation.include_path: tasks in 's3://x/tasks' may have Python code"
+    ):
         reproduction.recipe_of(artifact)
     assert reproduction.recipe_of(artifact, trust_remote_code=True).evaluation.include_path == "s3://x/tasks"
 
@@ -267,7 +296,8 @@ def test_rewards_of_an_artifacts_recipe_with_code_of_their_own_need_consent(arti
     objective = f'objective:\n  name: grpo\n  rewards: [exact_answer, {{name: own, code: "{code}"}}]\n'
     change_recipe(artifact, "evaluation:\n", f"{objective}evaluation:\n")
     with pytest.raises(
-        ExportError, match=r"objective.rewards with code of its own \(own\).*read it first.*--trust-remote-code"
+        ExportError,
+        match=r"objective.rewards with code of its own \(own\).*read it first.*--trust-remote-code",
     ):
         reproduction.recipe_of(artifact)
     assert reproduction.recipe_of(artifact, trust_remote_code=True).objective.own_code == ["own"]
@@ -284,9 +314,14 @@ BASES = {
 
 
 @pytest.mark.parametrize(("name", "advice"), BASES.items())
-def test_the_base_that_an_artifact_names_is_no_address_and_no_missing_folder(artifact, name, advice, tmp_path):
+def test_the_base_that_an_artifact_names_is_no_address_and_no_missing_folder(
+    artifact, name, advice, tmp_path
+):
     change_recipe(artifact, "name_or_path: base\n", f'name_or_path: "{name}"\n')
-    for use in (lambda: merging.merge(artifact, tmp_path / "out"), lambda: combining.combine([artifact] * 2, tmp_path / "out")):
+    for use in (
+        lambda: merging.merge(artifact, tmp_path / "out"),
+        lambda: combining.combine([artifact] * 2, tmp_path / "out"),
+    ):
         with pytest.raises(ExportError, match=advice):
             use()
     base = str(tmp_path / "base")
@@ -316,7 +351,8 @@ def test_the_base_of_the_person_is_used_and_shown(artifact, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "values", [{"r": 10**9}, {"rank_pattern": {"q_proj": 60_000}}, {"r": 60_000}, {"megatron_config": {"a": 1}}]
+    "values",
+    [{"r": 10**9}, {"rank_pattern": {"q_proj": 60_000}}, {"r": 60_000}, {"megatron_config": {"a": 1}}],
 )
 def test_an_adapter_that_would_allocate_or_import_is_refused_before(artifact, tmp_path, values):
     change(artifact / "adapter_config.json", **values)
@@ -330,11 +366,19 @@ def test_an_adapter_that_would_allocate_or_import_is_refused_before(artifact, tm
             use()
 
 
-@pytest.mark.parametrize("text", ["[/x]", "[bold]", "a\\", "[link=http://x]y[/link]", "\x1b[2Jx", ":warning:", "[red]x[/]"])
+@pytest.mark.parametrize(
+    "text", ["[/x]", "[bold]", "a\\", "[link=http://x]y[/link]", "\x1b[2Jx", ":warning:", "[red]x[/]"]
+)
 @pytest.mark.parametrize("columns", ["200", "40", "12"])
 def test_a_reason_is_shown_as_it_is_and_breaks_no_listing(tmp_path, monkeypatch, capsys, text, columns):
     monkeypatch.setenv("COLUMNS", columns)
-    fields = {"time": "2026-01-01T00:00:00Z", "outcome": "accepted", "method": "lora", "recipe": "r", "fingerprint": "f"}
+    fields = {
+        "time": "2026-01-01T00:00:00Z",
+        "outcome": "accepted",
+        "method": "lora",
+        "recipe": "r",
+        "fingerprint": "f",
+    }
     decision = Decision(artifact=f"{text}/a", reason=text, **fields)
     history.record(str(tmp_path), decision, expected=None)
     history.record(str(tmp_path), decision.model_copy(update={"artifact": "b"}), expected=f"{text}/a")

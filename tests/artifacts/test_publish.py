@@ -83,7 +83,10 @@ def test_weights_that_are_elsewhere_are_uploaded_from_there_one_at_a_time(hub, m
     build.publish(small, ADDRESS, "elsewhere", Storage(model))
     assert repository.files("elsewhere").keys() == expected.keys()
     assert repository.files("elsewhere")["model.safetensors"] == expected["model.safetensors"]
-    assert json.loads(repository.files("elsewhere")["artifact.json"]).keys() == json.loads(expected["artifact.json"]).keys()
+    assert (
+        json.loads(repository.files("elsewhere")["artifact.json"]).keys()
+        == json.loads(expected["artifact.json"]).keys()
+    )
 
 
 def test_again_makes_no_commit(hub, adapter):
@@ -134,9 +137,12 @@ def test_a_broken_upload_goes_on(hub, base, dataset, tmp_path):
     hub.broken, hub.asked["put"] = lambda route: None, 0
     publish(stored)
     assert hub.asked["put"] == 3
-    assert {"gate/probe.safetensors", "model.safetensors", "extra-2.safetensors", "extra-3.safetensors"} <= hub.repositories[
-        REPOSITORY
-    ].files().keys()
+    assert {
+        "gate/probe.safetensors",
+        "model.safetensors",
+        "extra-2.safetensors",
+        "extra-3.safetensors",
+    } <= hub.repositories[REPOSITORY].files().keys()
 
 
 def test_a_commit_in_between_and_a_hub_that_is_away_for_a_moment(hub, adapter):
@@ -170,26 +176,34 @@ def test_public_where_the_recipe_says_so(hub, base, dataset, tmp_path):
 
 def test_anothers_model_is_left_as_it_is(hub, adapter):
     repository = hub.repositories[REPOSITORY] = mock_hub.Repository(private=True)
-    repository.files().update({"config.json": b"{}", "model.safetensors": b"", "README.md": b"", "LICENSE.txt": b""})
+    repository.files().update(
+        {"config.json": b"{}", "model.safetensors": b"", "README.md": b"", "LICENSE.txt": b""}
+    )
     assert refused(adapter) == (
-        "main has config.json, model.safetensors, which Flytune did not publish; nothing was changed: give a repository "
-        "that does not exist yet, an empty one, or one that Flytune has published to"
+        "main has config.json, model.safetensors, which Flytune did not publish; nothing was changed: give a "
+        "repository that does not exist yet, an empty one, or one that Flytune has published to"
     )
     assert hub.asked["put"] == hub.asked["commit"] == 0
 
 
 NO_TOKEN = (
-    "set HF_TOKEN to one with write access (on a cluster: secrets.hub in cluster.yaml, for every_save secrets.tracking too), "
-    "or run `hf auth login`"
+    "set HF_TOKEN to one with write access (on a cluster: secrets.hub in cluster.yaml, for every_save "
+    "secrets.tracking too), or run `hf auth login`"
 )
-NOT_ADAS = "bob is neither the token's account nor one of its organizations; it may write below: ada, lovelace"
+NOT_ADAS = (
+    "bob is neither the token's account nor one of its organizations; it may write below: ada, lovelace"
+)
 
 
 @pytest.mark.parametrize(
     ("token", "address", "message"),
     [
         ("", ADDRESS, f"there is no token: {NO_TOKEN}"),
-        ("hf_nobody", ADDRESS, f"the hub does not know the token (revoked, expired or cut short?): {NO_TOKEN}"),
+        (
+            "hf_nobody",
+            ADDRESS,
+            f"the hub does not know the token (revoked, expired or cut short?): {NO_TOKEN}",
+        ),
         ("hf_ada_reads", ADDRESS, f"the token of ada may not write there; {NO_TOKEN}"),
         ("hf_ada_writes", "hf://bob/sums", NOT_ADAS),
         ("hf_ada_writes", "hf://bob/public", NOT_ADAS),
@@ -207,7 +221,10 @@ def test_no_network(hub, adapter, monkeypatch):
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     again = "; run it again when it can: uploaded files are not sent again"
-    assert refused(adapter) == f"the hub cannot be reached (no network from here, or HF_ENDPOINT is wrong){again}"
+    assert (
+        refused(adapter)
+        == f"the hub cannot be reached (no network from here, or HF_ENDPOINT is wrong){again}"
+    )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert refused(adapter) == f"the hub cannot be reached (HF_HUB_OFFLINE is set){again}"
@@ -222,7 +239,9 @@ def test_a_hub_that_repeats_the_token_does_not_get_it_told(hub, adapter):
     assert "no to ***" in refused(adapter)
 
 
-@pytest.mark.parametrize("address", ["hf://sums", "hf://datasets/ada/sums", "hf://datasets/ada", "hf://ada/sums/deep", "hf://"])
+@pytest.mark.parametrize(
+    "address", ["hf://sums", "hf://datasets/ada/sums", "hf://datasets/ada", "hf://ada/sums/deep", "hf://"]
+)
 def test_addresses_that_are_none(address, base):
     with pytest.raises(ExportError, match="not a model repository of the hub: write hf://owner/name"):
         hub_errors.repository(address)
@@ -230,13 +249,16 @@ def test_addresses_that_are_none(address, base):
         fetch.local_folder(address)
     assert error.value.__cause__ is None
     with pytest.raises(
-        RecipeError, match=f"publish: address: {address} is not a model repository of the hub; write hf://owner/"
+        RecipeError,
+        match=f"publish: address: {address} is not a model repository of the hub; write hf://owner/",
     ):
         recipe_for(base, "lora", **{"publish.address": address})
 
 
 def test_every_save_is_for_the_hub(base):
-    with pytest.raises(RecipeError, match="publish: every_save publishes only to the hub; give address: hf://owner/name"):
+    with pytest.raises(
+        RecipeError, match="publish: every_save publishes only to the hub; give address: hf://owner/name"
+    ):
         recipe_for(base, "lora", **{"publish.every_save": True, "publish.address": "s3://bucket"})
     assert Publish(address=ADDRESS, every_save=True).every_save
 
@@ -250,11 +272,21 @@ def test_the_card(hub, base, dataset, tmp_path):
     (stored / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     seal(stored)
     hub.repositories["meta/tiny"] = mock_hub.Repository(private=False)
-    hub.repositories["meta/tiny"].card = {"license": "other", "license_name": "tiny-1", "license_link": "https://x", "tags": []}
+    hub.repositories["meta/tiny"].card = {
+        "license": "other",
+        "license_name": "tiny-1",
+        "license_link": "https://x",
+        "tags": [],
+    }
     publish(stored)
     text = hub.repositories[REPOSITORY].files()["README.md"].decode()
     read = ModelCard(text).data
-    expected = {"base_model": "meta/tiny", "base_model_relation": "adapter", "library_name": "peft", "datasets": ["ada/pairs"]}
+    expected = {
+        "base_model": "meta/tiny",
+        "base_model_relation": "adapter",
+        "library_name": "peft",
+        "datasets": ["ada/pairs"],
+    }
     expected |= {"license": "other", "license_name": "tiny-1", "license_link": "https://x"}
     assert {key: read.get(key) for key in expected} == expected
     figures = {result.metric_type: (result.metric_value, result.dataset_type) for result in read.eval_results}
@@ -279,7 +311,8 @@ for folder, text, out in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3]):
 
 @pytest.mark.slow
 def test_downloaded_by_another_process_they_answer_the_same(hub, adapter, model, tmp_path):
-    """Run the code of both cards: the one on the hub, which names its tag, and the one in the artifact's folder."""
+    """Run the code of both cards: the one on the hub, which names its tag, and the one in the artifact's
+    folder."""
     import torch
 
     asked, answers = [], []
@@ -315,7 +348,9 @@ def test_what_the_page_says_works(hub, adapter, model, tmp_path):
         ["-c", f"from transformers import AutoModelForCausalLM\n{code}"],
         ["-m", "flytune.cli", *command.split()[1:]],
     ):
-        done = subprocess.run([sys.executable, *start], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, *start], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr[-2000:]
     out = tmp_path / "out"
     listed = [file["file"] for file in json.loads((out / "artifact.json").read_text())["files"]]
@@ -358,7 +393,8 @@ def test_an_address_that_cannot_be_written_is_refused_by_the_plan(base, tmp_path
     monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.pipe_file", no_permission)
     with pytest.raises(
         ExportError,
-        match=r"publish.address: memory://models/of-a-plan: .*cannot be written to: PermissionError: no; it refuses",
+        match=r"publish.address: memory://models/of-a-plan: .*cannot be written to: PermissionError: no; it "
+        r"refuses",
     ):
         check(recipe)
 

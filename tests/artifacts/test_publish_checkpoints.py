@@ -28,7 +28,9 @@ def recipe_of(inputs, **changes):
 def fit(recipe, inputs, out):
     checkpoints.PATIENCE = 300.0
     plan = planner.make(recipe)
-    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out, publisher=checkpoints.StepPublisher)
+    return loop.fit(
+        recipe, plan, shape_named(plan.shape), inputs / "dataset", out, publisher=checkpoints.StepPublisher
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,10 +45,17 @@ def fit(recipe, inputs, out):
         ("lora", "fsdp", 2),
     ],
 )
-def test_steps_are_branches_with_the_weights_of_the_checkpoints(method, sharding, world_size, hub, inputs, tmp_path):
+def test_steps_are_branches_with_the_weights_of_the_checkpoints(
+    method, sharding, world_size, hub, inputs, tmp_path
+):
     from safetensors.torch import load, load_file
 
-    changes = {"method": method, "sharding": sharding, "hardware.shape": f"cpu-{world_size}", "training.max_steps": 2}
+    changes = {
+        "method": method,
+        "sharding": sharding,
+        "hardware.shape": f"cpu-{world_size}",
+        "training.max_steps": 2,
+    }
     folders = {"checkpoints.folder": str(tmp_path / "checkpoints"), "checkpoints.save_steps": 2}
     ranks.run(world_size, fit, recipe_of(inputs, **changes, **folders), inputs, tmp_path / "out")
     repository = hub.repositories[REPOSITORY]
@@ -55,7 +64,9 @@ def test_steps_are_branches_with_the_weights_of_the_checkpoints(method, sharding
     assert branch.endswith("-step-2")
     assert list(repository.files()) == [".gitattributes"]
     files = repository.files(branch)
-    assert not [name for name in files if name.startswith(("trainer_state", "optimizer", "training_args", "steps"))]
+    assert not [
+        name for name in files if name.startswith(("trainer_state", "optimizer", "training_args", "steps"))
+    ]
     if method == "full":
         assert json.loads(files["config.json"])["use_cache"]
     else:
@@ -75,9 +86,15 @@ def test_training_continues_on_the_same_bits_after_weights_are_gathered(hub, inp
     exported = {}
     for every_save in (False, True):
         out = tmp_path / str(every_save)
-        changes = {"publish.every_save": every_save, "checkpoints.folder": str(out / "checkpoints"), "model.dtype": "bfloat16"}
+        changes = {
+            "publish.every_save": every_save,
+            "checkpoints.folder": str(out / "checkpoints"),
+            "model.dtype": "bfloat16",
+        }
         sharding = {"name": "fsdp", "offload": "cpu"}
-        recipe = recipe_of(inputs, sharding=sharding, **changes, **{"hardware.shape": "cpu-2", "training.max_steps": 3})
+        recipe = recipe_of(
+            inputs, sharding=sharding, **changes, **{"hardware.shape": "cpu-2", "training.max_steps": 3}
+        )
         ranks.run(2, fit, recipe, inputs, out / "out")
         exported[every_save] = load_file(out / "out" / "model" / "model.safetensors")
         assert not [path for path in out.rglob("weights-*") if path.is_dir()]
@@ -107,13 +124,16 @@ def test_what_fails_is_warned_of_alone(hub, inputs, checkpoint, monkeypatch, cap
     publisher.take(checkpoint, 8)
     publisher.begin()
     said = [record.getMessage() for record in caplog.records if record.name.startswith("flytune")]
-    assert said[0].startswith("step 7 is not published: publish.address: hf://ada/sums: the hub does not know the token")
+    assert said[0].startswith(
+        "step 7 is not published: publish.address: hf://ada/sums: the hub does not know the token"
+    )
     assert said[1:] == ["step 8 is not published: checkpoint-7 has no complete weights"]
     assert not list(checkpoint.parent.glob("publishing-*"))
 
 
 def test_training_does_not_wait(hub, inputs, checkpoint, monkeypatch, caplog):
-    """An upload that hangs: the next save is left out, the checkpoint may go, and the end of the run waits its moment only."""
+    """An upload that hangs: the next save is left out, the checkpoint may go, and the end of the run waits
+    its moment only."""
     goes_on = threading.Event()
     hub.broken = lambda route: goes_on.wait(60) if route == "put" else None
     monkeypatch.setattr(checkpoints, "PATIENCE", 0.5)
@@ -134,8 +154,12 @@ def test_training_does_not_wait(hub, inputs, checkpoint, monkeypatch, caplog):
     files = hub.repositories[REPOSITORY].files("tiny-1-step-7")
     assert files["adapter_model.safetensors"] == b"weights"
     assert files.keys() == {
-        ".gitattributes", "adapter_model.safetensors", "adapter_config.json", "README.md", "artifact.json"
-    }  # fmt: skip
+        ".gitattributes",
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "README.md",
+        "artifact.json",
+    }
 
 
 def test_recipes_that_ask_for_what_there_is_not(inputs):
@@ -152,13 +176,20 @@ def test_recipes_that_ask_for_what_there_is_not(inputs):
         (False, True, 0, None),
         (True, True, 0, "an earlier step is still being uploaded"),
         (False, False, 0, "the run is being stopped"),
-        (False, True, 2**60, "bytes are free, a checkpoint and its gathered weights have 1,152,921,504,606,846,976"),
+        (
+            False,
+            True,
+            2**60,
+            "bytes are free, a checkpoint and its gathered weights have 1,152,921,504,606,846,976",
+        ),
     ],
 )
 def test_weights_are_gathered_only_where_they_can_be_published(
     uploading, in_time, bytes_needed, reason, inputs, tmp_path, caplog
 ):
-    recipe = recipe_of(inputs, sharding="fsdp", **{"hardware.shape": "cpu-2", "checkpoints.folder": str(tmp_path)})
+    recipe = recipe_of(
+        inputs, sharding="fsdp", **{"hardware.shape": "cpu-2", "checkpoints.folder": str(tmp_path)}
+    )
     saver = Saver(recipe, "0" * 64, lambda *_: SimpleNamespace(is_uploading=uploading))
     saver.args, saver.folder, saver._gathered_bytes = ranks.ALONE, tmp_path, bytes_needed
     assert saver._gathers_now(7, in_time=in_time) == (reason is None)

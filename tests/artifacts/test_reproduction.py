@@ -36,7 +36,15 @@ def test_a_second_run_is_equal_bit_for_bit(made, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     found = reproduction.Reproduction.model_validate_json(done.stdout)
     assert set(results(found).values()) == {"equal"}
-    assert results(found).keys() >= {"recipe", "prepared data", "tokenizer", "base model", "software", "losses", "weights"}
+    assert results(found).keys() >= {
+        "recipe",
+        "prepared data",
+        "tokenizer",
+        "base model",
+        "software",
+        "losses",
+        "weights",
+    }
 
 
 @pytest.mark.slow
@@ -50,7 +58,10 @@ def test_differences_are_named_with_their_size(made, tmp_path):
     (second / "model.safetensors").unlink()
     save_file(weights, second / "model.safetensors")
     training = TrainingResult.read(second / "training.json")
-    steps = [training.steps[0], *(step.model_copy(update={"loss": step.loss + 1e-5}) for step in training.steps[1:])]
+    steps = [
+        training.steps[0],
+        *(step.model_copy(update={"loss": step.loss + 1e-5}) for step in training.steps[1:]),
+    ]
     versions = training.versions | {"torch": "0.0"}
     training.model_copy(update={"steps": steps, "versions": versions}).write(second / "training.json")
     seal(second)
@@ -71,7 +82,9 @@ def test_other_data_is_refused_before_training(made, tmp_path):
     recipe = reproduction.recipe_of(artifact)
     reproduction.check_data(artifact, recipe)
     changed = recipe.data.model_copy(update={"path": str(write_pairs(tmp_path / "pairs.jsonl", 60))})
-    with pytest.raises(DataError, match=r"its hash was \w{12}, and is \w{12} \(it had 64 rows, and has 60\); restore it"):
+    with pytest.raises(
+        DataError, match=r"its hash was \w{12}, and is \w{12} \(it had 64 rows, and has 60\); restore it"
+    ):
         reproduction.check_data(artifact, recipe.model_copy(update={"data": changed}))
     gone = recipe.data.model_copy(update={"path": str(tmp_path / "gone.jsonl")})
     with pytest.raises(DataError, match="no such file or folder"):
@@ -95,13 +108,16 @@ def test_no_artifact_and_a_used_folder_are_refused(tmp_path):
         reproduction.run_again(None, tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x02\x00\x00\x00\x00\x00\x00\x00{", b"\x02\x00\x00\x00\x00\x00\x00\x00[}"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x02\x00\x00\x00\x00\x00\x00\x00{", b"\x02\x00\x00\x00\x00\x00\x00\x00[}"]
+)
 def test_weights_that_are_damaged_and_listed_so_are_refused(content, tmp_path):
     other = copy_of(ARTIFACT, tmp_path / "other")
     (other / "adapter_model.safetensors").write_bytes(content)
     for name in ("export.json", "artifact.json"):
         reseal(other, name)
     with pytest.raises(
-        ExportError, match=r"adapter_model\.safetensors: truncated, or not a safetensors file .*; fetch the artifact"
+        ExportError,
+        match=r"adapter_model\.safetensors: truncated, or not a safetensors file .*; fetch the artifact",
     ):
         reproduction.compare(other, ARTIFACT)

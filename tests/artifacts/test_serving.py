@@ -1,6 +1,7 @@
 """An artifact's folder is what vLLM, Text Generation Inference and llama.cpp's converters load.
 
-None of the three is installed here: what each reads is taken from its source, named at each test (as of late 2026).
+None of the three is installed here: what each reads is taken from its source, named at each test (as of late
+2026).
 """
 
 import json
@@ -27,9 +28,16 @@ def base(tmp_path_factory):
     folder = tiny_base(tmp_path_factory.mktemp("base"))
     config = read(folder / "config.json")
     del config["rope_parameters"], config["dtype"]
-    config |= {"rope_theta": 500000.0, "rope_scaling": None, "torch_dtype": "float32", "transformers_version": "4.57.6"}
+    config |= {
+        "rope_theta": 500000.0,
+        "rope_scaling": None,
+        "torch_dtype": "float32",
+        "transformers_version": "4.57.6",
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "temperature": 0.9, "top_p": 0.6}))
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": 2, "temperature": 0.9, "top_p": 0.6})
+    )
     tokenizer = read(folder / "tokenizer_config.json") | {"tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     return folder
@@ -44,14 +52,21 @@ def artifacts(base, tmp_path_factory):
     """One trained model and one trained adapter, exported and stored as every run's are."""
     folder, found = tmp_path_factory.mktemp("artifacts"), {}
     for method in ("full", "lora"):
-        changes = {"method": method, "model.dtype": "bfloat16", "training.max_steps": 1, "training.warmup_steps": 0}
+        changes = {
+            "method": method,
+            "model.dtype": "bfloat16",
+            "training.max_steps": 1,
+            "training.warmup_steps": 0,
+        }
         changes["checkpoints.save_steps"] = 1
         recipe = Recipe.model_validate(tiny_recipe(base, write_pairs(folder / "pairs.jsonl", 64), changes))
         plan, dataset = planner.make(recipe), folder / "dataset"
         if not dataset.exists():
             data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), dataset)
         ranks.run(1, fit, recipe, plan, dataset, folder / method)
-        found[method] = build.store(recipe, plan, dataset, folder / method, made_up(), folder / f"{method}-artifact")
+        found[method] = build.store(
+            recipe, plan, dataset, folder / method, made_up(), folder / f"{method}-artifact"
+        )
     return found
 
 
@@ -81,10 +96,11 @@ def tensors(folder):
 
 @pytest.mark.slow
 def test_model_for_vllm_and_tgi(model):
-    """Vllm/transformers_utils/config.py and model_executor/model_loader; text_generation_server/utils/hub.py and weights.py.
+    """Vllm/transformers_utils/config.py and model_executor/model_loader; text_generation_server/utils/hub.py
+    and weights.py.
 
-    Both take the class from config.json's architectures, *.safetensors (by the index, where there are several), the tokenizer
-    by AutoTokenizer, and stop at generation_config.json's eos_token_id.
+    Both take the class from config.json's architectures, *.safetensors (by the index, where there are
+    several), the tokenizer by AutoTokenizer, and stop at generation_config.json's eos_token_id.
     """
     from transformers import AutoTokenizer
 
@@ -123,8 +139,8 @@ def test_the_files_keep_the_keys_of_the_base(artifacts, base):
 def test_adapter_for_vllm(artifacts, adapter):
     """Vllm/lora/peft_helper.py (PEFTHelper) and vllm/lora/lora_model.py (LoRAModel.from_local_checkpoint).
 
-    r, lora_alpha and target_modules are required; modules_to_save and DoRA are refused; all tensors are lora_A or
-    lora_B of linear layers below base_model.model.
+    r, lora_alpha and target_modules are required; modules_to_save and DoRA are refused; all tensors are
+    lora_A or lora_B of linear layers below base_model.model.
     """
     config = read(adapter / "adapter_config.json")
     assert (config["peft_type"], config["task_type"]) == ("LORA", "CAUSAL_LM")
@@ -145,7 +161,8 @@ def test_adapter_for_vllm(artifacts, adapter):
 
 
 def test_adapter_for_tgi(adapter):
-    """text_generation_server/adapters/lora.py: PEFT's LoraConfig; base_model.model.NAME.lora_A.weight, as for vLLM."""
+    """text_generation_server/adapters/lora.py: PEFT's LoraConfig; base_model.model.NAME.lora_A.weight, as for
+    vLLM."""
     from peft import LoraConfig
 
     config = LoraConfig.from_pretrained(str(adapter))
@@ -169,7 +186,8 @@ def gguf_names(layers):
 
 
 def test_model_for_llama_cpp(model):
-    """convert_hf_to_gguf.py: load_hparams, map_tensor_name and set_vocab of ModelBase, by the gguf package they use."""
+    """convert_hf_to_gguf.py: load_hparams, map_tensor_name and set_vocab of ModelBase, by the gguf package
+    they use."""
     import gguf
 
     config = read(model / "config.json")
@@ -177,17 +195,26 @@ def test_model_for_llama_cpp(model):
     mapped = {name: names.get_name(name, try_suffixes=(".weight", ".bias")) for name in tensors(model)}
     assert None not in mapped.values()
     assert len(set(mapped.values())) == len(mapped)
-    assert {"token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight", "blk.1.ffn_down.weight"} <= set(mapped.values())
+    assert {"token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight", "blk.1.ffn_down.weight"} <= set(
+        mapped.values()
+    )
     vocabulary = gguf.SpecialVocab(model, load_merges=True)
     assert vocabulary.merges
     assert vocabulary.special_token_ids["eos"] == config["eos_token_id"]
     assert "<|im_start|>" in vocabulary.chat_template
-    for needed in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps"):
+    for needed in (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "rms_norm_eps",
+    ):
         assert config[needed]
 
 
 def test_adapter_for_llama_cpp(adapter, base):
-    """convert_lora_to_gguf.py: get_base_tensor_name, and only lora_A and lora_B; lora_alpha of adapter_config.json."""
+    """convert_lora_to_gguf.py: get_base_tensor_name, and only lora_A and lora_B; lora_alpha of
+    adapter_config.json."""
     names = gguf_names(read(base / "config.json")["num_hidden_layers"])
     for name in tensors(adapter):
         linear = re.sub(r"\.lora_[AB]\.weight$", ".weight", name.removeprefix("base_model.model."))
@@ -196,7 +223,8 @@ def test_adapter_for_llama_cpp(adapter, base):
 
 
 def test_a_model_written_as_gguf_answers_as_its_folder(model, tmp_path):
-    """Write a Llama's tensors as the converter does, with the gguf package: its names, its order of queries and keys."""
+    """Write a Llama's tensors as the converter does, with the gguf package: its names, its order of queries
+    and keys."""
     import gguf
     import torch
     from transformers import AutoModelForCausalLM

@@ -28,9 +28,12 @@ class Live(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor) and (key := (storage := tensor.untyped_storage())._cdata) not in self.sizes:
-                self.sizes[key] = storage.nbytes()
-                weakref.finalize(storage, self.sizes.pop, key, None)
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.sizes:
+                self.sizes[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.sizes.pop, storage._cdata, None)
         self.peak = max(self.peak, sum(self.sizes.values()))
         return made
 

@@ -1,4 +1,5 @@
-"""The intervals of the estimates are those of the published rows of development, and hold what they say of the others."""
+"""The intervals of the estimates are those of the published rows of development, and hold what they say of
+the others."""
 
 import pytest
 
@@ -18,10 +19,15 @@ def test_the_bands_are_what_the_command_prints(bands):
 def test_the_ends_are_of_development_rows_alone(bands, monkeypatch):
     rows = fitted.ratios()
     # Held-out rows that are off by a factor of nine change no end.
-    wrong = {name: [(run, ratio * (9 if fitted.held_out(run) else 1)) for run, ratio in found] for name, found in rows.items()}
+    wrong = {
+        name: [(run, ratio * (9 if fitted.held_out(run) else 1)) for run, ratio in found]
+        for name, found in rows.items()
+    }
     monkeypatch.setattr(fitted, "ratios", lambda *_: wrong)
     after = fitted.bands(with_held_out=True)
-    assert {name: band[:3] for name, band in after.items()} == {name: band[:3] for name, band in bands.items()}
+    assert {name: band[:3] for name, band in after.items()} == {
+        name: band[:3] for name, band in bands.items()
+    }
     assert all(after[name].covered < bands[name].covered for name in bands)
 
 

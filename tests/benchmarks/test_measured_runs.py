@@ -16,13 +16,36 @@ COLUMNS = """
     peak_alloc_gib,peak_reserved_gib,mem_note,tok_s_gpu,step_time_s,other,notes
 """.replace(",", " ").split()
 ROW = {
-    "id": "7", "quality": "A", "source": "fms-acceleration", "quote": "row 8", "model": "Mistral-7B", "params_b": "7.2417",
-    "method": "lora", "lora_r": "16.0", "lora_targets": "q,k,v,o", "quant": "", "sharding": "none", "nodes": "1", "n_gpu": "1",
-    "gpu": "A100-80", "gpu_gib": "80.0", "weight_dtype": "bf16", "mixed": "bf16", "optimizer": "adamw_torch(foreach)",
-    "seq_len": "4096.0", "micro_batch": "4.0", "grad_accum": "1", "act_ckpt": "full", "attn": "fa2", "ce_kernel": "hf",
-    "outcome": "ok", "metric_mem": "torch.max_memory_allocated + nvidia-smi used", "peak_alloc_gib": "67.46",
-    "peak_reserved_gib": "75.45", "tok_s_gpu": "3062.7",
-}  # fmt: skip
+    "id": "7",
+    "quality": "A",
+    "source": "fms-acceleration",
+    "quote": "row 8",
+    "model": "Mistral-7B",
+    "params_b": "7.2417",
+    "method": "lora",
+    "lora_r": "16.0",
+    "lora_targets": "q,k,v,o",
+    "quant": "",
+    "sharding": "none",
+    "nodes": "1",
+    "n_gpu": "1",
+    "gpu": "A100-80",
+    "gpu_gib": "80.0",
+    "weight_dtype": "bf16",
+    "mixed": "bf16",
+    "optimizer": "adamw_torch(foreach)",
+    "seq_len": "4096.0",
+    "micro_batch": "4.0",
+    "grad_accum": "1",
+    "act_ckpt": "full",
+    "attn": "fa2",
+    "ce_kernel": "hf",
+    "outcome": "ok",
+    "metric_mem": "torch.max_memory_allocated + nvidia-smi used",
+    "peak_alloc_gib": "67.46",
+    "peak_reserved_gib": "75.45",
+    "tok_s_gpu": "3062.7",
+}
 
 
 def table(tmp_path, *changes):
@@ -36,11 +59,21 @@ def table(tmp_path, *changes):
 
 def test_a_row_is_read_into_a_workload_with_what_was_measured(tmp_path):
     ((run,), _) = measured_runs.read(table(tmp_path, {}))
-    assert (run.row, run.allocated_gib, run.reserved_gib, run.tokens_per_second) == ("7", 67.46, 75.45, 3062.7)
+    assert (run.row, run.allocated_gib, run.reserved_gib, run.tokens_per_second) == (
+        "7",
+        67.46,
+        75.45,
+        3062.7,
+    )
     assert run.reserved_on_device
     assert run.outcome == "ok"
     work = run.workload
-    assert (work.tokens, work.weight_dtype, work.precision, work.layout.name) == (4 * 4096, "bfloat16", "autocast", "none")
+    assert (work.tokens, work.weight_dtype, work.precision, work.layout.name) == (
+        4 * 4096,
+        "bfloat16",
+        "autocast",
+        "none",
+    )
     assert work.framework == TRANSFORMERS_4_45
     assert work.framework.loss == HF_4_45
     assert work.optimizer.implementation == "foreach"
@@ -62,7 +95,10 @@ def test_a_row_without_sizes_has_no_workload(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"model": "Mistral-9B"}, "model Mistral-9B (add its config to measured_models.json, or name a folder: --models)"),
+        (
+            {"model": "Mistral-9B"},
+            "model Mistral-9B (add its config to measured_models.json, or name a folder: --models)",
+        ),
         ({"model": ""}, "model (empty) (add its config to measured_models.json, or name a folder: --models)"),
         ({"params_b": "7.0"}, "model Mistral-7B of 7.0000 billion parameters (its config has 7.2417)"),
         ({"act_ckpt": "selective"}, "act_ckpt selective"),
@@ -111,12 +147,24 @@ def test_the_rows_left_out_are_counted_by_reason():
     console.print(made)
     title, _, _, _, selective, other, *_ = console.export_text().splitlines()
     assert title.startswith("8 of 20 rows left out")
-    assert [cell.strip() for cell in selective.split("│")[1:-1]] == ["act_ckpt selective", "7", "0, 1, 2, 3, 4 and 2 more"]
+    assert [cell.strip() for cell in selective.split("│")[1:-1]] == [
+        "act_ckpt selective",
+        "7",
+        "0, 1, 2, 3, 4 and 2 more",
+    ]
     assert [cell.strip() for cell in other.split("│")[1:-1]] == ["quant [int3]", "1", "9"]
 
 
 def test_numbers_may_be_written_as_floats_and_cells_that_have_a_default_may_be_empty(tmp_path):
-    odd = {"n_gpu": "2.0", "nodes": "", "grad_accum": "4.0", "params_b": "", "quality": "", "outcome": "", "gpu": " H100-80 "}
+    odd = {
+        "n_gpu": "2.0",
+        "nodes": "",
+        "grad_accum": "4.0",
+        "params_b": "",
+        "quality": "",
+        "outcome": "",
+        "gpu": " H100-80 ",
+    }
     ((run,), left_out) = measured_runs.read(table(tmp_path, odd))
     assert left_out == []
     assert (run.workload.gpus, run.workload.nodes, run.workload.accumulation, run.outcome, run.gpu) == (
@@ -208,7 +256,11 @@ def test_the_benchmark_prints_errors_verdicts_peers_and_rows_far_off(tmp_path, m
     monkeypatch.setattr(estimates.estimators, "deepspeed", lambda workload: None)  # Its import takes seconds.
     monkeypatch.setattr(estimates, "TIMED_CALLS", 10)
     full = {"id": "8", "method": "full", "lora_r": "", "lora_targets": "", "outcome": "oom"}
-    odd = [{"id": "9", "act_ckpt": "selective"}, {"id": "10", "model": "Unknown-3B"}, {"id": "11", "seq_len": ""}]
+    odd = [
+        {"id": "9", "act_ckpt": "selective"},
+        {"id": "10", "model": "Unknown-3B"},
+        {"id": "11", "seq_len": ""},
+    ]
     path = table(tmp_path, {}, full, *odd)
     monkeypatch.setattr("sys.argv", ["estimates", "--table", str(path)])
     estimates.main()
@@ -235,10 +287,13 @@ def test_a_table_without_a_row_that_can_be_judged_still_has_its_rows_named(tmp_p
     assert "act_ckpt selective" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("figure", "middle", "most"), [("allocated", 0.01, 0.051), ("reserved", 0.036, 0.125)])
+@pytest.mark.parametrize(
+    ("figure", "middle", "most"), [("allocated", 0.01, 0.051), ("reserved", 0.036, 0.125)]
+)
 @pytest.mark.parametrize("held_out", [False, True])
 def test_errors_of_runs_with_one_shape_stay_what_they_were(figure, middle, most, held_out):
-    """Bounds of docs/measured/memory.md, on the rows that constants were fitted on and on those that were held out."""
+    """Bounds of docs/measured/memory.md, on the rows that constants were fitted on and on those that were
+    held out."""
     judged, _ = estimates.estimable(measured_runs.read()[0])
     pairs = [
         estimates.estimates(run, table).get(figure)

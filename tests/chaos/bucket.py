@@ -9,8 +9,8 @@ from typing import Any
 
 NAME = "runs"
 MODES = ("normal", "errors", "cut", "stall", "full")
-"""Modes: errors answers 503 to all requests; cut closes connections within uploads; stall does not answer; full answers writes
-with 403 QuotaExceeded, as Ceph does."""
+"""Modes: errors answers 503 to all requests; cut closes connections within uploads; stall does not answer;
+full answers writes with 403 QuotaExceeded, as Ceph does."""
 _CODES = {"errors": ("503 Slow Down", "SlowDown"), "full": ("403 Forbidden", "QuotaExceeded")}
 
 
@@ -24,7 +24,11 @@ class Bucket:
         self._process = context.Process(target=self._serve, args=(sender,), daemon=True)
         self._process.start()
         port = receiver.recv()
-        os.environ |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        os.environ |= {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "a",
+            "AWS_SECRET_ACCESS_KEY": "b",
+        }
         os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
         connection = http.client.HTTPConnection("127.0.0.1", port)
         connection.request("PUT", f"/{NAME}")
@@ -45,7 +49,11 @@ class Bucket:
         self._process.join()
 
     def _serve(self, sender: Any) -> None:
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+        from moto.moto_server.werkzeug_app import (
+            DomainDispatcherApplication,
+            MotoRequestHandler,
+            create_backend_app,
+        )
         from werkzeug.serving import make_server
 
         descriptor = os.open(os.devnull, os.O_WRONLY)

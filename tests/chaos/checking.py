@@ -40,7 +40,8 @@ def remaining_files(address: str) -> list[str]:
 
 
 def damage(address: str, how: str, share: float) -> str | None:
-    """Damage one file of the newest checkpoint; return the checkpoint's folder, or None if there is no checkpoint."""
+    """Damage one file of the newest checkpoint; return the checkpoint's folder, or None if there is no
+    checkpoint."""
     storage = Storage(address)
     found = Ledger(storage, limit=1).checkpoints()
     if not found:
@@ -71,7 +72,8 @@ def losses(lines: list[str]) -> list[list[Any]]:
 
 
 def result(task: Any, folder: Path, recipe: Recipe, dataset: Path) -> dict[str, Any]:
-    """Return steps, hashes of the weights and the gate's verdict of a finished pod; delete its checkpoints, as storing does."""
+    """Return steps, hashes of the weights and the gate's verdict of a finished pod; delete its checkpoints,
+    as storing does."""
     trained = pods.output(task, folder)
     try:
         exported = gate.check_files(recipe, trained, dataset)

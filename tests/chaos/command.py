@@ -44,11 +44,15 @@ def _selected(names: str, pairs: list[Pair]) -> list[Pair]:
     by_name = {str(pair): pair for pair in pairs}
     wanted = names.split(",") if names else list(by_name)
     if unknown := [name for name in wanted if name not in by_name]:
-        raise RecipeError(f"--pairs: {', '.join(unknown)}: does not run on a CPU; those that do: {', '.join(by_name)}")
+        raise RecipeError(
+            f"--pairs: {', '.join(unknown)}: does not run on a CPU; those that do: {', '.join(by_name)}"
+        )
     return [by_name[name] for name in wanted]
 
 
-def _run_pairs(waiting: list[tuple[Pair, int]], arguments: argparse.Namespace, folder: Path, bar: Any) -> list[Report]:
+def _run_pairs(
+    waiting: list[tuple[Pair, int]], arguments: argparse.Namespace, folder: Path, bar: Any
+) -> list[Report]:
     context = multiprocessing.get_context("fork")
     running: dict[Any, tuple[Pair, Any]] = {}
     reports: list[Report] = []
@@ -87,7 +91,9 @@ def _run_pairs(waiting: list[tuple[Pair, int]], arguments: argparse.Namespace, f
 
 def _run_pair(pair: Pair, faults: int, arguments: argparse.Namespace, folder: Path, sender: Any) -> None:
     own = folder / str(pair).replace("/", "-")
-    disturbed = DisturbedPair(pair, folder, own, f"{arguments.seed} {pair}", arguments.storage, arguments.cold)
+    disturbed = DisturbedPair(
+        pair, folder, own, f"{arguments.seed} {pair}", arguments.storage, arguments.cold
+    )
     sender.send(disturbed.run(faults, sender.send))
     sender.close()
 
@@ -115,6 +121,8 @@ def show(reports: list[Report], console: Console) -> None:
         [(one.pair, text) for one in reports for text in one.problems],
     )
     by_hand = sum(one.by_hand for one in reports)
-    console.print(f"{total} faults, {by_hand} of them final for Flyte and restarted as by a user; lost: {len(problems)}")
+    console.print(
+        f"{total} faults, {by_hand} of them final for Flyte and restarted as by a user; lost: {len(problems)}"
+    )
     for pair, text in problems:
         console.print(f"  {pair}: {text}", style="red", markup=False, highlight=False, soft_wrap=True)

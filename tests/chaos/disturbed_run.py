@@ -56,7 +56,8 @@ class DisturbedRun:
         """Pods that have stored outputs."""
         self.problems: list[str] = []
         self.lines: set[str] = set()
-        """Lines of steps.jsonl of all attempts; a step that was trained twice has two, which differ in seconds."""
+        """Lines of steps.jsonl of all attempts; a step that was trained twice has two, which differ in
+        seconds."""
         self.injected: Counter[str] = Counter()
         self.repeated: Counter[str] = Counter()
         """Number of steps trained again, by the preceding fault."""
@@ -116,7 +117,8 @@ class DisturbedRun:
     # Observations.
 
     def _until(self, happens: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Poll until `happens` is true, all pods have ended, or the time has passed; return True only if it happened."""
+        """Poll until `happens` is true, all pods have ended, or the time has passed; return True only if it
+        happened."""
         end, seen = time.monotonic() + (seconds or TIMEOUT), (len(self.lines), self.pods)
         while time.monotonic() < end:
             self.read_steps()
@@ -129,14 +131,19 @@ class DisturbedRun:
                 end, seen = time.monotonic() + TIMEOUT, now
             time.sleep(POLL)
         if seconds is None:
-            raise RunFailed(f"nothing happened for {TIMEOUT:.0f} s after {self._last}: {self.alive[0].log_end()}")
+            raise RunFailed(
+                f"nothing happened for {TIMEOUT:.0f} s after {self._last}: {self.alive[0].log_end()}"
+            )
         return False
 
     def _local_folders(self) -> list[Path]:
         """Return the folders to which attempts write before they store."""
         if self.bucket is None:
             return [Path(self.address)]
-        return [pod.temporary / "flytune-runs" / "chaos" for pod in [*self.alive, *(pod for _, pod in self._orphaned)]]
+        return [
+            pod.temporary / "flytune-runs" / "chaos"
+            for pod in [*self.alive, *(pod for _, pod in self._orphaned)]
+        ]
 
     def read_steps(self) -> None:
         """Record the steps that were trained since the last call."""
@@ -198,7 +205,9 @@ class DisturbedRun:
         """Wait for the fault's moment; return False if the run ends before it."""
         before = len(self.lines)
         if fault.moment == "start":
-            self._until(lambda: time.monotonic() > self.alive[-1].started + fault.delay if self.alive else True)
+            self._until(
+                lambda: time.monotonic() > self.alive[-1].started + fault.delay if self.alive else True
+            )
             return bool(self.alive)
         if not self._until(lambda: len(self.lines) > before + fault.steps):
             return False
@@ -212,7 +221,11 @@ class DisturbedRun:
 
     def _save_begins(self) -> Callable[[], bool]:
         def folders() -> set[Path]:
-            return {path for home in self._local_folders() for path in _found(home, "attempt-*/node-0/checkpoint-*")}
+            return {
+                path
+                for home in self._local_folders()
+                for path in _found(home, "attempt-*/node-0/checkpoint-*")
+            }
 
         before = folders()
         return lambda: bool(folders() - before)
@@ -247,12 +260,16 @@ class DisturbedRun:
         elif kind in self.changed:
             self._change_recipe(kind, pod)
         elif kind == "frozen":
-            self._during(lambda: pod.send(signal.SIGSTOP), 1 + 3 * fault.seconds, lambda: pod.send(signal.SIGCONT))
+            self._during(
+                lambda: pod.send(signal.SIGSTOP), 1 + 3 * fault.seconds, lambda: pod.send(signal.SIGCONT)
+            )
         elif kind in ON_DISK:
             self._during(lambda: _limit(pod, FILE_LIMIT), 1 + 3 * fault.seconds, lambda: _limit(pod, None))
         elif kind in ON_S3 and (bucket := self.bucket):
             mode = kind.split()[1].replace("stalls", "stall")
-            self._during(lambda: bucket.set_mode(mode), 1 + 5 * fault.seconds, lambda: bucket.set_mode("normal"))
+            self._during(
+                lambda: bucket.set_mode(mode), 1 + 5 * fault.seconds, lambda: bucket.set_mode("normal")
+            )
         else:
             self._kill(pod, fault)
 
@@ -289,7 +306,8 @@ class DisturbedRun:
         self._remove_ended_pods()
 
     def _change_recipe(self, kind: str, pod: Pod) -> None:
-        """Kill the pod, and let an attempt with another recipe be refused, or train two steps until it is killed."""
+        """Kill the pod, and let an attempt with another recipe be refused, or train two steps until it is
+        killed."""
         self._end(pod)
         if self.alive or self._orphaned or self.done:
             return
@@ -301,7 +319,10 @@ class DisturbedRun:
         self.pods += 1
 
         def steps() -> int:
-            own = [*(set(self._attempts()) - before), *_found(other.temporary / "flytune-runs" / "chaos", "attempt-*")]
+            own = [
+                *(set(self._attempts()) - before),
+                *_found(other.temporary / "flytune-runs" / "chaos", "attempt-*"),
+            ]
             files = [file for folder in own for file in _found(folder, "node-0/steps.jsonl")]
             return max((file.read_bytes().count(b"}\n") for file in files), default=0)
 
@@ -315,7 +336,9 @@ class DisturbedRun:
         other.kill()
         for left in [other.temporary, *(set(self._attempts()) - before)]:
             shutil.rmtree(left, ignore_errors=True)
-        if is_refused != must_be_refused or (is_refused and "does not continue" not in (error or (False, ""))[1]):
+        if is_refused != must_be_refused or (
+            is_refused and "does not continue" not in (error or (False, ""))[1]
+        ):
             self.problems.append(f"an attempt with {kind}: {error[1][:1500] if error else other.log_end()}")
 
     def _attempts(self) -> list[Path]:

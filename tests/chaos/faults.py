@@ -6,7 +6,8 @@ from typing import NamedTuple
 # Kinds after which the pod has ended, with descriptions.
 KILLS = {
     "rank killed": "SIGKILL of one rank",
-    "agent killed": "SIGKILL of the process that starts the ranks, which are killed up to 3 s later, during the next attempt",
+    "agent killed": "SIGKILL of the process that starts the ranks, which are killed up to 3 s later, during "
+    "the next attempt",
     "pod killed": "SIGKILL of all processes",
     "SIGTERM": "SIGTERM without a limit of time",
     "SIGTERM, short": "SIGTERM; SIGKILL of all processes follows within 0.4 s",
@@ -20,14 +21,23 @@ LIVES = {
     "frozen": "SIGSTOP of all processes for 1 to 4 s",
 }
 CHANGES = {
-    "other base": "pod killed; an attempt with another base starts, which is refused where there is a checkpoint",
-    "other batch": "pod killed; an attempt with another global batch starts, which is refused where there is a checkpoint",
-    "other setting": "pod killed; an attempt with another learning rate trains two steps, and is killed before it saves",
+    "other base": "pod killed; an attempt with another base starts, which is refused where there is a "
+    "checkpoint",
+    "other batch": "pod killed; an attempt with another global batch starts, which is refused where there is "
+    "a checkpoint",
+    "other setting": "pod killed; an attempt with another learning rate trains two steps, and is killed "
+    "before it saves",
 }
-"""Kinds that begin an attempt with another recipe, of which nothing may be left in what the run trains afterwards."""
-OF_REWARDS = {"other reward": "pod killed; an attempt with another reward trains two steps, and is killed before it saves"}
+"""Kinds that begin an attempt with another recipe, of which nothing may be left in what the run trains
+afterwards."""
+OF_REWARDS = {
+    "other reward": "pod killed; an attempt with another reward trains two steps, and is killed before it "
+    "saves"
+}
 REFUSED = ("other base", "other batch")
-ON_DISK = {"disk full": "no file can grow beyond 64 kB (RLIMIT_FSIZE, a stand-in for a full disk) for 1 to 4 s"}
+ON_DISK = {
+    "disk full": "no file can grow beyond 64 kB (RLIMIT_FSIZE, a stand-in for a full disk) for 1 to 4 s"
+}
 ON_S3 = {
     "S3 errors": "503 to all requests for 1 to 6 s",
     "S3 cut": "connections end in the middle of uploads for 1 to 6 s",
@@ -37,10 +47,11 @@ ON_S3 = {
 ALL = KILLS | LIVES | CHANGES | OF_REWARDS | ON_DISK | ON_S3
 
 MOMENTS = ("start", "step", "step", "saving", "storing")
-"""Moments: in the first seconds; after a step; when the Trainer's checkpoint folder appears; when its first file is stored."""
+"""Moments: in the first seconds; after a step; when the Trainer's checkpoint folder appears; when its first
+file is stored."""
 OF_DRAWING = ("recorded", "recorded")
-"""Further moments of runs that draw their answers: when those of a step are recorded, and not trained yet. Faults after a step
-mostly fall into the drawing of the next one."""
+"""Further moments of runs that draw their answers: when those of a step are recorded, and not trained yet.
+Faults after a step mostly fall into the drawing of the next one."""
 
 
 class Fault(NamedTuple):
@@ -75,5 +86,11 @@ class Bag:
         moment = draw.choice(self._moments)
         if kind in ON_S3 | ON_DISK and moment == "start":
             moment = "saving"
-        delay = draw.uniform(0, 3) if moment == "start" else draw.uniform(0, 0.2) if moment == "step" else draw.uniform(0, 0.05)
+        delay = (
+            draw.uniform(0, 3)
+            if moment == "start"
+            else draw.uniform(0, 0.2)
+            if moment == "step"
+            else draw.uniform(0, 0.05)
+        )
         return Fault(kind, moment, draw.randrange(4), delay, draw.random())

@@ -80,8 +80,12 @@ def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> R
         {
             "name": "chaos",
             "model": {"name_or_path": str(folder / "base"), "dtype": "float32"},
-            "data": {"path": str(folder / f"{pair.rows}.jsonl"), "heldout_path": str(folder / f"{pair.rows}-heldout.jsonl")},
-            "method": {"name": pair.method} | ({} if pair.method == "full" else {"lora_dropout": 0.1, "r": 8}),
+            "data": {
+                "path": str(folder / f"{pair.rows}.jsonl"),
+                "heldout_path": str(folder / f"{pair.rows}-heldout.jsonl"),
+            },
+            "method": {"name": pair.method}
+            | ({} if pair.method == "full" else {"lora_dropout": 0.1, "r": 8}),
             "sharding": {"name": pair.sharding},
             "objective": {"name": pair.rows, "disable_dropout": False} | OBJECTIVE_SECTIONS.get(pair.rows, {})
             if pair.rows in OBJECTIVE_ROWS
@@ -103,7 +107,8 @@ def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> R
 
 
 def changed(recipe: Recipe, kind: str) -> Recipe:
-    """Return the recipe of an attempt that a fault of `CHANGES` or `OF_REWARDS` begins, which saves nothing."""
+    """Return the recipe of an attempt that a fault of `CHANGES` or `OF_REWARDS` begins, which saves
+    nothing."""
     model, training, objective = recipe.model, recipe.training, recipe.objective
     if kind == "other base":
         model = model.model_copy(update={"name_or_path": f"{Path(model.name_or_path).parent}/other-base"})
@@ -112,7 +117,9 @@ def changed(recipe: Recipe, kind: str) -> Recipe:
     if kind == "other setting":
         training = training.model_copy(update={"learning_rate": 3e-3})
     if kind == "other reward" and isinstance(objective, Grpo):
-        rewards = [RewardFunction(name="letters", code=selftest_dataset.REWARD.replace("return ", "return 100 - "))]
+        rewards = [
+            RewardFunction(name="letters", code=selftest_dataset.REWARD.replace("return ", "return 100 - "))
+        ]
         objective = objective.model_copy(update={"rewards": rewards})
     checkpoints = recipe.checkpoints.model_copy(update={"save_steps": 1000})
     training = training.model_copy(update={"max_steps": 2 * STEPS})
@@ -134,14 +141,18 @@ def pairs_on_cpu(folder: Path) -> list[Pair]:
 
 def make_inputs(folder: Path) -> None:
     """Write the tiny model and its data."""
-    selftest_processes.run(1, tiny_model.write, folder / "base", tiny_model.SENTENCES, log=folder / "model.log")
+    selftest_processes.run(
+        1, tiny_model.write, folder / "base", tiny_model.SENTENCES, log=folder / "model.log"
+    )
     shutil.copytree(folder / "base", folder / "other-base")
     selftest_processes.run(1, change_weights, folder / "other-base", log=folder / "model.log")
     for rows, write in _WRITERS.items():
         write(folder / f"{rows}.jsonl", ROWS)
         write(folder / f"{rows}-heldout.jsonl", 4, seed=1)
         recipe = recipe_for(Pair("full", "none", rows=rows), folder, str(folder), 1)
-        selftest_processes.run(1, selftest_dataset.prepare, recipe, folder / f"{rows}-dataset", log=folder / f"{rows}.log")
+        selftest_processes.run(
+            1, selftest_dataset.prepare, recipe, folder / f"{rows}-dataset", log=folder / f"{rows}.log"
+        )
 
 
 class DisturbedPair:
@@ -188,31 +199,45 @@ class DisturbedPair:
         written = [(folder / "inputs.pb", recipe), *((files[kind], other) for kind, other in others.items())]
         selftest_processes.run(1, _write_all, self.task, written, self.dataset, known)
         inputs, address = folder / "inputs.pb", f"{checkpoints}/chaos"
-        self.runs.append(DisturbedRun(self.task, inputs, files, folder, address, bucket, self.draw, self.cold))
+        self.runs.append(
+            DisturbedRun(self.task, inputs, files, folder, address, bucket, self.draw, self.cold)
+        )
         return self.runs[-1]
 
     def _result(
-        self, one: DisturbedRun, bag: Bag, faults: int, report: Callable[[str | None], None], undisturbed: Any = None
+        self,
+        one: DisturbedRun,
+        bag: Bag,
+        faults: int,
+        report: Callable[[str | None], None],
+        undisturbed: Any = None,
     ) -> Any:
         """Finish a run and compare it with the undisturbed run; add differences to `problems`."""
         one.run(bag, faults, report)
         found: Any = None
         problems, last = list(one.problems), 0
         for pod in one.done:
-            found = selftest_processes.run(1, checking.result, self.task, pod.folder, self.recipe, self.dataset)
+            found = selftest_processes.run(
+                1, checking.result, self.task, pod.folder, self.recipe, self.dataset
+            )
             one.record([f"{line}\n" for line in found["lines"]])
             problems += checking.differences(found, undisturbed or found)
             last = max(last, int(found["attempt"].partition("-")[0] or 0))
         left = selftest_processes.run(1, checking.remaining_files, one.address) if one.done else []
-        # The end of a run deletes the checkpoints of earlier attempts alone; one that was killed after it leaves its own, too.
+        # The end of a run deletes the checkpoints of earlier attempts alone; one that was killed after it
+        # leaves its own, too.
         later = {name for name in left if (found_in := _CHECKPOINT.match(name)) and int(found_in[1]) > last}
-        left = [name for name in left if name.startswith("attempt-") or not (one.leaves_files or name in later)]
+        left = [
+            name for name in left if name.startswith("attempt-") or not (one.leaves_files or name in later)
+        ]
         if left:
             problems.append(f"the run has finished, and {', '.join(left)} is left at its address")
         expected = {row[0]: row[1:] for row in (undisturbed or found or {"steps": []})["steps"]}
         for step, seen in by_step(one.lines).items():
             problems += [
-                f"an attempt had step {step} as {row}, not {expected.get(step)}" for row in seen if row != expected.get(step)
+                f"an attempt had step {step} as {row}, not {expected.get(step)}"
+                for row in seen
+                if row != expected.get(step)
             ]
         for problem in problems:
             report(f"{self.pair}: {one.folder.name}: {problem}")
@@ -246,5 +271,8 @@ def _raise_exit() -> None:
 
 def _write_all(task: Any, written: list[tuple[Path, Recipe]], dataset: Path, known: list[Path]) -> None:
     for file, recipe in written:
-        folders = {"dataset": FlyteDirectory(str(dataset)), "references": [FlyteDirectory(str(folder)) for folder in known]}
+        folders = {
+            "dataset": FlyteDirectory(str(dataset)),
+            "references": [FlyteDirectory(str(folder)) for folder in known],
+        }
         write_inputs(task, file, {"recipe": recipe, "plan": planner.make(recipe)} | folders)

@@ -25,7 +25,10 @@ from flytune.failures.table import RETRIES
 from tests.support.paths import ROOT
 
 SETTINGS = SerializationSettings(
-    project="p", domain="d", version="v", image_config=ImageConfig(default_image=Image(name="default", fqn="i", tag="t"))
+    project="p",
+    domain="d",
+    version="v",
+    image_config=ImageConfig(default_image=Image(name="default", fqn="i", tag="t")),
 )
 
 
@@ -38,8 +41,11 @@ def write_inputs(task: Any, file: Path, inputs: dict[str, Any]) -> None:
     utils.write_proto_to_file(literals.to_flyte_idl(), str(file))
 
 
-def fill_command(command: list[str], inputs: str, prefix: str, raw: str | None = None, previous: str = '""') -> list[str]:
-    """Return a container's command with propeller's addresses: below `prefix`, except those of `inputs` and `raw`.
+def fill_command(
+    command: list[str], inputs: str, prefix: str, raw: str | None = None, previous: str = '""'
+) -> list[str]:
+    """Return a container's command with propeller's addresses: below `prefix`, except those of `inputs` and
+    `raw`.
 
     `previous` is the checkpoint folder of the previous attempt.
     """
@@ -54,7 +60,8 @@ def fill_command(command: list[str], inputs: str, prefix: str, raw: str | None =
 
 
 class Pod:
-    """One attempt. `cold` starts a new interpreter, as a container does; otherwise this process is forked with its imports."""
+    """One attempt. `cold` starts a new interpreter, as a container does; otherwise this process is forked
+    with its imports."""
 
     def __init__(self, task: Any, inputs: Path, folder: Path, number: int, cold: bool) -> None:
         self.folder, self.started = folder, time.monotonic()
@@ -62,7 +69,11 @@ class Pod:
         self.temporary.mkdir(parents=True)
         command = fill_command(task.get_command(SETTINGS), str(inputs), str(folder))
         # After the last retry, a user has to start a new execution.
-        environment = {"HOME": str(folder), "TMPDIR": str(self.temporary), "FLYTE_ATTEMPT_NUMBER": str(number % (RETRIES + 1))}
+        environment = {
+            "HOME": str(folder),
+            "TMPDIR": str(self.temporary),
+            "FLYTE_ATTEMPT_NUMBER": str(number % (RETRIES + 1)),
+        }
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
@@ -113,7 +124,8 @@ class Pod:
         self.has_ended()
 
     def error(self) -> tuple[bool, str] | None:
-        """Return whether Flyte would start another attempt, and the console's message; None without an error."""
+        """Return whether Flyte would start another attempt, and the console's message; None without an
+        error."""
         file = self.folder / "error.pb"
         if not file.exists():
             return None

@@ -19,8 +19,12 @@ def recipe(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "row {number}"}}\n' for number in range(20)))
     asked = request(folder, path=str(tmp_path / "rows.jsonl"))
     (tmp_path / "recipe.yaml").write_text(
-        f"name: r\nmodel: {{name_or_path: {asked.model.name_or_path}}}\ndata: {{path: rows.jsonl}}\nmethod: full\n"
-        "sharding: none\ntraining: {learning_rate: 1e-4, global_batch_size: 1}\n"
+        "name: r\n"
+        f"model: {{name_or_path: {asked.model.name_or_path}}}\n"
+        f"data: {{path: rows.jsonl}}\n"
+        "method: full\n"
+        "sharding: none\n"
+        "training: {learning_rate: 1e-4, global_batch_size: 1}\n"
     )
     return tmp_path / "recipe.yaml"
 
@@ -50,7 +54,9 @@ def test_xray_on_a_full_disk_ends_with_one_error_and_leaves_nothing(size, recipe
 def test_issue_21_line_8_xray_replaces_no_file_but_its_own_pages(recipe, capsys):
     before = recipe.read_bytes()
     said = refused(["xray", recipe, "--out", recipe], capsys)
-    assert said.endswith("exists already, and is not a page of xray; give another path, or --force to replace it\n")
+    assert said.endswith(
+        "exists already, and is not a page of xray; give another path, or --force to replace it\n"
+    )
     assert recipe.read_bytes() == before
     page = recipe.with_name("page.html")
     assert main(["xray", str(recipe), "--out", str(page)]) == 0
@@ -63,9 +69,12 @@ def test_issue_21_line_8_xray_replaces_no_file_but_its_own_pages(recipe, capsys)
 
 
 @pytest.mark.parametrize(
-    "command", [["merge", "x", "--out"], ["gguf", "x", "--out"], ["fetch", "x"], ["combine"], ["selftest", "--keep"]]
+    "command",
+    [["merge", "x", "--out"], ["gguf", "x", "--out"], ["fetch", "x"], ["combine"], ["selftest", "--keep"]],
 )
-@pytest.mark.parametrize("name", ["file", "full", "link", "dangling", "file/below", "x" * 300, "", "\udcff", "s3://b/x"])
+@pytest.mark.parametrize(
+    "name", ["file", "full", "link", "dangling", "file/below", "x" * 300, "", "\udcff", "s3://b/x"]
+)
 def test_outputs_that_cannot_be_written_are_refused_first(command, name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("keep")
@@ -98,19 +107,35 @@ def test_absurd_numbers_are_refused(arguments, capsys):
 @pytest.mark.parametrize(
     ("missing", "arguments", "said"),
     [
-        ("transformers", ["xray", "recipe.yaml"], "transformers: not installed: `pip install 'flytune[data]'` installs it"),
+        (
+            "transformers",
+            ["xray", "recipe.yaml"],
+            "transformers: not installed: `pip install 'flytune[data]'` installs it",
+        ),
         (
             "flytekit",
             ["fetch", "abcdefghij", "out"],
             "flytekit: not installed, and this command asks Flyte: use Python",
         ),
-        ("flytekit", ["doctor", "--remote"], "flytekit: not installed, and this command asks Flyte: use Python"),
+        (
+            "flytekit",
+            ["doctor", "--remote"],
+            "flytekit: not installed, and this command asks Flyte: use Python",
+        ),
         ("trl", ["selftest"], "trl: not installed: `pip install 'flytune[train]'` installs it"),
     ],
 )
-def test_a_library_that_is_not_installed_is_named_with_what_installs_it(missing, arguments, said, recipe, tmp_path):
-    code = f"import sys; sys.modules[{missing!r}] = None\nfrom flytune import cli\nsys.exit(cli.main({arguments!r}))"
-    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+def test_a_library_that_is_not_installed_is_named_with_what_installs_it(
+    missing, arguments, said, recipe, tmp_path
+):
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from flytune import cli\n"
+        f"sys.exit(cli.main({arguments!r}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 1
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -119,7 +144,10 @@ def test_a_library_that_is_not_installed_is_named_with_what_installs_it(missing,
 def test_a_word_that_is_no_command_or_option_gets_the_nearest_one(capsys):
     for arguments, said in (
         (["pln", "x"], "'pln': unknown; did you mean plan?"),
-        (["plan", "--shpae", "auto", "x.yaml"], "flytune plan: error: --shpae: unknown; did you mean --shape?"),
+        (
+            ["plan", "--shpae", "auto", "x.yaml"],
+            "flytune plan: error: --shpae: unknown; did you mean --shape?",
+        ),
         (["schema", "x"], "flytune schema: error: x: unknown"),
         (["--version"], f"flytune {__version__}"),
     ):

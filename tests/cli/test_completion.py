@@ -10,8 +10,12 @@ def test_commands_and_their_options_are_completed(capsys):
     script = capsys.readouterr().out
 
     def completed(*words):
-        line = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _flytune; echo ${{COMPREPLY[@]}}"
-        done = subprocess.run(["bash", "-uc", f"{script}\n{line}"], capture_output=True, text=True, check=True)
+        line = (
+            f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _flytune; echo ${{COMPREPLY[@]}}"
+        )
+        done = subprocess.run(
+            ["bash", "-uc", f"{script}\n{line}"], capture_output=True, text=True, check=True
+        )
         return done.stdout.split()
 
     assert completed("flytune", "ch") == ["chat"]

@@ -50,14 +50,23 @@ def folder(tmp_path, monkeypatch):
     shutil.copytree(RELEASE / "base", work / "base")
     shutil.copyfile(RELEASE / "data.jsonl", work / "data.jsonl")
     shutil.copyfile(RELEASE / "artifact" / "recipe.yaml", work / "recipe.yaml")
-    text = "base_model: a/b\ndatasets: [{path: rows.jsonl, type: alpaca}]\nlearning_rate: 0.001\nmicro_batch_size: 1\n"
+    text = (
+        "base_model: a/b\n"
+        "datasets: [{path: rows.jsonl, type: alpaca}]\n"
+        "learning_rate: 0.001\n"
+        "micro_batch_size: 1\n"
+    )
     (work / "axolotl.yaml").write_text(text)
     return work
 
 
 def test_there_is_a_call_of_each_command():
     done = subprocess.run(
-        [sys.executable, "-m", "flytune.cli", "nothing"], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "flytune.cli", "nothing"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     listed = done.stderr.partition("choose from ")[2].partition(")")[0]
     assert {one.strip(" '") for one in listed.split(",")} == set(COMMANDS)
@@ -83,7 +92,9 @@ def test_in_a_deleted_folder_each_command_ends_before_its_work(command, folder):
 
 
 # The others write to their output after minutes of work, or nothing.
-@pytest.mark.parametrize("command", ["accepted", "adapters", "calibrate", "convert", "plan", "reproduce", "schema"])
+@pytest.mark.parametrize(
+    "command", ["accepted", "adapters", "calibrate", "convert", "plan", "reproduce", "schema"]
+)
 def test_a_full_output_is_an_error(command, folder):
     done = called(command, folder, after=">/dev/full")
     assert done.returncode == 1
@@ -100,4 +111,6 @@ def test_without_memory_a_command_ends_in_words_or_well(command, folder):
         assert (done.returncode, done.stderr) == (0, "")
     else:
         assert done.returncode == 1
-        assert done.stderr.splitlines()[-1].startswith("RecipeError: out of memory: this process gets no more: free some")
+        assert done.stderr.splitlines()[-1].startswith(
+            "RecipeError: out of memory: this process gets no more: free some"
+        )

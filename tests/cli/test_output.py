@@ -1,4 +1,5 @@
-"""Standard output that is full, closed or read by nobody: one error, and no exit code 0 for words that were lost."""
+"""Standard output that is full, closed or read by nobody: one error, and no exit code 0 for words that were
+lost."""
 
 import os
 import subprocess

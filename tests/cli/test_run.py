@@ -1,4 +1,5 @@
-"""`flytune run`: the command of pyflyte that it prints and becomes for a cluster, and the run on this machine."""
+"""`flytune run`: the command of pyflyte that it prints and becomes for a cluster, and the run on this
+machine."""
 
 import os
 import subprocess
@@ -56,12 +57,30 @@ def answering(monkeypatch):
     [
         (["--remote"], "run --remote --copy all workflows/finetune.py finetune --recipe {}"),
         (
-            ["--remote", "-p", "team", "-d", "production", "--name", "first", "-i", "a=b/c:1", "--image", "d=e"],
-            "run --remote --copy all --project team --domain production --name first --image a=b/c:1 --image d=e "
-            "workflows/finetune.py finetune --recipe {}",
+            [
+                "--remote",
+                "-p",
+                "team",
+                "-d",
+                "production",
+                "--name",
+                "first",
+                "-i",
+                "a=b/c:1",
+                "--image",
+                "d=e",
+            ],
+            "run --remote --copy all --project team --domain production --name first --image a=b/c:1 --image "
+            "d=e workflows/finetune.py finetune --recipe {}",
         ),
-        (["--remote", "--grid", "g.yaml"], "run --remote --copy all workflows/sweep.py sweep --recipe {} --grid g.yaml"),
-        (["--remote", "--changes", "c.yaml"], "run --remote --copy all workflows/sweep.py sweep --recipe {} --changes c.yaml"),
+        (
+            ["--remote", "--grid", "g.yaml"],
+            "run --remote --copy all workflows/sweep.py sweep --recipe {} --grid g.yaml",
+        ),
+        (
+            ["--remote", "--changes", "c.yaml"],
+            "run --remote --copy all workflows/sweep.py sweep --recipe {} --changes c.yaml",
+        ),
     ],
 )
 def test_it_prints_and_becomes_the_command_of_pyflyte(given, command, recipe, started, answering, capsys):
@@ -104,9 +123,21 @@ def test_without_the_command_of_flyte_2_the_extra_is_named(recipe, started, tmp_
 @pytest.mark.parametrize(
     ("config", "given", "said"),
     [
-        (None, [], "flyte config: none; no cluster is configured; start Flyte's sandbox with `flytectl demo start`"),
-        (None, ["--flyte2"], "--flyte2 --remote: no configuration of Flyte 2 names a cluster; `flyte create config"),
-        ("admin: {endpoint: 'dns:///127.0.0.1:1', insecure: true}\n", [], "admin: 127.0.0.1:1 does not answer"),
+        (
+            None,
+            [],
+            "flyte config: none; no cluster is configured; start Flyte's sandbox with `flytectl demo start`",
+        ),
+        (
+            None,
+            ["--flyte2"],
+            "--flyte2 --remote: no configuration of Flyte 2 names a cluster; `flyte create config",
+        ),
+        (
+            "admin: {endpoint: 'dns:///127.0.0.1:1', insecure: true}\n",
+            [],
+            "admin: 127.0.0.1:1 does not answer",
+        ),
         (
             "admin: {endpoint: 'dns:///127.0.0.1:1', insecure: true}\ntask: {project: a, domain: b}\n",
             ["--flyte2"],
@@ -114,7 +145,9 @@ def test_without_the_command_of_flyte_2_the_extra_is_named(recipe, started, tmp_
         ),
     ],
 )
-def test_without_a_cluster_nothing_is_sent(config, given, said, recipe, started, tmp_path, monkeypatch, capsys):
+def test_without_a_cluster_nothing_is_sent(
+    config, given, said, recipe, started, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FLYTECTL_CONFIG", raising=False)
     get_config_file.cache_clear()
@@ -128,8 +161,12 @@ def test_without_a_cluster_nothing_is_sent(config, given, said, recipe, started,
     assert "Traceback" not in shown.err
 
 
-@pytest.mark.parametrize(("given", "said"), [(["--remote"], "stores its artifact there"), ([], "leave one of the two out")])
-def test_a_folder_for_results_is_refused_where_they_are_stored_elsewhere(given, said, recipe, started, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("given", "said"), [(["--remote"], "stores its artifact there"), ([], "leave one of the two out")]
+)
+def test_a_folder_for_results_is_refused_where_they_are_stored_elsewhere(
+    given, said, recipe, started, tmp_path, capsys
+):
     recipe.write_text(yaml.safe_dump(content(publish={"address": "s3://b/models"})))
     assert cli.main(["run", str(recipe), "--out", str(tmp_path / "out"), *given]) == 1
     assert said in capsys.readouterr().err
@@ -162,7 +199,10 @@ def test_without_pyflyte_it_says_what_installs_it(recipe, started, capsys, monke
     monkeypatch.setattr(run.sys, "executable", "/nowhere/python")
     monkeypatch.setattr(run.shutil, "which", lambda name: None)
     assert cli.main(["run", str(recipe), "--remote"]) == 1
-    assert "pyflyte: not installed beside /nowhere/python, nor on PATH; `make install` in the clone" in capsys.readouterr().err
+    assert (
+        "pyflyte: not installed beside /nowhere/python, nor on PATH; `make install` in the clone"
+        in capsys.readouterr().err
+    )
 
 
 def of_process(arguments, folder, path):
@@ -179,7 +219,10 @@ def test_a_run_on_this_machine_ends_with_its_error(recipe, tmp_path):
 
 
 def test_it_starts_without_flytekit(recipe, tmp_path):
-    code = f"import sys; from flytune import cli; cli.main(['run', {str(recipe)!r}, '--name', 'x']); print(sorted(sys.modules))"
+    code = (
+        f"import sys; from flytune import cli; cli.main(['run', {str(recipe)!r}, '--name', 'x']); "
+        "print(sorted(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"flytekit", "torch", "transformers"} & set(done.stdout.replace("'", "").split(", "))
 
@@ -200,7 +243,11 @@ def test_a_run_on_this_machine_without_hardware_is_on_this_machine():
     here = local.ThisMachine(folder)
     planned = plan.plan_run(here, asked, HarnessData(here))
     kind = this_machine.rows()[0]
-    assert (planned.plan.shape, planned.plan.accelerator, planned.shape) == ("this-machine", kind.accelerator, "this-machine")
+    assert (planned.plan.shape, planned.plan.accelerator, planned.shape) == (
+        "this-machine",
+        kind.accelerator,
+        "this-machine",
+    )
     assert planned.recipe.sharding.name != "auto"
     assert planned.plan.key == planned.recipe.key()
     named = planner.on_shape(asked, "cpu-2")

@@ -1,4 +1,5 @@
-"""Files of a clone that both SDKs send: the product's code, whatever else is there; its size, and its limit."""
+"""Files of a clone that both SDKs send: the product's code, whatever else is there; its size, and its
+limit."""
 
 import shutil
 import subprocess
@@ -13,7 +14,13 @@ from flytune.errors import FlytuneError
 from tests.support.laptop import checkout
 from tests.support.paths import ROOT
 
-OWN = ["own/data.jsonl", "own/merged/model.safetensors", "artifacts/x/report.html", "recipes/mine/rows.jsonl", "notes.txt"]
+OWN = [
+    "own/data.jsonl",
+    "own/merged/model.safetensors",
+    "artifacts/x/report.html",
+    "recipes/mine/rows.jsonl",
+    "notes.txt",
+]
 
 
 @pytest.fixture
@@ -35,8 +42,12 @@ def flytekit_sends(folder, monkeypatch, out):
     from flytekit.tools import script_mode
     from flytekit.tools.fast_registration import FastPackageOptions, fast_package
 
-    monkeypatch.setattr(script_mode, "list_all_files", code_files.lister(patches.flytekit.CODE_FILES.original()))
-    with tarfile.open(fast_package(folder, out, options=FastPackageOptions([], copy_style=CopyFileDetection.ALL))) as archive:
+    monkeypatch.setattr(
+        script_mode, "list_all_files", code_files.lister(patches.flytekit.CODE_FILES.original())
+    )
+    with tarfile.open(
+        fast_package(folder, out, options=FastPackageOptions([], copy_style=CopyFileDetection.ALL))
+    ) as archive:
         return set(archive.getnames())
 
 
@@ -56,7 +67,9 @@ def test_the_code_is_sent_and_nothing_of_a_person_s(sends, is_tracked, clone, tm
     if not is_tracked:
         subprocess.run(["git", "rm", "-rq", "--cached", "."], cwd=clone, check=True)
     sent = sends(clone, monkeypatch, tmp_path)
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     tops = ("flytune/", "tasks/", "workflows/", "flyte2/", "recipes/")
     wanted = {name for name in tracked if name.startswith(tops) and (ROOT / name).is_file()}
     assert wanted | {"shapes.yaml", "cluster.yaml"} <= sent
@@ -68,7 +81,10 @@ def test_the_code_is_sent_and_nothing_of_a_person_s(sends, is_tracked, clone, tm
 def test_a_module_that_git_does_not_track_is_named(clone, capsys):
     (clone / "flytune" / "mine.py").write_text("")
     assert str(clone / "flytune" / "mine.py") not in code_files.lister(list)(clone, False)
-    assert "not sent, because git does not track it: flytune/linked.py, flytune/mine.py; `git add`" in capsys.readouterr().out
+    assert (
+        "not sent, because git does not track it: flytune/linked.py, flytune/mine.py; `git add`"
+        in capsys.readouterr().out
+    )
 
 
 def test_what_is_too_large_for_code_is_refused_with_the_largest_files(clone):
@@ -77,7 +93,10 @@ def test_what_is_too_large_for_code_is_refused_with_the_largest_files(clone):
     with pytest.raises(FlytuneError) as caught:
         code_files.lister(list)(clone, False)
     first, _, *largest = str(caught.value).splitlines()
-    assert "MB, more than the 5.0 MB that code may have; move data and models to a folder beside flytune/" in first
+    assert (
+        "MB, more than the 5.0 MB that code may have; move data and models to a folder beside flytune/"
+        in first
+    )
     assert "recipes/rows.jsonl: 5.0 MB" in str(caught.value)
     assert len(largest) == 4
 

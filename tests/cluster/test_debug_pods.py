@@ -18,17 +18,38 @@ from tests.support.paths import ROOT
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 PODS = "/api/v1/namespaces/flytesnacks-development/pods"
-STAGE = ["pyflyte-execute", "--inputs", "s3://b/inputs.pb", "--output-prefix", "s3://b/0", "--resolver", "r", "--"]
-FAST = ["pyflyte-fast-execute", "--additional-distribution", "s3://b/code.tgz", "--dest-dir", ".", "--", *STAGE]
+STAGE = [
+    "pyflyte-execute",
+    "--inputs",
+    "s3://b/inputs.pb",
+    "--output-prefix",
+    "s3://b/0",
+    "--resolver",
+    "r",
+    "--",
+]
+FAST = [
+    "pyflyte-fast-execute",
+    "--additional-distribution",
+    "s3://b/code.tgz",
+    "--dest-dir",
+    ".",
+    "--",
+    *STAGE,
+]
 
 
 def pod(name, phase, task, index=None, made="2026-11-28T06:00:00Z"):
-    labels = {"task-name": task} if index is None else {debug_pods._JOB: "abc-n3-0", debug_pods._INDEX: str(index)}
+    labels = (
+        {"task-name": task} if index is None else {debug_pods._JOB: "abc-n3-0", debug_pods._INDEX: str(index)}
+    )
     container = {
         "name": "primary",
         "image": "ghcr.io/someone/flytune-train:abc",
         "args": [*FAST, "task-module", "tasks.train", "task-name", "train_l4_2"],
-        "env": [{"name": "PET_RDZV_ENDPOINT", "value": "abc-n3-0-worker-0:23456"}] if index is not None else [],
+        "env": [{"name": "PET_RDZV_ENDPOINT", "value": "abc-n3-0-worker-0:23456"}]
+        if index is not None
+        else [],
         "resources": {"limits": {"nvidia.com/gpu": "1"}},
         "securityContext": {"allowPrivilegeEscalation": False},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
@@ -41,7 +62,12 @@ def pod(name, phase, task, index=None, made="2026-11-28T06:00:00Z"):
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
     }
-    meta = {"name": name, "labels": labels, "creationTimestamp": made, "ownerReferences": [{"kind": "PyTorchJob"} | OWNER]}
+    meta = {
+        "name": name,
+        "labels": labels,
+        "creationTimestamp": made,
+        "ownerReferences": [{"kind": "PyTorchJob"} | OWNER],
+    }
     return {"metadata": meta, "spec": spec, "status": {"phase": phase}}
 
 
@@ -68,17 +94,31 @@ def cluster(tmp_path, monkeypatch):
     answers = {
         PODS: {"items": THERE, "metadata": {}},
         f"POST {PODS}": made,
-        "/apis/kubeflow.org/v1/namespaces/flytesnacks-development/pytorchjobs": {"items": [{"metadata": {"name": "abc-n3-0"}}]},
+        "/apis/kubeflow.org/v1/namespaces/flytesnacks-development/pytorchjobs": {
+            "items": [{"metadata": {"name": "abc-n3-0"}}]
+        },
     }
     for number, rank in ((1, 0), (2, 1)):
         name = f"{PODS}/abc-n3-0-worker-{rank}-debug-{number}"
-        answers[f"{name}/status"] = {"metadata": {}, "status": {"phase": "Running", "podIP": f"10.0.0.{rank}"}}
+        answers[f"{name}/status"] = {
+            "metadata": {},
+            "status": {"phase": "Running", "podIP": f"10.0.0.{rank}"},
+        }
         answers[f"{name}/log"] = LOG
     with http(answers, asked=asked) as address:
         file = tmp_path / "kubeconfig"
-        user, context = {"name": "u", "user": {"token": "t"}}, {"name": "c", "context": {"cluster": "c", "user": "u"}}
-        known = {"clusters": [{"name": "c", "cluster": {"server": address}}], "users": [user], "contexts": [context]}
-        file.write_text(yaml.safe_dump(known | {"apiVersion": "v1", "kind": "Config", "current-context": "c"}))
+        user, context = (
+            {"name": "u", "user": {"token": "t"}},
+            {"name": "c", "context": {"cluster": "c", "user": "u"}},
+        )
+        known = {
+            "clusters": [{"name": "c", "cluster": {"server": address}}],
+            "users": [user],
+            "contexts": [context],
+        }
+        file.write_text(
+            yaml.safe_dump(known | {"apiVersion": "v1", "kind": "Config", "current-context": "c"})
+        )
         monkeypatch.setenv("KUBECONFIG", str(file))
         monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
         yield asked
@@ -87,7 +127,10 @@ def cluster(tmp_path, monkeypatch):
 def test_each_pod_of_the_stage_that_failed_is_copied_and_starts_nothing(cluster, capsys):
     assert main(["debug", "abc", "--hours", "1"]) == 0, capsys.readouterr().err
     first, second = (body for method, body in cluster if method == "POST")
-    assert first["metadata"] == {"generateName": "abc-n3-0-worker-0-debug-", "labels": {"flytune-debug": "abc"}}
+    assert first["metadata"] == {
+        "generateName": "abc-n3-0-worker-0-debug-",
+        "labels": {"flytune-debug": "abc"},
+    }
     assert {key: first["spec"][key] for key in ("activeDeadlineSeconds", "restartPolicy")} == {
         "activeDeadlineSeconds": 3600,
         "restartPolicy": "Never",
@@ -98,7 +141,9 @@ def test_each_pod_of_the_stage_that_failed_is_copied_and_starts_nothing(cluster,
     for field in ("image", "resources", "securityContext", "volumeMounts"):
         assert container[field] == original[field]
     program = ["python", "-m", "flytune.cluster.debug_program", "3600", "--"]
-    assert container["args"][: len(FAST) - len(STAGE)] == FAST[: len(FAST) - len(STAGE)], "the code is unpacked first"
+    assert container["args"][: len(FAST) - len(STAGE)] == FAST[: len(FAST) - len(STAGE)], (
+        "the code is unpacked first"
+    )
     assert container["args"][len(FAST) - len(STAGE) :][: len(program) + 1] == [*program, "pyflyte-execute"]
     meetings = [
         {one["name"]: one.get("value") for one in body["spec"]["containers"][0]["env"]}["PET_RDZV_ENDPOINT"]
@@ -152,4 +197,6 @@ def test_the_pods_program_leaves_inputs_and_a_script_that_runs_the_stage(tmp_pat
     ran = subprocess.run(again, env=environment, capture_output=True, text=True, timeout=540)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert (folder / "outputs" / "outputs.pb").is_file()
-    assert sorted(path.name for path in stored.iterdir()) == ["inputs.pb"], "nothing is written where the run writes"
+    assert sorted(path.name for path in stored.iterdir()) == ["inputs.pb"], (
+        "nothing is written where the run writes"
+    )

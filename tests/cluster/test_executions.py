@@ -1,4 +1,5 @@
-"""`flytune fetch EXECUTION`: the artifact is found in flyteadmin (tests/support) and read by addresses that it signs."""
+"""`flytune fetch EXECUTION`: the artifact is found in flyteadmin (tests/support) and read by addresses that
+it signs."""
 
 import hashlib
 import json
@@ -36,7 +37,9 @@ def folder_at(address):
 
 def packed(record):
     value = record if isinstance(record, dict) else record.model_dump()
-    return literals_pb2.Literal(scalar=literals_pb2.Scalar(binary={"value": msgpack.packb(value), "tag": "msgpack"}))
+    return literals_pb2.Literal(
+        scalar=literals_pb2.Scalar(binary={"value": msgpack.packb(value), "tag": "msgpack"})
+    )
 
 
 def text(value):
@@ -44,10 +47,18 @@ def text(value):
 
 
 OTHERS = [
-    (name, SUCCEEDED) for name in ("grid", "grid-before", "old", "answers", "tested", "planned", "skipped", "both", "around")
+    (name, SUCCEEDED)
+    for name in ("grid", "grid-before", "old", "answers", "tested", "planned", "skipped", "both", "around")
 ]
 OTHERS += [("halfway", 2), ("halted", FAILED), ("broken", FAILED), ("reported", FAILED), ("stopped", ABORTED)]
-CELL = {"method": "full", "sharding": "ddp", "offload": "none", "rows": "chats", "state": "equal", "words": "equal 1e-08"}
+CELL = {
+    "method": "full",
+    "sharding": "ddp",
+    "offload": "none",
+    "rows": "chats",
+    "state": "equal",
+    "words": "equal 1e-08",
+}
 MATRIX = Matrix(machine="2 ranks", global_batch_size=8, cells=[CELL], seconds=1.0)
 POINTS = [("tiny-1", "one", ""), ("tiny-2", "two", ""), ("tiny-3", "", "train: bad loss")]
 
@@ -58,7 +69,9 @@ def write_sweep(folder):
         for number, (name, key, reason) in enumerate(POINTS)
     ]
     points = drawn(changes=[{"training.seed": number} for number, _ in enumerate(POINTS)])
-    results.write(results.Sweep(recipe="tiny", fields=["training.seed"], outcomes=outcomes, best=None), points, folder)
+    results.write(
+        results.Sweep(recipe="tiny", fields=["training.seed"], outcomes=outcomes, best=None), points, folder
+    )
 
 
 @contextmanager
@@ -79,7 +92,8 @@ def served(tmp_path_factory):
         for key in ("one", "two", "three"):
             files = FILES | {"name": key.encode()}
             listed = [
-                StoredFile(file=name, size=len(body), sha256=hashlib.sha256(body).hexdigest()) for name, body in files.items()
+                StoredFile(file=name, size=len(body), sha256=hashlib.sha256(body).hexdigest())
+                for name, body in files.items()
             ]
             for name, body in files.items():
                 admin.store(f"raw/{key}/{name}", body)
@@ -105,7 +119,9 @@ def admin(served, monkeypatch):
     monkeypatch.setenv("FLYTECTL_CONFIG", str(home / ".flyte" / "config.yaml"))
     get_config_file.cache_clear()
     for name, phase in (("fine", 4), ("swept", 4), ("young", 2), ("nested", 4), ("other", 4), *OTHERS):
-        admin.executions[name] = execution_pb2.ExecutionCreateRequest(project="flytesnacks", domain="development", name=name)
+        admin.executions[name] = execution_pb2.ExecutionCreateRequest(
+            project="flytesnacks", domain="development", name=name
+        )
         admin.phases[name] = phase
         for number in range(5):  # more than a page
             admin.note(name, f"n{number}", f"tasks.x.t{number}", {})
@@ -119,7 +135,8 @@ def admin(served, monkeypatch):
     admin.note("nested", "n7-0-n1-0-n8", "tasks.train.train_cpu_1", one, parent="n7-0-n1")
     admin.note("nested", "n7-0-n1-0-n9", "", {}, parent="n7-0-n1", launched="other")
     admin.note("other", "n8", STORE, three)
-    # As sweep, infer, selftest, plan_only, refresh and sft_then_dpo return: the last with an artifact of its first run.
+    # As sweep, infer, selftest, plan_only, refresh and sft_then_dpo return: the last with an artifact of its
+    # first run.
     for name in ("grid", "grid-before", "old", "answers"):
         admin.outputs[name] = folder_at(f"s3://{BUCKET}/raw/{name}")
     admin.outputs |= {
@@ -143,7 +160,7 @@ def admin(served, monkeypatch):
 ADDRESSES = {
     "fine": "one",
     "http://localhost:8088/console/projects/flytesnacks/domains/development/executions/fine": "one",
-    "https://flyte.example/console/projects/flytesnacks/domains/development/executions/fine/nodes?duration=all": "one",
+    "https://flyte.example/console/projects/flytesnacks/domains/development/executions/fine/nodes?x=1": "one",
     "flyte://v1/flytesnacks/development/fine": "one",
     "flyte://v1/flytesnacks/development/fine/n8/o": "one",
     "flyte://v1/flytesnacks/development/swept/n9/0/o/o0": "two",
@@ -163,12 +180,17 @@ def test_an_execution_s_artifact_is_fetched_whole(address, admin, tmp_path, caps
     first, *options = address.split()
     assert cli.main(["fetch", first, str(tmp_path / "out"), *options]) == 0, capsys.readouterr().err
     made = {
-        str(file.relative_to(tmp_path / "out")): file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file()
+        str(file.relative_to(tmp_path / "out")): file.read_bytes()
+        for file in (tmp_path / "out").rglob("*")
+        if file.is_file()
     }
     assert set(made) == {*FILES, "name", CONTENTS}
     assert {name: made[name] for name in FILES} == FILES
     assert made["name"].decode() == ADDRESSES[address]
-    assert f"s3://{BUCKET}/raw/{ADDRESSES[address]}, all files verified against artifact.json" in capsys.readouterr().out
+    assert (
+        f"s3://{BUCKET}/raw/{ADDRESSES[address]}, all files verified against artifact.json"
+        in capsys.readouterr().out
+    )
 
 
 def test_the_tasks_that_store_and_report_are_known_by_their_names():
@@ -176,7 +198,9 @@ def test_the_tasks_that_store_and_report_are_known_by_their_names():
     assert report_failure.name == REPORT
 
 
-@pytest.mark.parametrize(("name", "files"), [("grid", {"sweep.json", "report.html"}), ("answers", {"answers.jsonl"})])
+@pytest.mark.parametrize(
+    ("name", "files"), [("grid", {"sweep.json", "report.html"}), ("answers", {"answers.jsonl"})]
+)
 def test_a_sweep_and_answers_are_fetched_file_by_file(name, files, admin, tmp_path, capsys):
     assert cli.main(["fetch", name, str(tmp_path / "out")]) == 0, capsys.readouterr().err
     assert "all files verified against artifact.json" in capsys.readouterr().out
@@ -198,7 +222,10 @@ def test_a_changed_file_of_answers_is_refused(file, admin, tmp_path, capsys):
 def test_a_changed_table_of_a_sweep_names_no_artifact(admin, tmp_path, capsys):
     with stored_instead(admin, "raw/grid/sweep.json", lambda kept: kept.replace(b"raw/one", b"raw/two")):
         assert cli.main(["fetch", "grid", str(tmp_path / "out"), "--point", "tiny-1"]) == 1
-    assert "sweep.json: its content is not what was written, by artifact.json; run the sweep again" in capsys.readouterr().err
+    assert (
+        "sweep.json: its content is not what was written, by artifact.json; run the sweep again"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
@@ -214,7 +241,9 @@ def test_a_point_is_found_in_a_sweep_s_folder_on_this_machine(scheme, tmp_path, 
 
 def test_a_self_test_is_its_matrix_and_a_table(admin, tmp_path, capsys):
     assert cli.main(["fetch", "tested", str(tmp_path / "out")]) == 0, capsys.readouterr().err
-    assert "matrix.json, matrix.txt, as tested in flytesnacks-development returned it" in capsys.readouterr().out
+    assert (
+        "matrix.json, matrix.txt, as tested in flytesnacks-development returned it" in capsys.readouterr().out
+    )
     assert Matrix.read(tmp_path / "out" / "matrix.json") == MATRIX
     assert "equal 1e-08" in (tmp_path / "out" / "matrix.txt").read_text()
 
@@ -225,7 +254,8 @@ def test_another_record_is_fetched_by_the_name_of_the_output(admin, tmp_path):
 
 
 def test_the_report_of_a_failure_has_the_checkpoint_the_decks_and_the_artifacts(admin, tmp_path, capsys):
-    deck = b"<html><div><pre>tiny: train failed: bad loss &amp; worse\nNewest complete checkpoint: step 4</pre></div></html>"
+    text = b"tiny: train failed: bad loss &amp; worse\nNewest complete checkpoint: step 4"
+    deck = b"<html><div><pre>" + text + b"</pre></div></html>"
     admin.note("reported", "n7", STORE, folder_at(f"s3://{BUCKET}/raw/one"))
     admin.note("reported", "fn0", REPORT, {})
     admin.store("metadata/reported/fn0/0/deck.html", deck)
@@ -241,11 +271,16 @@ def test_the_report_of_a_failure_has_the_checkpoint_the_decks_and_the_artifacts(
 
 
 def test_a_failure_without_a_report_has_the_error_of_its_task(admin, tmp_path, capsys):
-    said = "[1/1] currentAttempt done. Last Error: USER::compare_points failed: too few points\n  tiny-1: s3://b/a"
+    said = (
+        "[1/1] currentAttempt done. Last Error: USER::compare_points failed: too few points\n"
+        "  tiny-1: s3://b/a"
+    )
     admin.errors["broken"] = said
     assert cli.main(["fetch", "broken", str(tmp_path / "out"), "--failed"]) == 0, capsys.readouterr().err
     assert (tmp_path / "out" / "failure.txt").read_text() == (
-        f"broken in flytesnacks-development: FAILED\n{said}\ncheckpoints: the execution has no recipe of its own\n"
+        "broken in flytesnacks-development: FAILED\n"
+        f"{said}\n"
+        "checkpoints: the execution has no recipe of its own\n"
     )
 
 
@@ -254,41 +289,55 @@ def test_an_aborted_run_has_the_address_of_its_checkpoints(admin, tmp_path, caps
     admin.executions["stopped"].inputs.literals["recipe"].CopyFrom(
         packed(recipe_of(name="tiny", checkpoints={"save_steps": 2}))
     )
-    admin.note("stopped", "n1", "tasks.prepare.prepare_data", folder_at(f"s3://{BUCKET}/team/ab/stopped-n1-0/x/dataset"))
+    admin.note(
+        "stopped",
+        "n1",
+        "tasks.prepare.prepare_data",
+        folder_at(f"s3://{BUCKET}/team/ab/stopped-n1-0/x/dataset"),
+    )
     assert cli.main(["fetch", "stopped", str(tmp_path / "out"), "--failed"]) == 0, capsys.readouterr().err
     assert (tmp_path / "out" / "failure.txt").read_text().splitlines() == [
         "stopped in flytesnacks-development: ABORTED",
         "aborted by somebody: too slow",
-        f"checkpoints: s3://{BUCKET}/team/flytune-checkpoints/tiny-..., if training has saved any; the same recipe resumes "
-        "from the newest complete one",
+        f"checkpoints: s3://{BUCKET}/team/flytune-checkpoints/tiny-..., if training has saved any; the same "
+        "recipe resumes from the newest complete one",
     ]
 
 
 MISTAKES = {
-    "gone": "gone in flytesnacks-development: 127.0.0.1:PORT has no such execution; give --project and --domain",
+    "gone": "gone in flytesnacks-development: 127.0.0.1:PORT has no such execution; give --project and "
+    "--domain",
     "young": "young in flytesnacks-development: the execution is RUNNING, and no artifact is stored",
     "swept": "swept in flytesnacks-development: it has stored 2 artifacts; give the node of one:\n"
     "  flyte://v1/flytesnacks/development/swept/n8/o\n  flyte://v1/flytesnacks/development/swept/n9/o",
-    "halfway": "halfway in flytesnacks-development: the execution is RUNNING, and returns nothing yet; it has stored "
-    "1 artifact; give the node of one:\n  flyte://v1/flytesnacks/development/halfway/n8/o",
-    "halted": "halted in flytesnacks-development: the execution is FAILED, and returns nothing; it has stored 1 artifact; "
-    "give the node of one, or --failed for the report of the failure:\n  flyte://v1/flytesnacks/development/halted/n8/o",
-    "flyte://v1/flytesnacks/development/fine/n2/o": "fine in flytesnacks-development, node n2: it has neither a folder nor a "
-    "record as its output (the execution is SUCCEEDED)",
-    "old": f"old in flytesnacks-development: s3://{BUCKET}/raw/old: no artifact.json: a version of Flytune before 0.2.0 stored "
-    "the folder, without the list by which its files are verified; copy it with the storage's own tools, or run the workflow "
-    "again",
-    "skipped": "skipped in flytesnacks-development: the execution is SUCCEEDED, and has stored no files; it says: "
-    "skipped: no data",
-    "broken": "broken in flytesnacks-development: the execution is FAILED, and no artifact is stored; --failed fetches the "
-    "report of the failure",
-    "fine --point tiny-1": f"s3://{BUCKET}/raw/one: no sweep.json, so it is no sweep's folder; leave out --point tiny-1",
-    "tested --point tiny-1": "tested in flytesnacks-development: returns records and no sweep; leave out --point tiny-1",
-    "grid --point tiny-9": f"s3://{BUCKET}/raw/grid/sweep.json: no point tiny-9; there are tiny-1, tiny-2, tiny-3",
+    "halfway": "halfway in flytesnacks-development: the execution is RUNNING, and returns nothing yet; it "
+    "has stored 1 artifact; give the node of one:\n"
+    "  flyte://v1/flytesnacks/development/halfway/n8/o",
+    "halted": "halted in flytesnacks-development: the execution is FAILED, and returns nothing; it has "
+    "stored 1 artifact; give the node of one, or --failed for the report of the failure:\n"
+    "  flyte://v1/flytesnacks/development/halted/n8/o",
+    "flyte://v1/flytesnacks/development/fine/n2/o": "fine in flytesnacks-development, node n2: it has "
+    "neither a folder nor a record as its output (the execution is SUCCEEDED)",
+    "old": f"old in flytesnacks-development: s3://{BUCKET}/raw/old: no artifact.json: a version of Flytune "
+    "before 0.2.0 stored the folder, without the list by which its files are verified; copy it with the "
+    "storage's own tools, or run the workflow again",
+    "skipped": "skipped in flytesnacks-development: the execution is SUCCEEDED, and has stored no files; it "
+    "says: skipped: no data",
+    "broken": "broken in flytesnacks-development: the execution is FAILED, and no artifact is stored; "
+    "--failed fetches the report of the failure",
+    "fine --point tiny-1": f"s3://{BUCKET}/raw/one: no sweep.json, so it is no sweep's folder; leave out "
+    "--point tiny-1",
+    "tested --point tiny-1": "tested in flytesnacks-development: returns records and no sweep; leave out "
+    "--point tiny-1",
+    "grid --point tiny-9": f"s3://{BUCKET}/raw/grid/sweep.json: no point tiny-9; there are tiny-1, tiny-2, "
+    "tiny-3",
     "grid --point tiny-3": f"s3://{BUCKET}/raw/grid/sweep.json: tiny-3 has no artifact: train: bad loss",
-    "fine --failed": "fine in flytesnacks-development: the execution is SUCCEEDED, and has not failed; leave out --failed",
-    "s3://bucket/artifact --failed": "--failed: for an execution, without --point; name a point's artifact by its address",
-    "broken --failed --point a": "--failed: for an execution, without --point; name a point's artifact by its address",
+    "fine --failed": "fine in flytesnacks-development: the execution is SUCCEEDED, and has not failed; leave "
+    "out --failed",
+    "s3://bucket/artifact --failed": "--failed: for an execution, without --point; name a point's artifact "
+    "by its address",
+    "broken --failed --point a": "--failed: for an execution, without --point; name a point's artifact by "
+    "its address",
 }
 
 
@@ -313,8 +362,16 @@ def test_a_file_that_is_not_what_artifact_json_says_is_refused(admin, tmp_path, 
 
 def test_project_and_domain_are_given_for_an_id_and_addresses_have_their_own():
     assert executions.parse("f1a2-b", "p", "d") == Execution("p", "d", "f1a2-b")
-    assert executions.parse("flyte://v1/a/b/c/n3-0-n4/2/o/o0", "p", "d") == Execution("a", "b", "c", "n3-0-n4")
-    for address in ("s3://bucket/artifact", "hf://owner/name", "./folder", "a/b", "https://host/artifact.zip"):
+    assert executions.parse("flyte://v1/a/b/c/n3-0-n4/2/o/o0", "p", "d") == Execution(
+        "a", "b", "c", "n3-0-n4"
+    )
+    for address in (
+        "s3://bucket/artifact",
+        "hf://owner/name",
+        "./folder",
+        "a/b",
+        "https://host/artifact.zip",
+    ):
         assert executions.parse(address, "p", "d") is None, address
 
 

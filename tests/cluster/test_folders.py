@@ -34,7 +34,10 @@ def test_what_pods_have_is_no_problem(folder):
 @pytest.mark.parametrize("folder", ["own/models", ".", "./x", "../runs"])
 def test_a_relative_folder_that_is_written_would_be_on_a_pod_s_own_disk(folder):
     said = problems(TEAM, checkpoints={"folder": folder}, publish={"address": folder})
-    assert [one.partition(": a relative path is a folder on a pod's own disk, lost with it; name an")[0] for one in said] == [
+    assert [
+        one.partition(": a relative path is a folder on a pod's own disk, lost with it; name an")[0]
+        for one in said
+    ] == [
         f"checkpoints.folder: {folder}",
         f"publish.address: {folder}",
     ]
@@ -43,13 +46,23 @@ def test_a_relative_folder_that_is_written_would_be_on_a_pod_s_own_disk(folder):
 @pytest.mark.parametrize(
     ("volume", "told"),
     [
-        (TEAM | {"mount_path": "/mnt/teams"}, f"no volume of cluster.yaml is mounted there in the pods of {SHAPE}; add one to"),
-        (TEAM | {"shapes": ["h100-8"]}, f"volume team of cluster.yaml is not mounted into the pods of {SHAPE}; add {SHAPE} to"),
+        (
+            TEAM | {"mount_path": "/mnt/teams"},
+            f"no volume of cluster.yaml is mounted there in the pods of {SHAPE}; add one to",
+        ),
+        (
+            TEAM | {"shapes": ["h100-8"]},
+            f"volume team of cluster.yaml is not mounted into the pods of {SHAPE}; add {SHAPE} to",
+        ),
         (TEAM | {"light_tasks": False}, "is not mounted into the light tasks' pods; set light_tasks: true"),
-        (TEAM | {"read_only": True}, "volume team of cluster.yaml is read-only; name a folder of another volume"),
+        (
+            TEAM | {"read_only": True},
+            "volume team of cluster.yaml is read-only; name a folder of another volume",
+        ),
         (
             {"name": "disk", "host_path": "/data", "mount_path": "/mnt/team"},
-            "volume disk of cluster.yaml is another folder on each node, and what is written there would not be found",
+            "volume disk of cluster.yaml is another folder on each node, and what is written there would not "
+            "be found",
         ),
     ],
 )
@@ -57,13 +70,18 @@ def test_checkpoints_need_a_shared_volume_that_can_be_written(volume, told):
     (said,) = problems(volume, **kept())
     assert said.startswith("checkpoints.folder: /mnt/team/runs: ")
     assert told in said
-    assert said.endswith("or leave the field out: checkpoints are then below the cluster's raw output location")
+    assert said.endswith(
+        "or leave the field out: checkpoints are then below the cluster's raw output location"
+    )
 
 
 def test_each_field_is_compared_with_the_pods_that_use_it(tmp_path):
     everywhere = {
         "model": {"name_or_path": "/mnt/team/llama"},
-        "data": {"sources": [{"path": "/mnt/team/a.jsonl"}, {"path": "s3://b/c"}], "heldout_path": "/mnt/team/h.jsonl"},
+        "data": {
+            "sources": [{"path": "/mnt/team/a.jsonl"}, {"path": "s3://b/c"}],
+            "heldout_path": "/mnt/team/h.jsonl",
+        },
         "method": {"name": "lora", "adapter": "/mnt/team/adapter"},
         "evaluation": {"include_path": "/mnt/team/tasks", "tasks": ["mine"], "shape": "t4-8"},
         "checkpoints": {"folder": "file:///mnt/team/runs"},
@@ -86,7 +104,10 @@ def test_each_field_is_compared_with_the_pods_that_use_it(tmp_path):
     assert "into the pods of t4-8; add t4-8 to its shapes" in without[0]
     # A read-only volume, and a disk of each node, are good enough for what is read.
     disk = {"name": "disk", "host_path": "/data", "mount_path": "/mnt/team", "read_only": True}
-    assert [said.partition(":")[0] for said in problems(disk, **everywhere)] == ["checkpoints.folder", "publish.address"]
+    assert [said.partition(":")[0] for said in problems(disk, **everywhere)] == [
+        "checkpoints.folder",
+        "publish.address",
+    ]
     # Before the upload: local paths on no volume are uploaded, those on one stay.
     early = [said.partition(":")[0] for said in problems(uploaded=False, **everywhere)]
     assert early == ["checkpoints.folder", "publish.address"]
@@ -103,7 +124,8 @@ def test_the_planner_takes_a_shape_with_the_volume_and_refuses_where_there_is_no
     team = Cluster(volumes=[TEAM | {"shapes": ["h100-8"]}])
     assert planner.make(recipe, geometry=GEOMETRY, cluster=team).shape == "h100-8"
     with pytest.raises(
-        RecipeError, match=r"(?s)folders of a cluster's pods: 1 mistake.*checkpoints.folder: /mnt/team/runs: no"
+        RecipeError,
+        match=r"(?s)folders of a cluster's pods: 1 mistake.*checkpoints.folder: /mnt/team/runs: no",
     ):
         planner.make(recipe, geometry=GEOMETRY, cluster=Cluster())
 
@@ -114,4 +136,7 @@ def test_the_plan_on_a_laptop_says_that_a_cluster_would_refuse(tmp_path, monkeyp
     recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "rows.jsonl", 8))
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["plan", str(tmp_path / "recipe.yaml")]) == 0
-    assert f"on a cluster this is refused: checkpoints.folder: {tmp_path}/checkpoints: no volume" in out.getvalue()
+    assert (
+        f"on a cluster this is refused: checkpoints.folder: {tmp_path}/checkpoints: no volume"
+        in out.getvalue()
+    )

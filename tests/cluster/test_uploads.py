@@ -1,6 +1,8 @@
-"""Uploads of the laptop's files at submission, once each; the addresses that the recipe has instead; what is refused before.
+"""Uploads of the laptop's files at submission, once each; the addresses that the recipe has instead; what is
+refused before.
 
-tests/support/flyteadmin.py stands for the control plane; pyflyte and flytekit's FlyteRemote are the real ones.
+tests/support/flyteadmin.py stands for the control plane; pyflyte and flytekit's FlyteRemote are the real
+ones.
 """
 
 import json
@@ -39,7 +41,8 @@ IN_POD = SimpleNamespace(is_local=lambda: False)
 
 @pytest.fixture
 def remote(cluster, monkeypatch, tmp_path):
-    """A submission's control plane, in this process, which reads its storage as pods do; works in an empty folder."""
+    """A submission's control plane, in this process, which reads its storage as pods do; works in an empty
+    folder."""
     for name, value in cluster[1].items():
         monkeypatch.setenv(name, value)
     (tmp_path / "work").mkdir()
@@ -63,7 +66,12 @@ def submitted(remote, recipe):
     return TypeEngine.to_python_value(FlyteContextManager.current_context(), literal, Recipe)
 
 
-TASK = {"dataset_path": "json", "test_split": "test", "output_type": "multiple_choice", "doc_to_text": "{{question}}"}
+TASK = {
+    "dataset_path": "json",
+    "test_split": "test",
+    "output_type": "multiple_choice",
+    "doc_to_text": "{{question}}",
+}
 TASK |= {"doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
 TASK |= {"metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]}
 
@@ -83,7 +91,9 @@ def write_questions(path):
     return path
 
 
-def test_each_local_path_of_a_recipe_becomes_an_address_with_its_content(remote, base, pod, cluster, tmp_path):
+def test_each_local_path_of_a_recipe_becomes_an_address_with_its_content(
+    remote, base, pod, cluster, tmp_path
+):
     admin = cluster[0]
     work = tmp_path / "work"
     for name in ("a.jsonl", "parts/1 (x).jsonl", "parts/2.jsonl", "heldout.jsonl"):
@@ -91,7 +101,9 @@ def test_each_local_path_of_a_recipe_becomes_an_address_with_its_content(remote,
     (work / "parts" / "README.txt").write_text("no data")
     (work / "chat.jinja").write_text("{{ messages }}é")
     write_tasks(work / "tasks" / "more", inside="rows.jsonl", beside="../../questions/b.jsonl")
-    write_tasks(work / "tasks2", absolute=write_questions(tmp_path / "far" / "c.jsonl"), below="questions/b.jsonl")
+    write_tasks(
+        work / "tasks2", absolute=write_questions(tmp_path / "far" / "c.jsonl"), below="questions/b.jsonl"
+    )
     for file in ("tasks/more/rows.jsonl", "questions/b.jsonl"):
         write_questions(work / file)
     (work / "tasks2" / "tasks").symlink_to(work / "tasks")
@@ -102,8 +114,17 @@ def test_each_local_path_of_a_recipe_becomes_an_address_with_its_content(remote,
         base, "unused", {"method": {"name": "lora", "adapter": "adapter"}, "evaluation.include_path": "tasks"}
     )
     recipe["evaluation"]["tasks"] = ["inside", "beside"]
-    sources = [{"path": "./a.jsonl", "weight": 0.5}, {"path": f"file://{work}/parts"}, {"path": "s3://else/where.jsonl"}]
-    recipe["data"] = {"sources": sources, "heldout_path": "heldout.jsonl", "chat_template": "chat.jinja", "max_length": 128}
+    sources = [
+        {"path": "./a.jsonl", "weight": 0.5},
+        {"path": f"file://{work}/parts"},
+        {"path": "s3://else/where.jsonl"},
+    ]
+    recipe["data"] = {
+        "sources": sources,
+        "heldout_path": "heldout.jsonl",
+        "chat_template": "chat.jinja",
+        "max_length": 128,
+    }
     found = submitted(remote, recipe)
     assert Recipe.model_validate(recipe).data.sources[0].path == "./a.jsonl"
     named = [found.model.name_or_path, *(one.path for one in found.data.sources), found.data.heldout_path]
@@ -120,7 +141,9 @@ def test_each_local_path_of_a_recipe_becomes_an_address_with_its_content(remote,
     assert [label.rpartition("/")[2] for label in labels] == ["1__x_.jsonl", "2.jsonl"]
     assert read_chat_template(found.data.chat_template) == "{{ messages }}é"
     assert admin.stored(found.data.sources[0].path) == (work / "a.jsonl").read_bytes()
-    assert sorted(key.rpartition("/")[2] for key in admin.keys(found.method.adapter.removeprefix("s3://flyte/"))) == [
+    assert sorted(
+        key.rpartition("/")[2] for key in admin.keys(found.method.adapter.removeprefix("s3://flyte/"))
+    ) == [
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
@@ -133,7 +156,9 @@ def test_each_local_path_of_a_recipe_becomes_an_address_with_its_content(remote,
         for task in at.evaluation.tasks:
             (loaded,) = tasks.load(at, task)["tasks"].values()
             given = loaded.get_config("dataset_kwargs")["data_files"]["test"]
-            assert given.startswith(str(tmp_path / "cache")), "fetched with its task, not read where the laptop has it"
+            assert given.startswith(str(tmp_path / "cache")), (
+                "fetched with its task, not read where the laptop has it"
+            )
             assert len(loaded.eval_docs) == 4
 
 
@@ -179,7 +204,9 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("wrong", [MISSING, UNFIT])
-def test_all_that_pods_would_lack_is_told_at_once_before_anything_is_sent(wrong, remote, base, cluster, tmp_path):
+def test_all_that_pods_would_lack_is_told_at_once_before_anything_is_sent(
+    wrong, remote, base, cluster, tmp_path
+):
     (tmp_path / "work" / "empty").mkdir()
     write_tasks(tmp_path / "work" / "tasks", lost="no.jsonl")
     before, given = list(cluster[0].uploads), {field: path for field, (path, _) in wrong.items()}
@@ -193,11 +220,14 @@ def test_all_that_pods_would_lack_is_told_at_once_before_anything_is_sent(wrong,
     assert cluster[0].uploads == before
 
 
-def test_what_is_too_large_is_refused_and_the_variable_raises_the_limit(remote, base, cluster, tmp_path, monkeypatch):
+def test_what_is_too_large_is_refused_and_the_variable_raises_the_limit(
+    remote, base, cluster, tmp_path, monkeypatch
+):
     rows, before = write_pairs(tmp_path / "rows.jsonl", 8), list(cluster[0].uploads)
     monkeypatch.setenv(uploads.LIMIT_VARIABLE, "0.0001")
     with pytest.raises(
-        RecipeError, match=rf"GiB to upload, and the limit is 0\.0001 GiB: .*or set {uploads.LIMIT_VARIABLE}=1$"
+        RecipeError,
+        match=rf"GiB to upload, and the limit is 0\.0001 GiB: .*or set {uploads.LIMIT_VARIABLE}=1$",
     ):
         submitted(remote, cluster_recipe(base, rows))
     monkeypatch.setenv(uploads.LIMIT_VARIABLE, "many")
@@ -216,14 +246,24 @@ def test_what_is_too_large_is_refused_and_the_variable_raises_the_limit(remote, 
 
 def test_a_storage_that_refuses_is_told_without_the_signed_address(remote, cluster, tmp_path, monkeypatch):
     rows, storage = write_pairs(tmp_path / "rows.jsonl", 9), cluster[1]["AWS_ENDPOINT_URL"]
-    monkeypatch.setattr(cluster[0]._s3, "generate_presigned_url", lambda *_, **__: f"{storage}/no-bucket/x?signature=hush")
+    monkeypatch.setattr(
+        cluster[0]._s3, "generate_presigned_url", lambda *_, **__: f"{storage}/no-bucket/x?signature=hush"
+    )
     with pytest.raises(StorageError) as caught:
         submitted(remote, cluster_recipe(Path("owner/name"), rows))
-    assert str(caught.value) == f"data.path: {rows}: rows.jsonl was not uploaded: the cluster's storage answers 404"
+    assert (
+        str(caught.value)
+        == f"data.path: {rows}: rows.jsonl was not uploaded: the cluster's storage answers 404"
+    )
 
 
 def test_folders_on_volumes_stay_and_others_are_refused_with_what_is_missing(remote, monkeypatch, tmp_path):
-    volume = {"name": "models", "persistent_volume_claim": "models", "mount_path": "/mnt/models", "read_only": True}
+    volume = {
+        "name": "models",
+        "persistent_volume_claim": "models",
+        "mount_path": "/mnt/models",
+        "read_only": True,
+    }
     for module in (uploads, signed_uploads):
         monkeypatch.setattr(module, "load_cluster", lambda: Cluster(volumes=[volume]))
     rows = write_pairs(tmp_path / "rows.jsonl", 8)
@@ -234,7 +274,8 @@ def test_folders_on_volumes_stay_and_others_are_refused_with_what_is_missing(rem
         submitted(remote, cluster_recipe(Path("/mnt/modelsx/llama"), rows, changes))
     for told in (
         "checkpoints.folder: /mnt/models/runs: volume models of cluster.yaml is read-only",
-        "publish.address: /srv/artifacts: no volume of cluster.yaml is mounted there in the light tasks' pods",
+        "publish.address: /srv/artifacts: no volume of cluster.yaml is mounted there in the light tasks' "
+        "pods",
         "/mnt/modelsx/llama: no such folder",
     ):
         assert told in str(caught.value)
@@ -244,7 +285,8 @@ def test_a_launch_plan_s_recipe_names_addresses_alone(tmp_path):
     recipe = content(data={"path": "s3://b/%Y-%m-%d.jsonl", "heldout_path": "held.jsonl"})
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     with pytest.raises(
-        RecipeError, match=r"data\.heldout_path: held\.jsonl: a path of this machine, which no pod has; name an"
+        RecipeError,
+        match=r"data\.heldout_path: held\.jsonl: a path of this machine, which no pod has; name an",
     ):
         scheduled("mine", tmp_path / "recipe.yaml", "0 2 * * *", "s3://b/accepted", days=1)
 
@@ -252,7 +294,10 @@ def test_a_launch_plan_s_recipe_names_addresses_alone(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "absent"),
     [
-        ({"data.path": "rows.jsonl", "model.name_or_path": "./none"}, ["model.name_or_path: ./none", "data.path: rows.jsonl"]),
+        (
+            {"data.path": "rows.jsonl", "model.name_or_path": "./none"},
+            ["model.name_or_path: ./none", "data.path: rows.jsonl"],
+        ),
         (
             {"data.heldout_path": "days/*.jsonl", "data.chat_template": "a.jinja"},
             ["data.chat_template: a.jinja", "data.heldout_path: days/*.jsonl"],
@@ -263,7 +308,9 @@ def test_a_launch_plan_s_recipe_names_addresses_alone(tmp_path):
         ({"data.chat_template": "chatml", "data.path": "s3://b/rows.jsonl"}, []),
     ],
 )
-def test_paths_that_a_pod_lacks_are_refused_at_once_with_what_uploads_them(changes, absent, base, tmp_path, monkeypatch):
+def test_paths_that_a_pod_lacks_are_refused_at_once_with_what_uploads_them(
+    changes, absent, base, tmp_path, monkeypatch
+):
     recipe = Recipe.model_validate(cluster_recipe(base, write_pairs(tmp_path / "pairs.jsonl", 8), changes))
     monkeypatch.chdir(tmp_path)
     if not absent:
@@ -271,16 +318,26 @@ def test_paths_that_a_pod_lacks_are_refused_at_once_with_what_uploads_them(chang
     with pytest.raises(RecipeError) as caught:
         plan_run(IN_POD, recipe, None)
     first, *problems = str(caught.value).splitlines()
-    assert "`pyflyte run` uploads the files of a recipe, and a run from the console or of a schedule uploads none" in first
+    assert (
+        "`pyflyte run` uploads the files of a recipe, and a run from the console or of a schedule uploads "
+        "none" in first
+    )
     assert len(problems) == len(absent)
     for problem, start in zip(problems, absent, strict=True):
         assert problem.strip().startswith(start)
-        assert "no such file or folder in the pod; write an address (s3://...), or a path on a volume of" in problem
+        assert (
+            "no such file or folder in the pod; write an address (s3://...), or a path on a volume of"
+            in problem
+        )
 
 
 def test_a_refresh_of_local_days_is_refused_and_not_skipped_for_ever():
-    recipe = Recipe.model_validate(content(data={"path": "days/%Y-%m-%d.jsonl", "heldout_path": "s3://b/held.jsonl"}))
-    with pytest.raises(RecipeError, match=r"data\.path: days/%Y-%m-%d\.jsonl: no such file or folder in the pod"):
+    recipe = Recipe.model_validate(
+        content(data={"path": "days/%Y-%m-%d.jsonl", "heldout_path": "s3://b/held.jsonl"})
+    )
+    with pytest.raises(
+        RecipeError, match=r"data\.path: days/%Y-%m-%d\.jsonl: no such file or folder in the pod"
+    ):
         decide_refresh(IN_POD, recipe, datetime(2026, 3, 2), "s3://b/accepted", days=1)
 
 
@@ -294,7 +351,9 @@ def run(laptop, cluster, *arguments):
 
 
 def python_value(literal, kind):
-    return TypeEngine.to_python_value(FlyteContextManager.current_context(), Literal.from_flyte_idl(literal), kind)
+    return TypeEngine.to_python_value(
+        FlyteContextManager.current_context(), Literal.from_flyte_idl(literal), kind
+    )
 
 
 @pytest.mark.slow
@@ -306,7 +365,9 @@ def test_a_sweep_is_submitted_with_its_files_from_yaml_1_2(laptop, cluster, base
     (laptop / "grid.yaml").write_text(
         "training.learning_rate: [1e-4, 2e-4]\ndata.path: [a.jsonl, b.jsonl]\ndescription: [on, off]\n"
     )
-    done, sent = run(laptop, cluster, "workflows/sweep.py", "sweep", "--recipe", "mine.yaml", "--grid", "grid.yaml")
+    done, sent = run(
+        laptop, cluster, "workflows/sweep.py", "sweep", "--recipe", "mine.yaml", "--grid", "grid.yaml"
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     recipe, grid = python_value(sent["recipe"], Recipe), python_value(sent["grid"], dict)
     assert recipe.notify.on == ["failed"]
@@ -319,7 +380,12 @@ def test_a_sweep_is_submitted_with_its_files_from_yaml_1_2(laptop, cluster, base
 @pytest.mark.slow
 def test_an_artifact_s_folder_and_prompts_are_uploaded_as_they_are(laptop, cluster, tmp_path):
     admin = cluster[0]
-    files = {"artifact.json": "{}", "gate/probe.safetensors": "x", "other/probe.safetensors": "y", "empty": ""}
+    files = {
+        "artifact.json": "{}",
+        "gate/probe.safetensors": "x",
+        "other/probe.safetensors": "y",
+        "empty": "",
+    }
     for name, text in files.items():
         (tmp_path / "artifact" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "artifact" / name).write_text(text)
@@ -331,7 +397,9 @@ def test_an_artifact_s_folder_and_prompts_are_uploaded_as_they_are(laptop, clust
         "adapters": {"mine": f"{tmp_path}/artifact"},
     }
     (tmp_path / "inputs.yaml").write_text(yaml.safe_dump(given) + "shape: cpu-1\nscratch_folder: off\n")
-    done, sent = run(laptop, cluster, "workflows/infer.py", "infer", "--inputs-file", tmp_path / "inputs.yaml")
+    done, sent = run(
+        laptop, cluster, "workflows/infer.py", "infer", "--inputs-file", tmp_path / "inputs.yaml"
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     address = sent["artifact"].scalar.blob.uri
     assert {name: admin.stored(f"{address}/{name}").decode() for name in files} == files

@@ -42,12 +42,14 @@ for _ in tqdm(range(500), desc="short", delay=600):
 def said(code, **environment):
     command = [sys.executable, "-c", code]
     # One stream for both, as in a pod's log.
-    done = subprocess.run(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     assert done.returncode == 0, done.stdout.decode()
     return done.stdout.decode()
 
 
-def test_without_a_terminal_every_bar_of_ours_and_of_the_libraries_is_a_line_at_its_start_and_one_at_its_end():
+def test_without_a_terminal_every_bar_is_a_line_at_its_start_and_one_at_its_end():
     text = said(BARS)
     assert "\r" not in text
     assert "\x1b" not in text
@@ -65,7 +67,11 @@ def test_of_a_node_s_ranks_the_first_shows_bars():
 def test_on_a_terminal_bars_are_drawn_in_place():
     terminal, end = pty.openpty()
     termios.tcsetwinsize(end, (24, 80))
-    code = f"{INSTALL}\nfrom tqdm import tqdm\nfor _ in tqdm(range(50), desc='bar', mininterval=0, delay=0): pass"
+    code = (
+        f"{INSTALL}\n"
+        "from tqdm import tqdm\n"
+        "for _ in tqdm(range(50), desc='bar', mininterval=0, delay=0): pass"
+    )
     subprocess.run([sys.executable, "-c", code], stdout=end, stderr=end, check=True)
     os.close(end)
     text = ""
@@ -138,18 +144,22 @@ NOTICES = """
 import logging, warnings
 from flytune.console import output
 output.install()
-warnings.warn("`is_gradient_checkpointing` is deprecated and will be removed in v6. Use the other", FutureWarning)
+warnings.warn("`is_gradient_checkpointing` is deprecated and will be removed. Use the other", FutureWarning)
 warnings.warn("`torch.distributed.all_gather_into_tensor` is deprecated. Please use another", FutureWarning)
-warnings.warn("Paged optimizers are not supported on CPU. Falling back to non-paged optimizer behavior.", UserWarning)
-logging.getLogger("bitsandbytes.backends.cpu.ops").warning("Failed to load CPU gemm_4bit_forward: it is not there")
+paged = "Paged optimizers are not supported on CPU. Falling back to non-paged optimizer behavior."
+warnings.warn(paged, UserWarning)
+of_bitsandbytes = logging.getLogger("bitsandbytes.backends.cpu.ops")
+of_bitsandbytes.warning("Failed to load CPU gemm_4bit_forward: it is not there")
 warnings.warn("an autograd kernel was not registered", UserWarning)
 warnings.warn("The parameter --trust_remote_code is used more than once. Remove its duplicate", UserWarning)
-logging.getLogger("transformers.modeling_utils").warning("Llama LOAD REPORT from: x\\nscore.weight | MISSING |")
+of_loading = logging.getLogger("transformers.modeling_utils")
+of_loading.warning("Llama LOAD REPORT from: x\\nscore.weight | MISSING |")
 elastic = logging.getLogger("torch.distributed.elastic.agent.server.api")
 elastic.warning("Received %s death signal, shutting down workers", 2)
-logging.getLogger("transformers.modeling_utils").warning("Llama LOAD REPORT from: x\\na.weight | MISMATCH |")
+of_loading.warning("Llama LOAD REPORT from: x\\na.weight | MISMATCH |")
 of_trainer = logging.getLogger("transformers.trainer_utils")
-warning = "The following arguments do not match the ones in the `trainer_state.json` within the checkpoint directory: "
+warning = "The following arguments do not match the ones in the `trainer_state.json` within the "
+warning += "checkpoint directory: "
 of_trainer.warning(warning + "\\n\\tper_device_train_batch_size: 1")
 of_trainer.warning(warning + "\\n\\tsave_steps: 2 (from args)\\n\\tper_device_train_batch_size: 1")
 logging.getLogger("bitsandbytes").warning("something else")
@@ -157,7 +167,13 @@ logging.getLogger("bitsandbytes").warning("something else")
 
 
 def test_a_bar_that_nobody_closes_makes_no_noise_at_the_end():
-    code = f"{INSTALL}\nfrom tqdm import tqdm\nbar = tqdm(total=2, desc='left', delay=0)\nbar.update()\nbar.kept = [bar]"
+    code = (
+        f"{INSTALL}\n"
+        "from tqdm import tqdm\n"
+        "bar = tqdm(total=2, desc='left', delay=0)\n"
+        "bar.update()\n"
+        "bar.kept = [bar]"
+    )
     assert [line.split()[0] for line in said(code).splitlines()] == ["left:", "left:"]
 
 

@@ -8,13 +8,19 @@ from tests.support.plans import plan_of
 
 
 def test_the_plan_in_a_line():
-    made = plan_of(hardware={"shape": "cpu-1"}).model_copy(update={"recipe": "x", "world_size": 2, "steps": 1000, "hours": []})
+    made = plan_of(hardware={"shape": "cpu-1"}).model_copy(
+        update={"recipe": "x", "world_size": 2, "steps": 1000, "hours": []}
+    )
     line = run_lines.plan_line(made, "lora", "ddp")
-    assert line.startswith(f"x: plan: lora, sharding ddp, on {made.shape}: {made.global_batch_size} samples a step (")
+    assert line.startswith(
+        f"x: plan: lora, sharding ddp, on {made.shape}: {made.global_batch_size} samples a step ("
+    )
     assert " accumulated x 2 processes), 1,000 steps; " in line
     assert line.endswith(made.headline)
     timed = made.model_copy(update={"steps": None, "hours": [1.0, 2.0, 3.0], "price_per_hour": 4.0})
-    assert run_lines.plan_line(timed, "lora", "ddp").endswith("processes); " + timed.headline + ", about 2 hours and $8.00")
+    assert run_lines.plan_line(timed, "lora", "ddp").endswith(
+        "processes); " + timed.headline + ", about 2 hours and $8.00"
+    )
 
 
 def split(samples, blocks=None):
@@ -30,7 +36,9 @@ def manifest(**changes):
 
 def test_the_data_in_a_line():
     assert run_lines.data_line("x", manifest()) == "x: data: 52 samples to train on, 8 held out, of 60 rows"
-    line = run_lines.data_line("x", manifest(train=split(1200, blocks=1), bad=1, duplicates=3, dropped_too_long=2, truncated=4))
+    line = run_lines.data_line(
+        "x", manifest(train=split(1200, blocks=1), bad=1, duplicates=3, dropped_too_long=2, truncated=4)
+    )
     assert line == (
         "x: data: 1,200 samples to train on in 1 packed block, 8 held out, of 60 rows; 1 bad, 3 duplicate, "
         "2 too long and left out, 4 cut off at data.max_length"
@@ -40,7 +48,11 @@ def test_the_data_in_a_line():
 @pytest.mark.parametrize(
     ("save_steps", "kept", "said"),
     [
-        (None, 2, "none, so a run that is ended starts again at step 0 (checkpoints.save_steps: auto writes some)"),
+        (
+            None,
+            2,
+            "none, so a run that is ended starts again at step 0 (checkpoints.save_steps: auto writes some)",
+        ),
         (1, 1, "every 1 step, the last one is kept, in s3://b/x"),
         (20, 2, "every 20 steps, the last 2 are kept, in s3://b/x"),
         (0.25, 2, "every 0.25 of all steps, the last 2 are kept, in s3://b/x"),
@@ -53,4 +65,7 @@ def test_checkpoints_in_a_line(save_steps, kept, said):
 
 
 def test_results_by_their_addresses():
-    assert run_lines.result_lines("x: artifact", "s3://b/x/") == ["x: artifact: s3://b/x/", "report: s3://b/x/report.html"]
+    assert run_lines.result_lines("x: artifact", "s3://b/x/") == [
+        "x: artifact: s3://b/x/",
+        "report: s3://b/x/report.html",
+    ]

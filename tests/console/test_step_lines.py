@@ -8,22 +8,42 @@ from flytune.records import Step
 
 
 def step(number, **changes):
-    parts = dict.fromkeys(("data_seconds", "forward_seconds", "backward_seconds", "update_seconds", "eval_seconds"), 0.0)
-    values = {"step": number, "epoch": 0.1, "loss": 3.9149, "learning_rate": 9.9e-4, "grad_norm": 1.65, "seconds": 7.7}
+    parts = dict.fromkeys(
+        ("data_seconds", "forward_seconds", "backward_seconds", "update_seconds", "eval_seconds"), 0.0
+    )
+    values = {
+        "step": number,
+        "epoch": 0.1,
+        "loss": 3.9149,
+        "learning_rate": 9.9e-4,
+        "grad_norm": 1.65,
+        "seconds": 7.7,
+    }
     values |= {"tokens": 1000, "tokens_per_second": 186.2, "memory_bytes": int(6.5 * 2**30)}
     return Step(**(parts | values | changes))
 
 
 def test_a_step_is_a_line_for_people():
-    assert format_step(step(3), 16, 100.2) == "step 3/16  loss 3.91  grad 1.65  lr 9.9e-4  186 tok/s  6.5 GiB  eta 1:40"
+    assert (
+        format_step(step(3), 16, 100.2)
+        == "step 3/16  loss 3.91  grad 1.65  lr 9.9e-4  186 tok/s  6.5 GiB  eta 1:40"
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "seconds", "said"),
     [
         ({"grad_norm": None}, 0, "step 3/16  loss 3.91  lr 9.9e-4  186 tok/s  6.5 GiB  eta 0:00"),
-        ({"learning_rate": 0.0, "tokens_per_second": 123456.7}, 59.6, "lr 0  123,457 tok/s  6.5 GiB  eta 1:00"),
-        ({"learning_rate": 1e-3, "loss": 0.00123}, 7300, "loss 0.00123  grad 1.65  lr 1.0e-3  186 tok/s  6.5 GiB  eta 2:01:40"),
+        (
+            {"learning_rate": 0.0, "tokens_per_second": 123456.7},
+            59.6,
+            "lr 0  123,457 tok/s  6.5 GiB  eta 1:00",
+        ),
+        (
+            {"learning_rate": 1e-3, "loss": 0.00123},
+            7300,
+            "loss 0.00123  grad 1.65  lr 1.0e-3  186 tok/s  6.5 GiB  eta 2:01:40",
+        ),
         ({"grad_norm": 1234.5}, 9, "grad 1234.50  lr 9.9e-4  186 tok/s  6.5 GiB  eta 0:09"),
     ],
 )

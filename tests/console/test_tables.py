@@ -1,4 +1,5 @@
-"""All tables of the command line, on narrow and wide terminals and without one: no word is broken, and nothing is lost."""
+"""All tables of the command line, on narrow and wide terminals and without one: no word is broken, and
+nothing is lost."""
 
 import argparse
 import re
@@ -28,9 +29,7 @@ from tests.support.paths import ROOT
 from tests.support.plans import GEOMETRY, plan_of, ranked, recipe_of
 from tests.support.sweeps import drawn, score
 
-ADDRESS = (
-    "s3://company-flyte-userdata-us-east-1/published/support-assistant/support-assistant-qwen3-8b-lora-20261122-3f2a9c81d0b4"
-)
+ADDRESS = "s3://company-flyte-userdata-us-east-1/published/support-assistant/support-assistant-qwen3-8b-lora-20261122-3f2a9c81d0b4"
 LONG = "support-assistant-qwen3-8b-instruct-lora-with-a-name-of-sixty-three"
 
 
@@ -47,11 +46,29 @@ def show_accepted(console, monkeypatch):
 
 
 def show_adapters(console, monkeypatch):
-    entry = {"name": LONG, "address": f"{ADDRESS}/{LONG}", "base": "Qwen/Qwen3-8B-Instruct", "revision": "f" * 40}
-    entry |= {"method": "qlora", "data": ADDRESS, "rows": 1_234_567, "data_sha256": "a" * 64, "size": 12_345_678_901}
+    entry = {
+        "name": LONG,
+        "address": f"{ADDRESS}/{LONG}",
+        "base": "Qwen/Qwen3-8B-Instruct",
+        "revision": "f" * 40,
+    }
+    entry |= {
+        "method": "qlora",
+        "data": ADDRESS,
+        "rows": 1_234_567,
+        "data_sha256": "a" * 64,
+        "size": 12_345_678_901,
+    }
     entry |= {"figures": score(1.7).figures, "stored": datetime.now(UTC)}
-    made = {"name": "combined", "address": ADDRESS, "made_from": [ADDRESS, ADDRESS], "problems": ["recipe.yaml: [Errno 13]"]}
-    monkeypatch.setattr(catalog, "list_artifacts", lambda address: [catalog.Entry(**entry), catalog.Entry(**made)])
+    made = {
+        "name": "combined",
+        "address": ADDRESS,
+        "made_from": [ADDRESS, ADDRESS],
+        "problems": ["recipe.yaml: [Errno 13]"],
+    }
+    monkeypatch.setattr(
+        catalog, "list_artifacts", lambda address: [catalog.Entry(**entry), catalog.Entry(**made)]
+    )
     adapters.run(argparse.Namespace(address=ADDRESS, json=False))
 
 
@@ -64,7 +81,9 @@ def show_merge(console, monkeypatch):
     monkeypatch.setattr(fetch, "local_folder", lambda *_: Path("x"))
     monkeypatch.setattr(adapter_merge, "merge", lambda *_: made)
     merge.run(
-        argparse.Namespace(artifact=ADDRESS, out=ADDRESS, json=False, dtype="auto", trust_remote_code=False, base=ADDRESS)
+        argparse.Namespace(
+            artifact=ADDRESS, out=ADDRESS, json=False, dtype="auto", trust_remote_code=False, base=ADDRESS
+        )
     )
 
 
@@ -80,7 +99,9 @@ def show_gpu_plan(console, monkeypatch):
 
 def show_ranking(console, monkeypatch):
     recipe, ranking = recipe_of(name=LONG[:63], sharding="fsdp"), ranked()
-    planning_table.show_ranking(recipe, ranking, [planner.plan_of(fit, 6400) for fit in ranking.fits], "price", console)
+    planning_table.show_ranking(
+        recipe, ranking, [planner.plan_of(fit, 6400) for fit in ranking.fits], "price", console
+    )
 
 
 def show_calibration(console, monkeypatch):
@@ -99,18 +120,42 @@ def show_calibration(console, monkeypatch):
 
 def show_selftest(console, monkeypatch):
     cells = [
-        Cell(method=method, sharding=sharding, offload="none", rows="chats", state="equal", words="equal (1.2e-07)")
+        Cell(
+            method=method,
+            sharding=sharding,
+            offload="none",
+            rows="chats",
+            state="equal",
+            words="equal (1.2e-07)",
+        )
         for sharding in ("ddp", "zero2", "device_map")
         for method in ("full", "lora", "qlora")
     ]
-    refused = Cell(method="lora", sharding="fsdp", offload="cpu", rows="chats", state="refused", words="refused", reason=LONG)
-    matrix = Matrix(machine="2 x NVIDIA A100-SXM4-80GB, driver 550", global_batch_size=4, cells=[*cells, refused], seconds=1.0)
+    refused = Cell(
+        method="lora",
+        sharding="fsdp",
+        offload="cpu",
+        rows="chats",
+        state="refused",
+        words="refused",
+        reason=LONG,
+    )
+    matrix = Matrix(
+        machine="2 x NVIDIA A100-SXM4-80GB, driver 550",
+        global_batch_size=4,
+        cells=[*cells, refused],
+        seconds=1.0,
+    )
     selftest_table.show(matrix, console)
 
 
 def show_sweep(console, monkeypatch):
     changes = [
-        {"data.path": f"{ADDRESS}{n}", "training.learning_rate": 1e-4 * n, "method.target_modules": ["[q]", "v_proj"]}
+        {
+            "data.path": f"{ADDRESS}{n}",
+            "training.learning_rate": 1e-4 * n,
+            "method.target_modules": ["[q]", "v_proj"],
+        }
         for n in (1, 2)
     ]
     points = drawn(changes=changes, recipe=recipe_of(name=LONG[:60], method="lora"))
@@ -132,7 +177,9 @@ def words(table):
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 200, None])
 @pytest.mark.parametrize("show", SHOWN, ids=lambda show: show.__name__)
-def test_every_word_is_shown_whole_and_no_line_of_a_table_is_wider_than_the_console(show, columns, monkeypatch, capsys):
+def test_every_word_is_shown_whole_and_no_line_of_a_table_is_wider_than_the_console(
+    show, columns, monkeypatch, capsys
+):
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns:
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -147,7 +194,11 @@ def test_every_word_is_shown_whole_and_no_line_of_a_table_is_wider_than_the_cons
     said = capsys.readouterr().out
     assert seen
     lines = said.splitlines()
-    assert [line for line in lines if re.match(r"^[┏┃┡│├└╇ ]*[┃│┏└]", line) and len(line) > (columns or tables.WIDE)] == []
+    assert [
+        line
+        for line in lines
+        if re.match(r"^[┏┃┡│├└╇ ]*[┃│┏└]", line) and len(line) > (columns or tables.WIDE)
+    ] == []
     assert "…" not in said
     shown = re.sub(r"[┃│]", " ", said).split()
     of_lines = {*shown, *(word.removesuffix(":").removesuffix(",") for word in shown)}
@@ -158,7 +209,11 @@ def test_every_word_is_shown_whole_and_no_line_of_a_table_is_wider_than_the_cons
 def test_without_a_terminal_a_row_is_a_line(monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
     show_accepted(None, monkeypatch)
-    assert [line.count("│") for line in capsys.readouterr().out.splitlines() if ADDRESS in line][:3] == [8, 8, 8]
+    assert [line.count("│") for line in capsys.readouterr().out.splitlines() if ADDRESS in line][:3] == [
+        8,
+        8,
+        8,
+    ]
 
 
 def test_where_all_fits_the_table_is_left_as_it_is(monkeypatch, capsys):

@@ -8,7 +8,12 @@ from flytune.data.rows.pairs import pair_of
 from flytune.errors import RecipeError
 from tests.support import converted as support
 
-BASE = {"base_model": "Qwen/Qwen2.5-0.5B", "learning_rate": 1e-4, "adapter": "lora", "lora_target_linear": True}
+BASE = {
+    "base_model": "Qwen/Qwen2.5-0.5B",
+    "learning_rate": 1e-4,
+    "adapter": "lora",
+    "lora_target_linear": True,
+}
 
 
 def converted(tmp_path, **changes):
@@ -25,13 +30,20 @@ QUESTION = {"instruction": "q", "input": "i", "output": "a"}
     [
         ("alpaca", QUESTION, "q\n\n### Input:\ni", "alpaca"),
         ("alpaca:chatml", QUESTION, "q\n\ni", "chatml"),
-        ("alpaca_w_system.load_open_orca_chatml", {"system_prompt": "", "question": "q", "response": "a"}, "q", "chatml"),
+        (
+            "alpaca_w_system.load_open_orca_chatml",
+            {"system_prompt": "", "question": "q", "response": "a"},
+            "q",
+            "chatml",
+        ),
     ],
 )
 def test_a_types_question_has_all_of_its_columns(kind, row, question, template, tmp_path):
     data = converted(tmp_path, datasets=[{"path": "a/b", "type": kind}])[0].data
     sample = sample_of(row, data.format, data.columns, "here", separator=data.input_separator)
-    asked, answered = ({"role": role, "content": said} for role, said in (("user", question), ("assistant", "a")))
+    asked, answered = (
+        {"role": role, "content": said} for role, said in (("user", question), ("assistant", "a"))
+    )
     assert (sample, data.chat_template) == (Chat([asked, answered]), template)
 
 
@@ -59,10 +71,15 @@ WORDS = {"field_instruction": "q", "field_output": "a", "format": "[INST] {instr
 def test_words_around_questions_are_kept_in_a_jinja_file_or_refused(kind, rl, tmp_path):
     """No shipped template has them, and the tokenizer's own has others."""
     given = {"path": "a/b", "type": kind}
-    with pytest.raises(RecipeError, match=r"words of its own .* name it in the data set \(chat_template_jinja: FILE\)"):
+    with pytest.raises(
+        RecipeError, match=r"words of its own .* name it in the data set \(chat_template_jinja: FILE\)"
+    ):
         converted(tmp_path, rl=rl, datasets=[given])
     assert (
-        converted(tmp_path, rl=rl, datasets=[given | {"chat_template_jinja": "own.jinja"}])[0].data.chat_template == "own.jinja"
+        converted(tmp_path, rl=rl, datasets=[given | {"chat_template_jinja": "own.jinja"}])[
+            0
+        ].data.chat_template
+        == "own.jinja"
     )
 
 
@@ -141,8 +158,18 @@ def test_a_number_of_held_out_samples_is_said_beside_the_share(tmp_path):
         ([ALPACA], "chatml", "alpaca", "# chat_template: chatml: type: alpaca has marks of its own there"),
         ([CHATS], "chatml", "chatml", "# chat_template: chatml"),
         ([ALPACA, TEXT], None, "alpaca", "# type: alpaca"),
-        ([CHATS, TEXT, CHATS | {"path": "e/f", "chat_template": "chatml"}], "chatml", "chatml", "# chat_template: chatml"),
-        ([CHATS], "tokenizer_default_fallback_chatml", None, "fallback_chatml: the tokenizer's own chat template"),
+        (
+            [CHATS, TEXT, CHATS | {"path": "e/f", "chat_template": "chatml"}],
+            "chatml",
+            "chatml",
+            "# chat_template: chatml",
+        ),
+        (
+            [CHATS],
+            "tokenizer_default_fallback_chatml",
+            None,
+            "fallback_chatml: the tokenizer's own chat template",
+        ),
         ([CHATS, CHATS | {"path": "e/f"}], "tokenizer_default", None, ""),
     ],
 )
@@ -163,7 +190,9 @@ def test_the_template_is_that_of_the_types(datasets, whole, template, said, tmp_
     ],
 )
 def test_data_sets_of_several_templates_are_refused(datasets, tmp_path):
-    with pytest.raises(RecipeError, match="each has marks of its own, and one chat template renders all chats of a recipe"):
+    with pytest.raises(
+        RecipeError, match="each has marks of its own, and one chat template renders all chats of a recipe"
+    ):
         converted(tmp_path, datasets=datasets)
 
 

@@ -8,7 +8,9 @@ from flytune.recipe import peers
 from tests.support.converted import converted, written
 
 SFT = "--model_name_or_path Qwen/Qwen3-0.6B --dataset_name a/b"
-FACTORY = "--stage sft --do_train True --model_name_or_path Qwen/Qwen3-0.6B --dataset identity --template qwen"
+FACTORY = (
+    "--stage sft --do_train True --model_name_or_path Qwen/Qwen3-0.6B --dataset identity --template qwen"
+)
 YAML = {"model_name_or_path": "Qwen/Qwen3-0.6B", "stage": "sft", "dataset": "identity", "learning_rate": 1e-4}
 AXOLOTL = {
     "base_model": "Qwen/Qwen3-0.6B",
@@ -47,7 +49,11 @@ def test_the_batch_is_that_of_all_processes_of_the_launcher(line, batch, shardin
     ("text", "field", "value"),
     [
         (f"# a comment\ntrl sft {SFT} \\  \n  --bf16 True\necho done", "model.dtype", "bfloat16"),
-        (f"M=Qwen/Qwen3-4B\ntrl sft {SFT} --model_name_or_path=${{M}}", "model.name_or_path", "Qwen/Qwen3-4B"),
+        (
+            f"M=Qwen/Qwen3-4B\ntrl sft {SFT} --model_name_or_path=${{M}}",
+            "model.name_or_path",
+            "Qwen/Qwen3-4B",
+        ),
         (f"trl sft {SFT} --max_length ${{LENGTH:-512}}", "data.max_length", 512),
         (f"trl sft {SFT} --output_dir $OUT/x", "data.dataset_name", "a/b"),
         (f"trl sft {SFT} --dataset_name=my-lib/my-rows", "data.dataset_name", "my-lib/my-rows"),
@@ -71,7 +77,10 @@ def test_a_script_is_read_as_the_shell_reads_it(text, field, value, tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (f"srun accelerate launch --num_processes $((8*N)) sft.py {SFT}", "write the number there, or say --gpus N"),
+        (
+            f"srun accelerate launch --num_processes $((8*N)) sft.py {SFT}",
+            "write the number there, or say --gpus N",
+        ),
         (f"trl sft {SFT} --learning_rate $LR", "--learning_rate $LR: a variable that this file does not set"),
         (f"python sft_vlm.py {SFT}", "sft_vlm: images, video and audio are not trained"),
         (f"python dpo_online.py {SFT}", "dpo_online: the objectives are sft, dpo, kto, reward, grpo"),
@@ -92,7 +101,12 @@ def test_a_command_that_no_recipe_can_stand_for_is_refused_in_one_sentence(line,
 
 
 def test_the_callers_number_of_gpus_stands_for_a_variable(tmp_path):
-    assert recipe_of(tmp_path, f"accelerate launch --num_processes $N sft.py {SFT}", gpus=3).training.global_batch_size == 24
+    assert (
+        recipe_of(
+            tmp_path, f"accelerate launch --num_processes $N sft.py {SFT}", gpus=3
+        ).training.global_batch_size
+        == 24
+    )
 
 
 def test_a_command_in_a_comment_of_a_yaml_is_no_command(tmp_path):

@@ -1,4 +1,5 @@
-"""Files in the form of axolotl, LLaMA-Factory and TRL: each becomes a recipe that is planned, or is refused in one sentence."""
+"""Files in the form of axolotl, LLaMA-Factory and TRL: each becomes a recipe that is planned, or is refused
+in one sentence."""
 
 import json
 from pathlib import Path
@@ -26,7 +27,11 @@ WHOLE = AXOLOTL["common"] | AXOLOTL["adapter"]
 
 def files():
     for name, content in AXOLOTL["files"].items():
-        yield f"{name}.yml", content.pop("planned"), WHOLE | {key: value or None for key, value in content.items()}
+        yield (
+            f"{name}.yml",
+            content.pop("planned"),
+            WHOLE | {key: value or None for key, value in content.items()},
+        )
     for name, content in LLAMA_FACTORY["files"].items():
         yield f"{name}.yaml", content.pop("planned"), LLAMA_FACTORY["common"] | content
 
@@ -85,9 +90,12 @@ def test_a_full_disk_leaves_no_file(tmp_path, capsys):
 
 
 def test_a_file_of_thousands_of_data_sets_is_refused_in_a_sentence(tmp_path):
-    content = FILES[0][2] | {"datasets": [{"path": f"f{number}.jsonl", "type": "alpaca"} for number in range(5000)]}
+    content = FILES[0][2] | {
+        "datasets": [{"path": f"f{number}.jsonl", "type": "alpaca"} for number in range(5000)]
+    }
     with pytest.raises(
-        RecipeError, match=r"a\.yml: cannot be converted: the recipe that it makes is longer than .* name a folder"
+        RecipeError,
+        match=r"a\.yml: cannot be converted: the recipe that it makes is longer than .* name a folder",
     ):
         convert(written(tmp_path, "a.yml", content))
 
@@ -105,7 +113,9 @@ def test_a_recipe_is_not_converted(tmp_path):
 
 
 def axolotl(tmp_path, gpus=None, **changes):
-    given = WHOLE | {"base_model": "Qwen/Qwen2.5-0.5B", "datasets": [{"path": "a/b", "type": "alpaca"}]} | changes
+    given = (
+        WHOLE | {"base_model": "Qwen/Qwen2.5-0.5B", "datasets": [{"path": "a/b", "type": "alpaca"}]} | changes
+    )
     return converted(tmp_path, "a.yml", given, gpus=gpus)
 
 
@@ -124,8 +134,14 @@ def test_shares_of_steps_follow_from_times_in_an_epoch(tmp_path):
 
 def test_axolotl_trains_a_whole_model_in_bfloat16_and_drops_long_samples(tmp_path):
     recipe, _ = axolotl(tmp_path, adapter=None)
-    assert (recipe.method.name, recipe.training.master_dtype, recipe.data.too_long) == ("full", "bfloat16", "drop")
-    assert axolotl(tmp_path, adapter=None, gpus=8, deepspeed="zero2.json")[0].training.master_dtype == "float32"
+    assert (recipe.method.name, recipe.training.master_dtype, recipe.data.too_long) == (
+        "full",
+        "bfloat16",
+        "drop",
+    )
+    assert (
+        axolotl(tmp_path, adapter=None, gpus=8, deepspeed="zero2.json")[0].training.master_dtype == "float32"
+    )
 
 
 ASKED, RIGHT, WRONG = (
@@ -146,15 +162,36 @@ OWN = {"field_prompt": "query", "field_chosen": "yes", "field_rejected": "no", "
         ("llama3.prompt_pairs", {"prompt": "q", **SAID}, {}),
         ("chatml.ultra", {"prompt": "q", **TURNS}, {}),
         ("chat_template.default", {"messages": [ASKED], "chosen": RIGHT, "rejected": WRONG}, {}),
-        ("chat_template.default", {"talk": [ASKED], "yes": RIGHT, "no": WRONG},
-         {"field_messages": "talk", "field_chosen": "yes", "field_rejected": "no"}),
-        ("chat_template.default", {"messages": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "a"},
-         "rejected": {"from": "gpt", "value": "b"}}, {"message_property_mappings": {"role": "from", "content": "value"}}),
-        ("chat_template.default", {"messages": [{"by": "user", "text": "q"}], "chosen": {"by": "assistant", "text": "a"},
-         "rejected": {"by": "assistant", "text": "b"}}, {"message_property_mappings": {"role": "by", "content": "text"}}),
-        (OWN | {"prompt_format": "Q: {prompt}"}, {"query": "q", "yes": "a", "no": "b"}, {"chat_template_jinja": "own.jinja"}),
+        (
+            "chat_template.default",
+            {"talk": [ASKED], "yes": RIGHT, "no": WRONG},
+            {"field_messages": "talk", "field_chosen": "yes", "field_rejected": "no"},
+        ),
+        (
+            "chat_template.default",
+            {
+                "messages": [{"from": "human", "value": "q"}],
+                "chosen": {"from": "gpt", "value": "a"},
+                "rejected": {"from": "gpt", "value": "b"},
+            },
+            {"message_property_mappings": {"role": "from", "content": "value"}},
+        ),
+        (
+            "chat_template.default",
+            {
+                "messages": [{"by": "user", "text": "q"}],
+                "chosen": {"by": "assistant", "text": "a"},
+                "rejected": {"by": "assistant", "text": "b"},
+            },
+            {"message_property_mappings": {"role": "by", "content": "text"}},
+        ),
+        (
+            OWN | {"prompt_format": "Q: {prompt}"},
+            {"query": "q", "yes": "a", "no": "b"},
+            {"chat_template_jinja": "own.jinja"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_pairs_of_axolotl_are_a_question_and_two_answers(kind, row, more, tmp_path):
     recipe, _ = axolotl(tmp_path, rl="dpo", datasets=[{"path": "a/b", "type": kind} | more])
     found = pair_of(row, recipe.data.columns, "here")
@@ -171,7 +208,12 @@ def test_pairs_of_axolotl_are_a_question_and_two_answers(kind, row, more, tmp_pa
         ("llama3.ultra", {"prompt": "q", "completion": "a"}),
         ("llama3.ultra", {"prompt": "q", "completion": [ASKED, RIGHT]}),
         (
-            {"field_prompt": "query", "field_completion": "said", "field_label": "good", "prompt_format": "Q: {query}"},
+            {
+                "field_prompt": "query",
+                "field_completion": "said",
+                "field_label": "good",
+                "prompt_format": "Q: {query}",
+            },
             {"query": "q", "said": "a", "good": True},
         ),
     ],
@@ -203,23 +245,56 @@ def test_chats_of_axolotl_are_a_question_and_an_answer(kind, row, tmp_path):
     ("stage", "entry", "row"),
     [
         ("dpo", {"ranking": True}, {"instruction": "q", "input": "", **SAID}),
-        ("rm", {"ranking": True, "columns": {"prompt": "prompt", "chosen": "y"}}, {"prompt": "q", "y": "a", "rejected": "b"}),
-        ("dpo", {"ranking": True, "formatting": "sharegpt"}, {"conversations": [{"from": "human", "value": "q"}], "chosen":
-         {"from": "gpt", "value": "a"}, "rejected": {"from": "gpt", "value": "b"}}),
-        ("dpo", {"ranking": True, "formatting": "openai", "columns": {"messages": "messages"}},
-         {"messages": [ASKED], "chosen": RIGHT, "rejected": WRONG}),
+        (
+            "rm",
+            {"ranking": True, "columns": {"prompt": "prompt", "chosen": "y"}},
+            {"prompt": "q", "y": "a", "rejected": "b"},
+        ),
+        (
+            "dpo",
+            {"ranking": True, "formatting": "sharegpt"},
+            {
+                "conversations": [{"from": "human", "value": "q"}],
+                "chosen": {"from": "gpt", "value": "a"},
+                "rejected": {"from": "gpt", "value": "b"},
+            },
+        ),
+        (
+            "dpo",
+            {"ranking": True, "formatting": "openai", "columns": {"messages": "messages"}},
+            {"messages": [ASKED], "chosen": RIGHT, "rejected": WRONG},
+        ),
         ("kto", {}, {"instruction": "q", "input": "", "output": "a", "kto_tag": True}),
-        ("kto", {"formatting": "sharegpt", "columns": {"messages": "messages", "kto_tag": "label"}},
-         {"messages": [ASKED, RIGHT], "label": True}),
-        ("sft", {"columns": {"prompt": "p", "query": "q", "response": "r", "system": "s", "history": "h"}},
-         {"p": "q", "q": "", "r": "a", "s": "", "h": []}),
-        ("sft", {"formatting": "sharegpt", "tags": {"role_tag": "by", "content_tag": "text", "user_tag": "user",
-         "assistant_tag": "assistant"}}, {"conversations": [{"by": "user", "text": "q"}, {"by": "assistant", "text": "a"}]}),
+        (
+            "kto",
+            {"formatting": "sharegpt", "columns": {"messages": "messages", "kto_tag": "label"}},
+            {"messages": [ASKED, RIGHT], "label": True},
+        ),
+        (
+            "sft",
+            {"columns": {"prompt": "p", "query": "q", "response": "r", "system": "s", "history": "h"}},
+            {"p": "q", "q": "", "r": "a", "s": "", "h": []},
+        ),
+        (
+            "sft",
+            {
+                "formatting": "sharegpt",
+                "tags": {
+                    "role_tag": "by",
+                    "content_tag": "text",
+                    "user_tag": "user",
+                    "assistant_tag": "assistant",
+                },
+            },
+            {"conversations": [{"by": "user", "text": "q"}, {"by": "assistant", "text": "a"}]},
+        ),
     ],
-)  # fmt: skip
+)
 def test_rows_of_llama_factory_are_a_question_and_answers(stage, entry, row, tmp_path):
     (tmp_path / "data").mkdir()
-    (tmp_path / "data/dataset_info.json").write_text(json.dumps({"ours": {"file_name": "x.json", "num_samples": 7} | entry}))
+    (tmp_path / "data/dataset_info.json").write_text(
+        json.dumps({"ours": {"file_name": "x.json", "num_samples": 7} | entry})
+    )
     recipe, _ = llamafactory(tmp_path, dataset="ours", stage=stage)
     found, columns = recipe.data, recipe.data.columns
     assert found.max_samples == 7
@@ -235,7 +310,9 @@ def test_speakers_of_llama_factory_that_are_not_known_are_refused(tmp_path):
     (tmp_path / "data").mkdir()
     entry = {"file_name": "x.json", "formatting": "sharegpt", "tags": {"user_tag": "USER"}}
     (tmp_path / "data/dataset_info.json").write_text(json.dumps({"ours": entry}))
-    with pytest.raises(RecipeError, match="dataset: ours: user_tag: USER: of the names of this speaker, human, user are read"):
+    with pytest.raises(
+        RecipeError, match="dataset: ours: user_tag: USER: of the names of this speaker, human, user are read"
+    ):
         llamafactory(tmp_path, dataset="ours")
 
 
@@ -244,7 +321,10 @@ def test_nothing_is_held_out_or_evaluated_where_the_tool_does_not(tmp_path):
     assert (recipe.data.heldout_fraction, recipe.evaluation.eval_steps) == (0, None)
     assert "# evals_per_epoch: without held-out data there is nothing to evaluate" in text
     assert llamafactory(tmp_path)[0].data.heldout_fraction == 0
-    assert llamafactory(tmp_path, val_size=0.1, eval_strategy="steps", eval_steps=50)[0].evaluation.eval_steps == 50
+    assert (
+        llamafactory(tmp_path, val_size=0.1, eval_strategy="steps", eval_steps=50)[0].evaluation.eval_steps
+        == 50
+    )
 
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, "x", -1, 0, True, 10**30, [[]], [{"path": ["a"]}], 1.5])
@@ -274,14 +354,21 @@ def test_adapters_of_experts_and_their_balance_loss(tmp_path):
     moe = {"base_model": "Qwen/Qwen3-30B-A3B", "lora_target_parameters": EXPERTS, "lora_dropout": 0}
     recipe, _ = axolotl(tmp_path, **moe)
     assert (recipe.method.experts, recipe.training.router_aux_loss_coef) == (True, 0)
-    recipe, _ = axolotl(tmp_path, **moe, model_config={"output_router_logits": True, "router_aux_loss_coef": 0.02})
+    recipe, _ = axolotl(
+        tmp_path, **moe, model_config={"output_router_logits": True, "router_aux_loss_coef": 0.02}
+    )
     assert recipe.training.router_aux_loss_coef == 0.02
-    with pytest.raises(RecipeError, match="method.experts adapts gate_up_proj and down_proj of the experts, both"):
+    with pytest.raises(
+        RecipeError, match="method.experts adapts gate_up_proj and down_proj of the experts, both"
+    ):
         axolotl(tmp_path, **moe | {"lora_target_parameters": EXPERTS[:1]})
 
 
 def test_a_key_that_nobody_knows_is_named(tmp_path):
-    assert "# my_key: not known as a key of axolotl; nothing of it is in this recipe" in axolotl(tmp_path, my_key=1)[1]
+    assert (
+        "# my_key: not known as a key of axolotl; nothing of it is in this recipe"
+        in axolotl(tmp_path, my_key=1)[1]
+    )
 
 
 def llamafactory(tmp_path, **changes):
@@ -289,11 +376,17 @@ def llamafactory(tmp_path, **changes):
 
 
 def test_the_defaults_of_llama_factory_are_written(tmp_path):
-    without = dict.fromkeys(("lora_rank", "learning_rate", "num_train_epochs", "lr_scheduler_type", "warmup_ratio"))
+    without = dict.fromkeys(
+        ("lora_rank", "learning_rate", "num_train_epochs", "lr_scheduler_type", "warmup_ratio")
+    )
     recipe, _ = llamafactory(tmp_path, **without)
     assert (recipe.method.r, recipe.method.lora_alpha, recipe.method.lora_dropout) == (8, 16, 0.0)
     training = recipe.training
-    assert (training.learning_rate, training.num_train_epochs, training.lr_scheduler_type) == (5e-5, 3.0, "linear")
+    assert (training.learning_rate, training.num_train_epochs, training.lr_scheduler_type) == (
+        5e-5,
+        3.0,
+        "linear",
+    )
     assert training.warmup_steps == 0
 
 
@@ -301,15 +394,23 @@ def test_dataset_info_beside_the_file_names_its_rows(tmp_path):
     (tmp_path / "data").mkdir()
     info = {
         "ours": {"file_name": "ours.jsonl", "columns": {"prompt": "question", "response": "answer"}},
-        "chats": {"hf_hub_url": "owner/chats", "formatting": "sharegpt", "columns": {"messages": "turns"},
-                  "tags": {"role_tag": "role", "content_tag": "content"}},
-    }  # fmt: skip
+        "chats": {
+            "hf_hub_url": "owner/chats",
+            "formatting": "sharegpt",
+            "columns": {"messages": "turns"},
+            "tags": {"role_tag": "role", "content_tag": "content"},
+        },
+    }
     (tmp_path / "data/dataset_info.json").write_text(json.dumps(info))
     recipe, _ = llamafactory(tmp_path, dataset="ours,chats,identity", max_samples=None)
     first, second, third = recipe.data.sources
     assert first.path.endswith("data/ours.jsonl")
     assert first.columns == {"instruction": "question", "output": "answer"}
-    assert (second.dataset_name, second.format, second.columns) == ("owner/chats", "messages", {"messages": "turns"})
+    assert (second.dataset_name, second.format, second.columns) == (
+        "owner/chats",
+        "messages",
+        {"messages": "turns"},
+    )
     assert third.path == "hf://datasets/llamafactory/demo_data/identity.json"
 
 
@@ -326,8 +427,16 @@ accelerate launch --config_file configs/deepspeed_zero3.yaml --num_processes 4 t
 def test_a_command_line_of_trl(tmp_path, capsys):
     path = written(tmp_path, "train.sh", COMMAND)
     recipe = recipe_of(convert(path))
-    assert (recipe.sharding.name, recipe.training.global_batch_size, recipe.training.learning_rate) == ("zero3", 64, 2e-5)
-    assert (recipe.data.packing, recipe.data.eos_token, recipe.data.eval_split) == (True, "<|im_end|>", "test")
+    assert (recipe.sharding.name, recipe.training.global_batch_size, recipe.training.learning_rate) == (
+        "zero3",
+        64,
+        2e-5,
+    )
+    assert (recipe.data.packing, recipe.data.eos_token, recipe.data.eval_split) == (
+        True,
+        "<|im_end|>",
+        "test",
+    )
     assert recipe.evaluation.eval_steps == 100
     assert main(["plan", path]) == 1
     assert "this is a file of TRL" in capsys.readouterr().err
@@ -347,7 +456,11 @@ def test_a_yaml_of_trl(tmp_path):
     content = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dataset_name": "a/b", "output_dir": "o"}
     content |= {"use_peft": True, "max_length": 512}
     recipe = recipe_of(convert(written(tmp_path, "a.yaml", content), objective="reward"))
-    assert (recipe.objective.name, recipe.data.format, recipe.data.max_length) == ("reward", "preference", 512)
+    assert (recipe.objective.name, recipe.data.format, recipe.data.max_length) == (
+        "reward",
+        "preference",
+        512,
+    )
     assert "sft: the file does not name it" in convert(written(tmp_path, "b.yaml", content))
     command = written(tmp_path, "c.sh", f"trl kto --config {tmp_path}/a.yaml --max_length 256")
     recipe = recipe_of(convert(command))

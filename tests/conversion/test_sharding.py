@@ -5,7 +5,11 @@ import pytest
 from flytune.errors import RecipeError
 from tests.support.converted import converted, written
 
-AXOLOTL = {"base_model": "Qwen/Qwen3-8B", "datasets": [{"path": "a/b", "type": "alpaca"}], "learning_rate": 1e-5}
+AXOLOTL = {
+    "base_model": "Qwen/Qwen3-8B",
+    "datasets": [{"path": "a/b", "type": "alpaca"}],
+    "learning_rate": 1e-5,
+}
 SFT = "--model_name_or_path Qwen/Qwen3-8B --dataset_name a/b --per_device_train_batch_size 1"
 
 
@@ -27,15 +31,24 @@ def test_keys_of_axolotl_say_how_many_gpus_there_are(more, batch, tmp_path):
     [
         ({"distributed_type": "MULTI_GPU", "num_processes": 2}, ("ddp", "none", 2)),
         ({"distributed_type": "NO", "num_processes": 1}, ("none", "none", 1)),
-        ({"distributed_type": "FSDP", "num_processes": 4, "fsdp_config": {"fsdp_offload_params": True}}, ("fsdp", "cpu", 4)),
         (
-            {"distributed_type": "DEEPSPEED", "num_processes": 16,
-             "deepspeed_config": {"zero_stage": 3, "offload_optimizer_device": "cpu"}},
+            {"distributed_type": "FSDP", "num_processes": 4, "fsdp_config": {"fsdp_offload_params": True}},
+            ("fsdp", "cpu", 4),
+        ),
+        (
+            {
+                "distributed_type": "DEEPSPEED",
+                "num_processes": 16,
+                "deepspeed_config": {"zero_stage": 3, "offload_optimizer_device": "cpu"},
+            },
             ("zero3", "cpu", 16),
         ),
-        ({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}, "num_processes": 8}, ("zero2", "none", 8)),
+        (
+            {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}, "num_processes": 8},
+            ("zero2", "none", 8),
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_configuration_of_accelerate_is_read(content, expected, tmp_path):
     written(tmp_path, "launch.yaml", {"compute_environment": "LOCAL_MACHINE"} | content)
     recipe, _ = converted(tmp_path, "run.sh", f"accelerate launch --config_file launch.yaml sft.py {SFT}")
@@ -43,9 +56,10 @@ def test_a_configuration_of_accelerate_is_read(content, expected, tmp_path):
 
 
 def test_an_assumed_stage_of_zero_is_said(tmp_path):
-    assert "ds.json, which is not on this machine, so that stage 3 is assumed" in converted(
-        tmp_path, "a.yml", AXOLOTL | {"deepspeed": "ds.json"}
-    )[1]  # fmt: skip
+    assert (
+        "ds.json, which is not on this machine, so that stage 3 is assumed"
+        in converted(tmp_path, "a.yml", AXOLOTL | {"deepspeed": "ds.json"})[1]
+    )
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
     recipe, text = converted(tmp_path, "a.yml", AXOLOTL | {"deepspeed": "ds.json"})
     assert recipe.sharding.name == "zero2"
@@ -53,7 +67,12 @@ def test_an_assumed_stage_of_zero_is_said(tmp_path):
 
 
 def test_what_no_plan_allows_is_refused_in_one_sentence(tmp_path):
-    tables = {"rl": "dpo", "adapter": "lora", "lora_modules_to_save": ["embed_tokens", "lm_head"], "lora_target_linear": True}
+    tables = {
+        "rl": "dpo",
+        "adapter": "lora",
+        "lora_modules_to_save": ["embed_tokens", "lm_head"],
+        "lora_target_linear": True,
+    }
     tables |= {"datasets": [{"path": "org/pairs", "type": "chatml.intel"}]}
     with pytest.raises(RecipeError) as caught:
         converted(tmp_path, "a.yml", AXOLOTL | tables)

@@ -1,4 +1,5 @@
-"""Files in the form of axolotl and LLaMA-Factory: each is converted, and trains a tiny model on rows in its tool's form."""
+"""Files in the form of axolotl and LLaMA-Factory: each is converted, and trains a tiny model on rows in its
+tool's form."""
 
 import json
 import math
@@ -15,11 +16,24 @@ from flytune.training import loop
 
 NUMBERS = [(left, right) for left in range(8) for right in range(6)]
 AXOLOTL = {
-    "val_set_size": 0.1, "output_dir": "./outputs/out", "sequence_len": 256, "gradient_accumulation_steps": 2,
-    "micro_batch_size": 2, "num_epochs": 1, "optimizer": "adamw_bnb_8bit", "lr_scheduler": "cosine", "learning_rate": 2e-4,
-    "bf16": "auto", "tf32": False, "gradient_checkpointing": True, "logging_steps": 1, "weight_decay": 0.0,
-    "warmup_ratio": 0.1, "evals_per_epoch": 2, "saves_per_epoch": 1,
-}  # fmt: skip
+    "val_set_size": 0.1,
+    "output_dir": "./outputs/out",
+    "sequence_len": 256,
+    "gradient_accumulation_steps": 2,
+    "micro_batch_size": 2,
+    "num_epochs": 1,
+    "optimizer": "adamw_bnb_8bit",
+    "lr_scheduler": "cosine",
+    "learning_rate": 2e-4,
+    "bf16": "auto",
+    "tf32": False,
+    "gradient_checkpointing": True,
+    "logging_steps": 1,
+    "weight_decay": 0.0,
+    "warmup_ratio": 0.1,
+    "evals_per_epoch": 2,
+    "saves_per_epoch": 1,
+}
 QLORA = {
     "load_in_4bit": True,
     "adapter": "qlora",
@@ -29,12 +43,27 @@ QLORA = {
     "lora_target_linear": True,
 }
 FACTORY = {
-    "trust_remote_code": True, "do_train": True, "finetuning_type": "lora", "lora_rank": 8, "lora_target": "all",
-    "template": "qwen3_nothink", "cutoff_len": 2048, "max_samples": 1000, "preprocessing_num_workers": 16,
-    "output_dir": "saves/out", "logging_steps": 10, "save_steps": 500, "overwrite_output_dir": True, "report_to": "none",
-    "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "num_train_epochs": 3.0, "lr_scheduler_type": "cosine",
-    "warmup_ratio": 0.1, "bf16": True,
-}  # fmt: skip
+    "trust_remote_code": True,
+    "do_train": True,
+    "finetuning_type": "lora",
+    "lora_rank": 8,
+    "lora_target": "all",
+    "template": "qwen3_nothink",
+    "cutoff_len": 2048,
+    "max_samples": 1000,
+    "preprocessing_num_workers": 16,
+    "output_dir": "saves/out",
+    "logging_steps": 10,
+    "save_steps": 500,
+    "overwrite_output_dir": True,
+    "report_to": "none",
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 8,
+    "num_train_epochs": 3.0,
+    "lr_scheduler_type": "cosine",
+    "warmup_ratio": 0.1,
+    "bf16": True,
+}
 
 
 def question(left, right):
@@ -42,28 +71,51 @@ def question(left, right):
 
 
 def alpaca(left, right):
-    return {"instruction": "Add the numbers.", "input": f"{left} and {right}", "output": f"The sum is {left + right}."}
+    return {
+        "instruction": "Add the numbers.",
+        "input": f"{left} and {right}",
+        "output": f"The sum is {left + right}.",
+    }
 
 
 def alpaca_info(left, right):
-    return alpaca(left, right) | {"instruction": f"Add {left} and {right}.", "input": "", "history": [["Hi.", "Hello."]]}
+    return alpaca(left, right) | {
+        "instruction": f"Add {left} and {right}.",
+        "input": "",
+        "history": [["Hi.", "Hello."]],
+    }
 
 
 def labelled(left, right):
     is_right = (left + right) % 3 > 0
     answer = f"The sum is {left + right}." if is_right else "I do not know."
-    return {"prompt": question(left, right), "completion": answer, "label": is_right, "rating": 4.0, "model": "m"}
+    return {
+        "prompt": question(left, right),
+        "completion": answer,
+        "label": is_right,
+        "rating": 4.0,
+        "model": "m",
+    }
 
 
 def orca(left, right):
     answers = {"chosen": f"The sum is {left + right}.", "rejected": "I do not know."}
-    return {"system": "Be short.", "input": question(left, right), **answers, "order": ["a", "b"], "rating": [9.0, 7.0]}
+    return {
+        "system": "Be short.",
+        "input": question(left, right),
+        **answers,
+        "order": ["a", "b"],
+        "rating": [9.0, 7.0],
+    }
 
 
 def turns(left, right):
     asked = [{"from": "human", "value": question(left, right)}]
     answers = {"chosen": f"The sum is {left + right}.", "rejected": "I do not know."}
-    return {"conversations": asked, **{name: {"from": "gpt", "value": text} for name, text in answers.items()}}
+    return {
+        "conversations": asked,
+        **{name: {"from": "gpt", "value": text} for name, text in answers.items()},
+    }
 
 
 def axolotl(rows, kind, **changes):
@@ -92,18 +144,45 @@ def write(path, make, is_list=False):
 
 
 FILES = {
-    "llama-3/qlora-1b": axolotl(alpaca, "alpaca", **QLORA, sample_packing=True, special_tokens={"pad_token": "<|pad|>"}),
-    "llama-3/fft-8b": axolotl(alpaca, "alpaca", optimizer="paged_adamw_8bit", sample_packing=True, flash_attention=True),
-    "llama-3/qlora-1b-kto": axolotl(labelled, "llama3.ultra", **QLORA, rl="kto", rl_beta=0.5, kto_desirable_weight=0.2,
-                                    val_set_size=0.0),
-    "qwen2/reward-model": axolotl(orca, "bradley_terry.chat_template", reward_model=True, num_labels=1, chat_template="qwen_25",
-                                  model_type="AutoModelForSequenceClassification", val_set_size=0.0),
-    "train_lora/qwen3_lora_sft": factory({"identity": {"columns": {"history": "history"}}, "alpaca_en_demo": {}},
-                                         [alpaca_info, alpaca], stage="sft", learning_rate=1e-4),
-    "train_lora/qwen3_lora_dpo": factory({"dpo_en_demo": {"ranking": True, "formatting": "sharegpt", "columns": {
-        "messages": "conversations", "chosen": "chosen", "rejected": "rejected"}}}, [turns], stage="dpo", pref_beta=0.1,
-        pref_loss="sigmoid", learning_rate=5e-6),
-}  # fmt: skip
+    "llama-3/qlora-1b": axolotl(
+        alpaca, "alpaca", **QLORA, sample_packing=True, special_tokens={"pad_token": "<|pad|>"}
+    ),
+    "llama-3/fft-8b": axolotl(
+        alpaca, "alpaca", optimizer="paged_adamw_8bit", sample_packing=True, flash_attention=True
+    ),
+    "llama-3/qlora-1b-kto": axolotl(
+        labelled, "llama3.ultra", **QLORA, rl="kto", rl_beta=0.5, kto_desirable_weight=0.2, val_set_size=0.0
+    ),
+    "qwen2/reward-model": axolotl(
+        orca,
+        "bradley_terry.chat_template",
+        reward_model=True,
+        num_labels=1,
+        chat_template="qwen_25",
+        model_type="AutoModelForSequenceClassification",
+        val_set_size=0.0,
+    ),
+    "train_lora/qwen3_lora_sft": factory(
+        {"identity": {"columns": {"history": "history"}}, "alpaca_en_demo": {}},
+        [alpaca_info, alpaca],
+        stage="sft",
+        learning_rate=1e-4,
+    ),
+    "train_lora/qwen3_lora_dpo": factory(
+        {
+            "dpo_en_demo": {
+                "ranking": True,
+                "formatting": "sharegpt",
+                "columns": {"messages": "conversations", "chosen": "chosen", "rejected": "rejected"},
+            }
+        },
+        [turns],
+        stage="dpo",
+        pref_beta=0.1,
+        pref_loss="sigmoid",
+        learning_rate=5e-6,
+    ),
+}
 CHAT = "<|im_start|>user\n{0}<|im_end|>\n<|im_start|>assistant\n{1}<|im_end|>\n"
 ALPACA = "### Instruction:\nAdd the numbers.\n\n### Input:\n4 and 2\n\n### Response:\nThe sum is 6.<|im_end|>"
 ASKED, RIGHT, WRONG = question(4, 2), "The sum is 6.", "I do not know."

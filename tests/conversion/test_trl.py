@@ -22,7 +22,14 @@ def test_files_of_a_mixture_are_sources(tmp_path):
     recipe, text = converted(
         tmp_path, dataset_name=None, datasets=given, test_split_size=0.1, eval_strategy="steps", eval_steps=5
     )
-    assert [source.name for source in recipe.data.sources] == ["a/b", "a.jsonl", "b.jsonl", "d.csv", "e.csv", "./rows"]
+    assert [source.name for source in recipe.data.sources] == [
+        "a/b",
+        "a.jsonl",
+        "b.jsonl",
+        "d.csv",
+        "e.csv",
+        "./rows",
+    ]
     assert recipe.data.heldout_fraction == 0.1
     assert "# datasets: columns: columns that no sample has are not read" in text
 
@@ -30,12 +37,19 @@ def test_files_of_a_mixture_are_sources(tmp_path):
 @pytest.mark.parametrize("strategy", [None, "no", False])
 def test_eval_steps_alone_evaluate_nothing(strategy, tmp_path):
     recipe, text = converted(tmp_path, eval_steps=50, eval_strategy=strategy)
-    assert (recipe.evaluation.eval_steps, recipe.data.eval_split, recipe.data.heldout_fraction) == (None, None, 0)
+    assert (recipe.evaluation.eval_steps, recipe.data.eval_split, recipe.data.heldout_fraction) == (
+        None,
+        None,
+        0,
+    )
     assert "# eval_steps: without eval_strategy TRL does not evaluate" in text
 
 
 def test_a_length_without_limit_is_said(tmp_path):
-    assert "max_length: 1024  # max_length: None there, which cuts nothing" in converted(tmp_path, max_length=None)[1]
+    assert (
+        "max_length: 1024  # max_length: None there, which cuts nothing"
+        in converted(tmp_path, max_length=None)[1]
+    )
     assert "None there" not in converted(tmp_path)[1]
 
 
@@ -85,10 +99,14 @@ def test_a_mixture_of_chats_and_completions_is_refused(tmp_path):
     mixture = [{"path": "./pairs.jsonl"}, {"path": "a/b"}]
     with pytest.raises(RecipeError, match="write assistant_only_loss: true, or divide the file"):
         converted(tmp_path, dataset_name=None, datasets=mixture)
-    assert converted(tmp_path, dataset_name=None, datasets=mixture, assistant_only_loss=True)[0].data.completion_only_loss
+    assert converted(tmp_path, dataset_name=None, datasets=mixture, assistant_only_loss=True)[
+        0
+    ].data.completion_only_loss
 
 
-@pytest.mark.parametrize("key", ["truncation_mode", "f_divergence_type", "chat_template_kwargs", "reference_free"])
+@pytest.mark.parametrize(
+    "key", ["truncation_mode", "f_divergence_type", "chat_template_kwargs", "reference_free"]
+)
 def test_a_key_that_changes_what_is_trained_is_refused(key, tmp_path):
     harmless = {"truncation_mode": "keep_start", "f_divergence_type": "reverse_kl"}
     converted(tmp_path, **{key: harmless.get(key)})

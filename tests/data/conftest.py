@@ -25,7 +25,9 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def get(template: str, **options: Any) -> Any:
-        asked = request(tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), template, **options), path="unread")
+        asked = request(
+            tokenizer_folder(tmp_path_factory.mktemp("tokenizer"), template, **options), path="unread"
+        )
         return load_tokenizer(asked.model, asked.data)
 
     return get

@@ -27,12 +27,27 @@ def sample(loaded: Any, prompt: str, answer: str) -> Sample:
 
 def good(loaded: Any, count: int, first: int = 0, length: int = 9) -> list[Sample]:
     draw = random.Random(first)
-    words = ["fox", "dog", "lazy", "quick", "brown", "jumps", "over", "user", "foobar", "fizz", "ok", "response"]
+    words = [
+        "fox",
+        "dog",
+        "lazy",
+        "quick",
+        "brown",
+        "jumps",
+        "over",
+        "user",
+        "foobar",
+        "fizz",
+        "ok",
+        "response",
+    ]
     texts = [[" ".join(draw.choices(words, k=many)) for many in (9, length)] for _ in range(count)]
     return [sample(loaded, asked, f" {answer} {first + n}</s>") for n, (asked, answer) in enumerate(texts)]
 
 
-def written(folder: Path, train: list[Sample], heldout: list[Sample], packed_length: int | None = None) -> Manifest:
+def written(
+    folder: Path, train: list[Sample], heldout: list[Sample], packed_length: int | None = None
+) -> Manifest:
     """Store samples as they are given."""
     counts = {}
     for split, samples, length in (("train", train, packed_length), ("heldout", heldout, None)):
@@ -40,7 +55,9 @@ def written(folder: Path, train: list[Sample], heldout: list[Sample], packed_len
             for one in samples:
                 writer.add(one)
             counts[split] = writer.counts()
-    base = manifest_of([{"input_ids": ids} for ids, _ in train], {split: found.shards for split, found in counts.items()})
+    base = manifest_of(
+        [{"input_ids": ids} for ids, _ in train], {split: found.shards for split, found in counts.items()}
+    )
     return base.model_copy(update=counts)
 
 
@@ -75,8 +92,13 @@ def test_good_data_hold_every_line(packed, loaded, tmp_path):
     assert found.verdict == "ok"
     assert len({check.name for check in found.checks}) == len(found.checks) == 21
     assert all(check.advice == check.example == "" for check in found.checks)
-    assert line(found, "end marker").found == "each of 320 uncut samples ends with a trained one; of all answers: 320 × '</s>'"
-    assert line(found, "round trip").found.endswith("samples, decoded and tokenized again, agree token for token")
+    assert (
+        line(found, "end marker").found
+        == "each of 320 uncut samples ends with a trained one; of all answers: 320 × '</s>'"
+    )
+    assert line(found, "round trip").found.endswith(
+        "samples, decoded and tokenized again, agree token for token"
+    )
     assert 200 < line(found, "round trip").of <= 320
 
 
@@ -127,7 +149,8 @@ def test_a_broken_line_is_found_counted_and_told(name, verdict, counted, advice,
     told = line(found, name)
     assert (told.verdict, told.count) == (verdict, counted)
     assert advice in told.advice
-    # A masked end is both: no end that is trained, and an end that is masked; alien ids do not come back from text.
+    # A masked end is both: no end that is trained, and an end that is masked; alien ids do not come back from
+    # text.
     besides = {"pad token": {"end marker"}, "vocabulary": {"round trip"}}.get(name, set())
     assert set(verdicts(found)) - besides == {name}
     if name not in ("duplicates", "end marker is EOS"):
@@ -173,7 +196,9 @@ def test_an_end_token_that_is_not_special_is_seen(tokenizer, tmp_path):
 def test_chats_that_end_with_a_question_do_not_stop_where_all_is_trained(tmp_path):
     said = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "jumps"}]
     rows = [{"messages": [*said, {"role": "user", "content": f"fizz {n}"}]} for n in range(100)]
-    prepared(tokenizer_folder(tmp_path / "tokenizer", LLAMA2), rows, tmp_path / "out", completion_only_loss=False)
+    prepared(
+        tokenizer_folder(tmp_path / "tokenizer", LLAMA2), rows, tmp_path / "out", completion_only_loss=False
+    )
     told = checks_of(tmp_path / "out")["end marker"]
     assert (told.verdict, told.count) == ("warning", 100)
     assert told.advice.startswith("a chat that ends with a question needs none")
@@ -212,9 +237,19 @@ def test_tokens_that_their_text_does_not_give(loaded, tmp_path):
     [
         ("min_trained_fraction", 0.9, "trained share", {}),
         ("max_truncated_fraction", 0.01, "truncated", {"truncated": 2}),
-        ("max_truncated_fraction", 0.01, "truncated tokens", {"truncated": 1, "truncated_tokens": 40, "tokens_read": 2000}),
+        (
+            "max_truncated_fraction",
+            0.01,
+            "truncated tokens",
+            {"truncated": 1, "truncated_tokens": 40, "tokens_read": 2000},
+        ),
         ("max_dropped_fraction", 0.01, "dropped", {"dropped_too_long": 1, "dropped_untrained": 2}),
-        ("max_dropped_fraction", 0.01, "dropped tokens", {"dropped_too_long": 1, "dropped_tokens": 40, "tokens_read": 2000}),
+        (
+            "max_dropped_fraction",
+            0.01,
+            "dropped tokens",
+            {"dropped_too_long": 1, "dropped_tokens": 40, "tokens_read": 2000},
+        ),
     ],
 )
 def test_limits_of_the_recipe_stop(field, limit, name, counts, loaded, tmp_path):
@@ -256,7 +291,11 @@ def test_what_a_weight_repeats_is_meant(tokenizer, tmp_path):
     """But not the duplicates that the data have besides, and none can be left out by data.deduplicate."""
     rows = [{"prompt": f"ask {n}:", "completion": f" say {n} fox"} for n in range(200)]
     twice = {"path": str(write_rows(tmp_path / "rows.jsonl", rows)), "weight": 2}
-    once = {"path": str(write_rows(tmp_path / "more.jsonl", [{**row, "prompt": f"more {row['prompt']}"} for row in rows]))}
+    once = {
+        "path": str(
+            write_rows(tmp_path / "more.jsonl", [{**row, "prompt": f"more {row['prompt']}"} for row in rows])
+        )
+    }
     manifest = data.prepare(request(tokenizer, sources=[twice, once]), tmp_path / "fine")
     told = checks_of(tmp_path / "fine")["duplicates"]
     assert told.verdict == "ok"
@@ -285,13 +324,18 @@ def test_copies_of_one_sample_are_not_held(loaded, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_what_is_counted_while_it_is_written_is_what_is_stored(tokenizer, loaded, tmp_path, monkeypatch, packing):
+def test_what_is_counted_while_it_is_written_is_what_is_stored(
+    tokenizer, loaded, tmp_path, monkeypatch, packing
+):
     for name, value in {"HASHES": 150, "NEAR_TOKENS": 600, "TRIP_SAMPLES": 20}.items():
         monkeypatch.setattr(f"flytune.data.contract.statistics.{name}", value)
     monkeypatch.setattr("flytune.data.shards._TOKENS_A_WRITE", 100)
     monkeypatch.setattr("flytune.data.shards.SAMPLES_A_SHARD", 90)
     rows = [{"prompt": f"ask {n}:", "completion": f" say {n} fox {n * n}"} for n in range(200)]
-    path = write_rows(tmp_path / "rows.jsonl", [*rows, *rows[:50], *[{"prompt": "a", "completion": f"{n}"} for n in range(60)]])
+    path = write_rows(
+        tmp_path / "rows.jsonl",
+        [*rows, *rows[:50], *[{"prompt": "a", "completion": f"{n}"} for n in range(60)]],
+    )
     asked = request(tokenizer, path=str(path), packing=packing, max_length=64)
     made = data.prepare(asked, tmp_path / "out")
     assert len(made.train.shards) > 2
@@ -335,7 +379,9 @@ def test_a_shared_system_prompt_makes_no_near_duplicates():
 
     draw = numpy.random.default_rng(0)
     system = draw.integers(0, 1000, 300).astype(numpy.int32)
-    samples = [numpy.concatenate([system, draw.integers(0, 1000, 20).astype(numpy.int32)]) for _ in range(300)]
+    samples = [
+        numpy.concatenate([system, draw.integers(0, 1000, 20).astype(numpy.int32)]) for _ in range(300)
+    ]
     assert (duplicates.earlier(duplicates.signatures(samples)[0]) >= 0).sum() == 0
 
 
@@ -350,7 +396,9 @@ def test_prepare_writes_the_contract_and_stops_before_the_manifest(tokenizer, tm
     with pytest.raises(DataError) as caught:
         data.prepare(request(tokenizer, **asked), tmp_path / "bad")
     told = str(caught.value)
-    assert told.startswith(f"{good_rows}: the prepared data fails 1 of 21 checks:\n  overlap: 50 of 50 held-out samples")
+    assert told.startswith(
+        f"{good_rows}: the prepared data fails 1 of 21 checks:\n  overlap: 50 of 50 held-out samples"
+    )
     assert "data.deduplicate removes them" in told
     assert "data.contract: warn" in told
     assert not (tmp_path / "bad" / "manifest.json").exists()

@@ -1,4 +1,5 @@
-"""Which characters are trained under the chat templates of ten model families, and mistakes that others have made."""
+"""Which characters are trained under the chat templates of ten model families, and mistakes that others have
+made."""
 
 import re
 from pathlib import Path
@@ -69,7 +70,9 @@ def test_there_are_ten_families() -> None:
 # No characters that write a special token; control characters are not text.
 letters = st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="<|>")
 contents = st.one_of(
-    st.just(""), st.sampled_from([" ", "\n\n", "the fox", "[/INST]"]), st.text(letters | st.just("\n"), max_size=30)
+    st.just(""),
+    st.sampled_from([" ", "\n\n", "the fox", "[/INST]"]),
+    st.text(letters | st.just("\n"), max_size=30),
 )
 conversations = st.lists(contents, min_size=1, max_size=7)
 LONG = "the quick brown 狐 jumps\n" * 2000
@@ -88,7 +91,9 @@ def test_the_trained_characters_are_the_answers_and_their_end_markers(
     asked = of_texts(texts, system if family.system else None)
     rendered = render(asked, ChatTemplate(tokenizer), True, "x:1")
     answers = [text.strip() if family.trims else text for text in texts[1::2] if text.strip()]
-    assert [rendered.text[start:end] for start, end in rendered.spans] == [answer + family.end for answer in answers]
+    assert [rendered.text[start:end] for start, end in rendered.spans] == [
+        answer + family.end for answer in answers
+    ]
     assert not rendered.append_eos, "each of these templates ends its answers"
     plain = tokenizer.apply_chat_template(asked.messages, tokenize=False)
     assert rendered.text == plain
@@ -104,7 +109,8 @@ def test_the_trained_characters_are_the_answers_and_their_end_markers(
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("trim", [False, True])
 def test_the_trained_tokens_say_the_answers(name: str, trim: bool, of_family: Any) -> None:
-    """Byte-level BPE takes the space before a word into its token: where the template puts one, it is trained with it."""
+    """Byte-level BPE takes the space before a word into its token: where the template puts one, it is trained
+    with it."""
     tokenizer = of_family(name, trim)
     asked = chat("q?", "The fox 日本", "", "", "more", "12")
     ids, labels = next(encode([render(asked, ChatTemplate(tokenizer), True, "x")], tokenizer))
@@ -119,22 +125,32 @@ def test_templates_that_want_speakers_in_turn_refuse_two_answers_in_a_row(name: 
     turns = [{"from": speaker, "value": speaker} for speaker in ("human", "gpt", "gpt")]
     asked = convert({"conversations": turns}, "sharegpt", {}, "x:1")
     with pytest.raises(
-        DataError, match=r"x:1: the chat template refuses these messages \(user, assistant, assistant\): .* in turn"
+        DataError,
+        match=r"x:1: the chat template refuses these messages \(user, assistant, assistant\): .* in turn",
     ):
         render(asked, ChatTemplate(of_family(name)), True, "x:1")
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama-3", "phi-3", "zephyr", "vicuna", "deepseek", "command-r"])
 def test_two_answers_in_a_row_of_sharegpt_are_both_trained(name: str, of_family: Any) -> None:
-    turns = [{"from": speaker, "value": said} for speaker, said in (("human", "q"), ("gpt", "one"), ("gpt", "two"))]
-    rendered = render(convert({"conversations": turns}, "sharegpt", {}, "x:1"), ChatTemplate(of_family(name)), True, "x:1")
+    turns = [
+        {"from": speaker, "value": said} for speaker, said in (("human", "q"), ("gpt", "one"), ("gpt", "two"))
+    ]
+    rendered = render(
+        convert({"conversations": turns}, "sharegpt", {}, "x:1"), ChatTemplate(of_family(name)), True, "x:1"
+    )
     end = FAMILIES[name].end
     assert [rendered.text[start:stop] for start, stop in rendered.spans] == ["one" + end, "two" + end]
 
 
 def test_a_template_that_wants_arguments_as_text_gets_them(of_family: Any) -> None:
     call = {"function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
-    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [call]}]}
+    row = {
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ]
+    }
     rendered = render(convert(row, "messages", {}, "x:1"), ChatTemplate(of_family("deepseek")), True, "x:1")
     ((start, end),) = rendered.spans
     assert rendered.text[start:end] == '<｜tool▁call▁begin｜>weather\n{"city": "Köln"}<｜tool▁call▁end｜></s>'
@@ -143,18 +159,26 @@ def test_a_template_that_wants_arguments_as_text_gets_them(of_family: Any) -> No
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=30)
 @given(conversations, st.sets(st.integers(0, 6)))
-def test_answers_that_are_context_are_no_spans(name: str, of_family: Any, texts: list[str], context: set[int]) -> None:
+def test_answers_that_are_context_are_no_spans(
+    name: str, of_family: Any, texts: list[str], context: set[int]
+) -> None:
     template, asked = ChatTemplate(of_family(name)), chat(*texts)
-    some = Chat([{**one, "train": False} if index in context else one for index, one in enumerate(asked.messages)])
+    some = Chat(
+        [{**one, "train": False} if index in context else one for index, one in enumerate(asked.messages)]
+    )
     whole, rendered = render(asked, template, True, "x:1"), render(some, template, True, "x:1")
     said = [index for index in range(1, len(texts), 2) if texts[index].strip()]
-    assert rendered.spans == [span for index, span in zip(said, whole.spans, strict=True) if index not in context]
+    assert rendered.spans == [
+        span for index, span in zip(said, whole.spans, strict=True) if index not in context
+    ]
     assert (rendered.text, rendered.append_eos) == (whole.text, whole.append_eos)
 
 
 def test_eos_is_trained_also_where_it_is_the_pad_token(tmp_path: Path) -> None:
     """Masking by the id of the pad token would hide every EOS, and the model would never stop."""
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer", (FOLDER / "zephyr.jinja").read_text(), pad_token="</s>")
+    tokenizer = tokenizer_folder(
+        tmp_path / "tokenizer", (FOLDER / "zephyr.jinja").read_text(), pad_token="</s>"
+    )
     rows = [{"instruction": f"ask {n}", "input": "", "output": "say" + " more" * (n % 5)} for n in range(40)]
     prepared(tokenizer, rows, tmp_path / "out")
     eos = 2

@@ -55,14 +55,18 @@ def test_files_of_patterns(path, exclude, names, folder):
 @pytest.mark.parametrize(
     ("path", "exclude", "said"),
     [
-        ("rows/*.csv", [], "data.path: rows/*.csv: no file matches this pattern; of rows, it has a.jsonl, b.jsonl"),
+        (
+            "rows/*.csv",
+            [],
+            "data.path: rows/*.csv: no file matches this pattern; of rows, it has a.jsonl, b.jsonl",
+        ),
         ("gone/*.jsonl", [], "data.path: gone/*.jsonl: no such file or folder; the folder"),
         ("rows/*", [], "it has notes.pdf, which cannot be read, beside data"),
         ("rows", ["*.pdf"], "leave this one out (data.exclude: [test])"),
         ("rows/a.jsonl", ["b"], "one file, of which exclude leaves nothing out"),
         ("rows", ["*"], "no file of JSON Lines"),
     ],
-)  # fmt: skip
+)
 def test_patterns_that_give_no_data_say_why(path, exclude, said, folder):
     with pytest.raises(DataError, match=re.escape(said)):
         list(read(Data(path=path, exclude=exclude)))
@@ -82,7 +86,9 @@ def test_many_patterns_for_any_folders_take_no_time():
 
 def test_what_a_pattern_leaves_out_is_not_uploaded_and_one_without_use_is_told(folder):
     def recipe(path, exclude):
-        return Recipe.model_validate(tiny_recipe(folder, path, {"data.exclude": exclude, "model.name_or_path": "owner/model"}))
+        return Recipe.model_validate(
+            tiny_recipe(folder, path, {"data.exclude": exclude, "model.name_or_path": "owner/model"})
+        )
 
     def names(path, exclude):
         content = uploads.of_recipe(recipe(path, exclude))
@@ -99,5 +105,7 @@ def test_what_a_pattern_leaves_out_is_not_uploaded_and_one_without_use_is_told(f
 def test_exclude_is_of_files(folder):
     with pytest.raises(RecipeError, match="exclude, sample_by: no effect on dataset_name"):
         Recipe.model_validate(
-            tiny_recipe(folder, "x", {"data": {"dataset_name": "a/b", "exclude": ["x"], "sample_by": "document"}})
+            tiny_recipe(
+                folder, "x", {"data": {"dataset_name": "a/b", "exclude": ["x"], "sample_by": "document"}}
+            )
         )

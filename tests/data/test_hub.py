@@ -22,7 +22,8 @@ from flytune.recipe.recipe import DataRequest
 from flytune.recipe.data import Data
 
 request, out = DataRequest.model_validate_json(sys.argv[1]), Path(sys.argv[2])
-print(data.fingerprint(request.data) == data.fingerprint(Data(dataset_name="owner/pairs", revision=sys.argv[3])))
+pinned = Data(dataset_name="owner/pairs", revision=sys.argv[3])
+print(data.fingerprint(request.data) == data.fingerprint(pinned))
 print(data.prepare(request, out).rows)
 def attempt(ask):
     try:
@@ -30,7 +31,8 @@ def attempt(ask):
     except DataError as error:
         print(error)
 
-closed, none, revision = {"dataset_name": "owner/closed"}, {"dataset_name": "owner/none"}, {"revision": "gone"}
+closed, none = {"dataset_name": "owner/closed"}, {"dataset_name": "owner/none"}
+revision = {"revision": "gone"}
 for changes in (closed, none, revision, {"dataset_split": "test"}, {"dataset_config": "en"}):
     asked = Data(**{"dataset_name": "owner/pairs", **changes})
     attempt(lambda: data.fingerprint(asked))
@@ -50,7 +52,12 @@ CLOSED = "gated on the hub, and HF_TOKEN is not set; request access on its page,
 @pytest.mark.slow
 def test_rows_and_refusals_of_a_hub(hub: str, tmp_path: Path) -> None:
     asked = request(tokenizer_folder(tmp_path / "tokenizer"), dataset_name="owner/pairs")
-    settings = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    settings = {
+        "HF_ENDPOINT": hub,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     environment = {name: value for name, value in {**os.environ, **settings}.items() if name != "HF_TOKEN"}
     command = [sys.executable, "-c", ASK, asked.model_dump_json(), str(tmp_path / "out"), COMMIT]
     said = subprocess.run(
@@ -67,11 +74,14 @@ def test_rows_and_refusals_of_a_hub(hub: str, tmp_path: Path) -> None:
         "data.dataset_name: owner/pairs: the data set has no such revision on the hub",
         "data.dataset_name: owner/pairs[train]: the data set has no such revision on the hub",
         fingerprint,
-        "data.dataset_name: owner/pairs[test]: cannot be read: Bad split: test. Available splits: ['train', 'validation']",
+        "data.dataset_name: owner/pairs[test]: cannot be read: Bad split: test. Available splits: ['train', "
+        "'validation']",
         fingerprint,
-        "data.dataset_name: owner/pairs[train]: cannot be read: BuilderConfig 'en' not found. Available: ['default']",
+        "data.dataset_name: owner/pairs[train]: cannot be read: BuilderConfig 'en' not found. Available: "
+        "['default']",
         "50 7 ['owner/pairs', 'owner/pairs[validation]']",
-        "data.dataset_name: owner/pairs[gone]: cannot be read: Bad split: gone. Available splits: ['train', 'validation']",
+        "data.dataset_name: owner/pairs[gone]: cannot be read: Bad split: gone. Available splits: ['train', "
+        "'validation']",
         f"model.name_or_path: owner/closed: {CLOSED}",
         "model.name_or_path: owner/none: no such model on the hub; if it is private, set HF_TOKEN",
     ]
@@ -94,5 +104,7 @@ def test_no_hub_at_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["./pairs.jsonl", "s3://bucket/pairs", "/data/pairs"])
 def test_a_path_is_no_name(name: str) -> None:
-    with pytest.raises(DataError, match="this names a data set on the hub; for a file, folder or address use data.path"):
+    with pytest.raises(
+        DataError, match="this names a data set on the hub; for a file, folder or address use data.path"
+    ):
         data.fingerprint(Data(dataset_name=name))

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from flytune.data.labels import token_ranges
 from tests.support.chats import byte_level
 
-TEXTS = ["The fox  jumps\n\n   over 日本 the 🦊 dog's  ", "  lead", "\n\n \t x", "é́a  b   ", "<s>hi</s>  <s> yo </s>"]
+TEXTS = [
+    "The fox  jumps\n\n   over 日本 the 🦊 dog's  ",
+    "  lead",
+    "\n\n \t x",
+    "é́a  b   ",
+    "<s>hi</s>  <s> yo </s>",
+]
 
 
 def tokenizers_of() -> dict[str, Any]:
@@ -25,9 +31,13 @@ def tokenizers_of() -> dict[str, Any]:
     pieces = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     pieces.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special + bytes_of, limit_alphabet=30, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special + bytes_of, limit_alphabet=30, show_progress=False
+    )
     pieces.train_from_iterator(TEXTS[:1], trainer)
-    pieces.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    pieces.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
     made["pieces"] = pieces
     return made
 
@@ -50,7 +60,9 @@ def plainly(encoding: Any, low: int, high: int) -> list[int]:
 @given(st.one_of(st.sampled_from(TEXTS), st.text(alphabet="aefox 日🦊\n\t<s>/é", max_size=40)), st.data())
 @settings(max_examples=400)
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_tokens_between_characters_are_those_that_a_look_at_each_finds(name: str, text: str, data: st.DataObject) -> None:
+def test_tokens_between_characters_are_those_that_a_look_at_each_finds(
+    name: str, text: str, data: st.DataObject
+) -> None:
     low = data.draw(st.integers(0, len(text)))
     high = data.draw(st.integers(low, len(text)))
     if low == high:

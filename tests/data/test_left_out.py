@@ -32,12 +32,36 @@ def part(**more: Any) -> dict[str, Any]:
             "messages",
             r"messages\[1\].refusal is not read; write the refus",
         ),
-        ({"messages": [ASK, ANSWER | {"loss_mask": 0}]}, "messages", r"messages\[1\].loss_mask is not read, and would change"),
-        ({"messages": [ASK, ANSWER | {"train_detail": [{"begin": 0}]}]}, "messages", r"train_detail is not read, and would ch"),
-        ({"messages": [ASK, ANSWER | {"loss_scale": 0.5}]}, "messages", r"messages\[1\].loss_scale is 0.5; a turn is either"),
-        ({"conversations": [TURNS[0] | {"image": "x.png"}, TURNS[1]]}, "sharegpt", r"conversations\[0\].image has content"),
-        ({"conversations": [TURNS[0], TURNS[1] | {"mask": True}]}, "sharegpt", r"conversations\[1\].mask is not read"),
-        ({"conversations": [TURNS[0] | {"content": "Another."}, TURNS[1]]}, "sharegpt", r"has both value and content, which d"),
+        (
+            {"messages": [ASK, ANSWER | {"loss_mask": 0}]},
+            "messages",
+            r"messages\[1\].loss_mask is not read, and would change",
+        ),
+        (
+            {"messages": [ASK, ANSWER | {"train_detail": [{"begin": 0}]}]},
+            "messages",
+            r"train_detail is not read, and would ch",
+        ),
+        (
+            {"messages": [ASK, ANSWER | {"loss_scale": 0.5}]},
+            "messages",
+            r"messages\[1\].loss_scale is 0.5; a turn is either",
+        ),
+        (
+            {"conversations": [TURNS[0] | {"image": "x.png"}, TURNS[1]]},
+            "sharegpt",
+            r"conversations\[0\].image has content",
+        ),
+        (
+            {"conversations": [TURNS[0], TURNS[1] | {"mask": True}]},
+            "sharegpt",
+            r"conversations\[1\].mask is not read",
+        ),
+        (
+            {"conversations": [TURNS[0] | {"content": "Another."}, TURNS[1]]},
+            "sharegpt",
+            r"has both value and content, which d",
+        ),
     ],
 )
 def test_content_that_would_change_a_sample_is_refused(row: dict[str, Any], form: str, said: str) -> None:
@@ -46,10 +70,14 @@ def test_content_that_would_change_a_sample_is_refused(row: dict[str, Any], form
 
 
 def test_parts_and_turns_without_such_content_are_taken() -> None:
-    assert convert(part(image=None, cache_control={"type": "ephemeral"}), "messages", {}, "here").messages == [ASK, ANSWER]
+    assert convert(
+        part(image=None, cache_control={"type": "ephemeral"}), "messages", {}, "here"
+    ).messages == [ASK, ANSWER]
     calls = [{"function": {"name": "f", "arguments": "{}"}}]
     chat = convert({"conversations": [TURNS[0], TURNS[1] | {"tool_calls": calls}]}, "sharegpt", {}, "here")
-    assert chat.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}, "calls of a turn are not dropped"
+    assert chat.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}, (
+        "calls of a turn are not dropped"
+    )
 
 
 CHAT = {"messages": [ASK, ANSWER]}
@@ -63,11 +91,22 @@ META = {"id": 7, "source": "web", "language": "en", "created_at": "2024"}
         (CHAT, "messages", []),
         (CHAT | {"text": "Another text."}, "messages", ["text"]),
         (CHAT | {"prompt": "Which fox?"}, "messages", []),  # part of the messages
-        (CHAT | {"weight": 0.5, "score": 3, "documents": ["a"]}, "messages", ["weight", "score", "documents"]),
+        (
+            CHAT | {"weight": 0.5, "score": 3, "documents": ["a"]},
+            "messages",
+            ["weight", "score", "documents"],
+        ),
         ({"messages": [ASK | {"name": "Ann"}, ANSWER]}, "messages", ["name of messages"]),
-        ({"messages": [ASK, {"role": "assistant", "content": "", "rationale": "Hm"}, ASK, ANSWER]}, "messages",
-         ["messages without content", "rationale of messages"]),
-        ({"messages": [{"role": "system", "content": "Be kind."}, ASK, ANSWER], "system": "Be short."}, "messages", ["system"]),
+        (
+            {"messages": [ASK, {"role": "assistant", "content": "", "rationale": "Hm"}, ASK, ANSWER]},
+            "messages",
+            ["messages without content", "rationale of messages"],
+        ),
+        (
+            {"messages": [{"role": "system", "content": "Be kind."}, ASK, ANSWER], "system": "Be short."},
+            "messages",
+            ["system"],
+        ),
         ({"messages": [ASK, ANSWER], "system": "Be short."}, "messages", []),
         ({"conversations": [TURNS[0] | {"name": "Ann"}, TURNS[1]]}, "sharegpt", ["name of messages"]),
         ({"instruction": "Which?", "output": "That.", "history": [["a", "b"]]}, "instruction", []),
@@ -77,13 +116,16 @@ META = {"id": 7, "source": "web", "language": "en", "created_at": "2024"}
         ({"text": "The fox.", "text_label": 1, "rating": 0}, "text", ["text_label", "rating"]),
         ({"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "text": "The fox."}, "tokens", []),
     ],
-)  # fmt: skip
-def test_columns_that_mean_something_are_named_and_others_are_listed(row, form, meant, tokenizer, tmp_path, caplog):
+)
+def test_columns_that_mean_something_are_named_and_others_are_listed(
+    row, form, meant, tokenizer, tmp_path, caplog
+):
     caplog.set_level("INFO")
     rows = [{**row, **META, "empty": None} for _ in range(20)]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     manifest = data.prepare(
-        request(tokenizer, path=str(path), format=form, heldout_path=str(path), contract="warn"), tmp_path / "a"
+        request(tokenizer, path=str(path), format=form, heldout_path=str(path), contract="warn"),
+        tmp_path / "a",
     )
     assert [name for name in manifest.left_out if name not in META] == sorted(meant)
     assert {name: rows for name, rows in manifest.left_out.items() if name in META} == dict.fromkeys(META, 40)
@@ -111,7 +153,9 @@ def test_columns_beside_a_pair_are_said(objective, base, tmp_path, caplog):
     rows = rows_of(write_preferences(tmp_path / "pairs.jsonl", 60))
     more = {"margin": 0.5, "score_chosen": 4.0, "score_rejected": 2.0}
     label = {} if objective == "kto" else {"label": True}
-    _, folder, _ = prepare_rows(base, [row | more | label for row in rows], tmp_path / "a", {"objective": objective})
+    _, folder, _ = prepare_rows(
+        base, [row | more | label for row in rows], tmp_path / "a", {"objective": objective}
+    )
     check = checks_of(folder)["left out"]
     assert check.verdict == "warning"
     assert all(name in check.found for name in (*more, *label))
@@ -130,18 +174,24 @@ def test_scores_that_prefer_the_rejected_answer_are_counted(base, tmp_path):
     rows[5] |= {"margin": 1.5}
     manifest, folder, _ = prepare_rows(base, rows, tmp_path / "a", {"objective": "dpo"})
     assert manifest.contradicted == 5
-    assert checks_of(folder)["scores of pairs"].found.startswith("5 of 60 pairs have a score or margin for the rejected answer")
+    assert checks_of(folder)["scores of pairs"].found.startswith(
+        "5 of 60 pairs have a score or margin for the rejected answer"
+    )
 
 
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
 def test_a_file_that_mixes_text_and_messages_is_refused(objective, base, tmp_path):
     rows = rows_of((write_labelled if objective == "kto" else write_preferences)(tmp_path / "rows.jsonl", 40))
-    chat = {name: [{"role": "user" if name == "prompt" else "assistant", "content": text}] for name, text in rows[7].items()
-            if isinstance(text, str)}  # fmt: skip
+    chat = {
+        name: [{"role": "user" if name == "prompt" else "assistant", "content": text}]
+        for name, text in rows[7].items()
+        if isinstance(text, str)
+    }
     mixed = [*rows[:7], rows[7] | chat, *rows[8:]]
     changes = {"objective": objective, "data.chat_template": str(write_template(tmp_path))}
     with pytest.raises(
-        DataError, match=r"rows.jsonl:8: the row is of messages, and the rows before it are of text: .*data.sour"
+        DataError,
+        match=r"rows.jsonl:8: the row is of messages, and the rows before it are of text: .*data.sour",
     ):
         prepare_rows(base, mixed, tmp_path / "a", changes)
     manifest, _, _ = prepare_rows(base, mixed, tmp_path / "b", changes | {"data.max_bad_fraction": 0.1})
@@ -150,14 +200,18 @@ def test_a_file_that_mixes_text_and_messages_is_refused(objective, base, tmp_pat
 
 def write_template(folder: Path) -> Path:
     file = folder / "chat.jinja"
-    file.write_text("{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}", encoding="utf-8")
+    file.write_text(
+        "{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}", encoding="utf-8"
+    )
     return file
 
 
 def test_equal_answers_with_both_labels_are_kept_and_counted(base, tmp_path):
     rows = [row | {"label": True} for row in rows_of(write_labelled(tmp_path / "rows.jsonl", 30))]
     both = [*rows, *(row | {"label": False} for row in rows), rows[0]]
-    manifest, folder, _ = prepare_rows(base, both, tmp_path / "a", {"objective": "kto", "data.deduplicate": True})
+    manifest, folder, _ = prepare_rows(
+        base, both, tmp_path / "a", {"objective": "kto", "data.deduplicate": True}
+    )
     assert manifest.train.samples + manifest.heldout.samples == 60
     assert manifest.duplicates == 1
     check = checks_of(folder)["contradictions"]

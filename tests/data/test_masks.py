@@ -38,15 +38,17 @@ STYLES = {
     "alpaca-shipped": ((TEMPLATES / "alpaca.jinja").read_text(), "</s>"),
     "llama3": (LLAMA3, "<|eot_id|>"),
     "marked-content-only": (
-        CHATML_MARKED.replace("{{ message['content'] + '<|im_end|>' }}{% endgen", "{{ message['content'] }}{% endgen").replace(
-            "{% endgeneration %}", "{% endgeneration %}{{ '<|im_end|>' }}"
-        ),
+        CHATML_MARKED.replace(
+            "{{ message['content'] + '<|im_end|>' }}{% endgen", "{{ message['content'] }}{% endgen"
+        ).replace("{% endgeneration %}", "{% endgeneration %}{{ '<|im_end|>' }}"),
         "<|im_end|>",
     ),
 }
 
 
-def trained(sample: Chat | Plain, tokenizer: Any, completion_only: bool = True) -> tuple[list[int], list[int]]:
+def trained(
+    sample: Chat | Plain, tokenizer: Any, completion_only: bool = True
+) -> tuple[list[int], list[int]]:
     template = ChatTemplate(tokenizer) if isinstance(sample, Chat) else None
     ids, labels = next(encode([render(sample, template, completion_only, "x:1")], tokenizer))
     assert len(ids) == len(labels)
@@ -59,10 +61,15 @@ def trained(sample: Chat | Plain, tokenizer: Any, completion_only: bool = True) 
 def test_answers_and_end_markers_are_trained(style: str, trim: bool, tokenizers: Any) -> None:
     template, end = STYLES[style]
     tokenizer = tokenizers(template, trim=trim)
-    ids, labels = trained(chat("The fox?", "jumps  over", "assistant jumps", "", "and?", "the lazy 日本 dog."), tokenizer)
+    ids, labels = trained(
+        chat("The fox?", "jumps  over", "assistant jumps", "", "and?", "the lazy 日本 dog."), tokenizer
+    )
     assert tokenizer.decode(labels) == f"jumps  over{end}the lazy 日本 dog.{end}"
     plain = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "The fox?"}], tokenize=False, add_generation_prompt=True, continue_final_message=False
+        [{"role": "user", "content": "The fox?"}],
+        tokenize=False,
+        add_generation_prompt=True,
+        continue_final_message=False,
     )
     assert tokenizer.decode(ids).startswith(plain.split("The fox?")[0])
 
@@ -70,7 +77,8 @@ def test_answers_and_end_markers_are_trained(style: str, trim: bool, tokenizers:
 def test_spaces_before_the_end_marker_are_trained_with_it(tokenizers: Any) -> None:
     ids, labels = trained(chat("ok", " yes ", "more", "fox"), tokenizers(LLAMA2))
     assert tokenizers(LLAMA2).decode(ids) == "<s>[INST] ok [/INST] yes </s><s>[INST] more [/INST] fox </s>"
-    # The space before each answer belongs to its first token ( yes,  fox), or is a token of the template's own.
+    # The space before each answer belongs to its first token ( yes,  fox), or is a token of the template's
+    # own.
     assert tokenizers(LLAMA2).decode(labels).replace(" ", "") == "yes</s>fox</s>"
 
 
@@ -96,7 +104,9 @@ def test_private_use_characters_in_the_data_do_no_harm(tokenizers: Any) -> None:
     assert tokenizers(CHATML).decode(labels) == "a\ue001b\ue000<|im_end|>"
 
 
-@pytest.mark.parametrize("messages", [chat("only a question"), chat("ok", ""), chat("ok", " \n"), Plain("ok", "")])
+@pytest.mark.parametrize(
+    "messages", [chat("only a question"), chat("ok", ""), chat("ok", " \n"), Plain("ok", "")]
+)
 @pytest.mark.parametrize("template", [CHATML, CHATML_MARKED, CHATML_TRIMMED, UNENDED])
 def test_nothing_is_trained_without_an_answer(messages: Chat | Plain, template: str, tokenizers: Any) -> None:
     assert trained(messages, tokenizers(template))[1] == []
@@ -107,14 +117,18 @@ def test_a_template_that_changes_answers_is_refused(tokenizers: Any) -> None:
     assert tokenizers(SHOUTING).decode(trained(chat("ok", "yes"), tokenizers(SHOUTING))[1]) == "YES<|im_end|>"
     twisted = CHATML.replace("message['content']", "message['content'] | reverse")
     with pytest.raises(
-        DataError, match=r"x:1: the chat template changes the assistant's messages.*\{% generation %\}.*data\.chat_template"
+        DataError,
+        match=r"x:1: the chat template changes the assistant's messages.*\{% generation "
+        r"%\}.*data\.chat_template",
     ):
         trained(chat("ok", "yes"), tokenizers(twisted))
 
 
 def with_context(sample: Chat, *indices: int) -> Chat:
     """The chat with these messages not to be trained."""
-    return Chat([{**one, "train": False} if index in indices else one for index, one in enumerate(sample.messages)])
+    return Chat(
+        [{**one, "train": False} if index in indices else one for index, one in enumerate(sample.messages)]
+    )
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -123,7 +137,12 @@ def test_answers_that_are_context_are_not_trained(style: str, tokenizers: Any) -
     tokenizer = tokenizers(template)
     asked = chat("q", "the fox", "q", "jumps", "q", "", "q", "the fox", "q", "over")
     whole, _ = trained(asked, tokenizer)
-    for indices, said in (((1, 7), "jumps over"), ((3, 9), "the fox the fox"), ((1, 3, 5, 7, 9), ""), ((0, 2, 5), None)):
+    for indices, said in (
+        ((1, 7), "jumps over"),
+        ((3, 9), "the fox the fox"),
+        ((1, 3, 5, 7, 9), ""),
+        ((0, 2, 5), None),
+    ):
         ids, labels = trained(with_context(asked, *indices), tokenizer)
         assert ids == whole, "a template never sees what is trained"
         answers = [text.strip() for text in tokenizer.decode(labels).split(end)]
@@ -134,8 +153,12 @@ def test_answers_that_are_context_are_not_trained(style: str, tokenizers: Any) -
 def test_nothing_is_cut_or_ended_behind_a_last_answer_that_is_context(tokenizers: Any) -> None:
     marked = UNENDED.replace(
         "message['content']", "'' }}{% generation %}{{ message['content'] }}{% endgeneration %}{{ ''"
-    ).replace("{% for message in messages %}", "{% for message in messages %}{% if message['role'] != 'user' %}")
-    marked = marked.replace("{% endfor %}", "{% else %}{{ 'user: ' + message['content'] + '\n' }}{% endif %}{% endfor %}")
+    ).replace(
+        "{% for message in messages %}", "{% for message in messages %}{% if message['role'] != 'user' %}"
+    )
+    marked = marked.replace(
+        "{% endfor %}", "{% else %}{{ 'user: ' + message['content'] + '\n' }}{% endif %}{% endfor %}"
+    )
     asked = chat("ok", "yes", "more", "the fox")
     for template in (UNENDED, marked):
         tokenizer = tokenizers(template)
@@ -154,7 +177,9 @@ def test_blocks_that_cannot_be_told_apart_are_refused(tokenizers: Any) -> None:
     opened = "{% generation %}" + UNENDED + "{% endgeneration %}"
     asked = chat("ok", "yes", "more", "the fox")
     assert "yes" in tokenizers(opened).decode(trained(asked, tokenizers(opened))[1])
-    with pytest.raises(DataError, match=r"x:1: a turn has train: false .* the generation blocks .* one block for each answer"):
+    with pytest.raises(
+        DataError, match=r"x:1: a turn has train: false .* the generation blocks .* one block for each answer"
+    ):
         trained(with_context(asked, 1), tokenizers(opened))
 
 
@@ -174,14 +199,20 @@ def test_an_end_token_need_not_be_special(tokenizers: Any, tmp_path: Path) -> No
         asked = request(folder, path="unread")
         tokenizer = load_tokenizer(asked.model, asked.data)
         _, labels = trained(chat("ok", "yes", "more", "the fox"), tokenizer)
-        assert tokenizer.decode(labels) == ("yes<|done|>the fox<|done|>" if ended == "<|done|>" else "yesthe fox</s>")
+        assert tokenizer.decode(labels) == (
+            "yes<|done|>the fox<|done|>" if ended == "<|done|>" else "yesthe fox</s>"
+        )
         assert ("<|done|>" in ChatTemplate(tokenizer).marks) == (ended == "<|done|>")
         assert "<|turn|>" not in ChatTemplate(tokenizer).marks
 
 
 def test_messages_that_the_template_refuses(tokenizers: Any) -> None:
-    strict = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('begin with user') }}{% endif %}" + CHATML
-    with pytest.raises(DataError, match=r"x:1: the chat template refuses these messages \(assistant\): begin with user"):
+    strict = (
+        "{% if messages[0]['role'] != 'user' %}{{ raise_exception('begin with user') }}{% endif %}" + CHATML
+    )
+    with pytest.raises(
+        DataError, match=r"x:1: the chat template refuses these messages \(assistant\): begin with user"
+    ):
         trained(Chat([{"role": "assistant", "content": "yes"}]), tokenizers(strict))
 
 
@@ -214,9 +245,12 @@ def test_a_prompt_tokenized_alone_and_counted_would_be_wrong(tokenizers: Any) ->
     assert tokenizer.decode(labels) == " foobar foobar</s>"
 
 
-# Python's strip() and the tokenizer's word pattern disagree about control characters; they are not text either.
+# Python's strip() and the tokenizer's word pattern disagree about control characters; they are not text
+# either.
 letters = st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="<|>")
-contents = st.one_of(st.just(""), st.text(letters | st.just("\n"), max_size=40), st.text("ab \n", min_size=300, max_size=400))
+contents = st.one_of(
+    st.just(""), st.text(letters | st.just("\n"), max_size=40), st.text("ab \n", min_size=300, max_size=400)
+)
 
 
 @settings(max_examples=150)
@@ -263,11 +297,17 @@ def test_raw_text_has_the_bos_and_eos_that_the_recipe_asks_for(adds_bos: bool, t
         ids, labels = next(encode(rendered, tokenizer, add_bos, add_eos))
         bos = adds_bos if add_bos is None else add_bos
         assert tokenizer.decode(ids) == "<s>" * bos + "The fox: jumps" + "</s>" * add_eos
-        assert tokenizer.decode([label for label in labels if label != IGNORED]) == " jumps" + "</s>" * add_eos
+        assert (
+            tokenizer.decode([label for label in labels if label != IGNORED]) == " jumps" + "</s>" * add_eos
+        )
         only = next(encode([render(Plain("", "The fox"), None, True, "x:1")], tokenizer, add_bos, add_eos))
         assert only[1] == [IGNORED, *only[0][1:]]
-    marked = next(encode([render(chat("ok", "yes"), ChatTemplate(tokenizer), True, "x:1")], tokenizer, True, False))
-    assert marked == next(encode([render(chat("ok", "yes"), ChatTemplate(tokenizer), True, "x:1")], tokenizer))
+    marked = next(
+        encode([render(chat("ok", "yes"), ChatTemplate(tokenizer), True, "x:1")], tokenizer, True, False)
+    )
+    assert marked == next(
+        encode([render(chat("ok", "yes"), ChatTemplate(tokenizer), True, "x:1")], tokenizer)
+    )
 
 
 def test_an_eos_that_the_tokenizer_adds_is_removed_where_the_recipe_wants_none(tokenizers: Any) -> None:
@@ -275,7 +315,9 @@ def test_an_eos_that_the_tokenizer_adds_is_removed_where_the_recipe_wants_none(t
 
     tokenizer = tokenizers(CHATML, trim=True)
     before = tokenizer.backend_tokenizer.post_processor
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 2)]
+    )
     rendered = [render(Plain("", "The fox"), None, True, "x:1")]
     assert [tokenizer.decode(next(encode(rendered, tokenizer, None, ends))[0]) for ends in (True, False)] == [
         "The fox</s>",

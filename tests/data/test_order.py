@@ -39,7 +39,9 @@ class Rows:
 
 def stream(rows, packed=False, **fields):
     fields = {"learning_rate": 1e-4, "global_batch_size": BATCH} | fields
-    return data_order.Stream(Rows([1] * rows if isinstance(rows, int) else rows, packed), Training.model_validate(fields))
+    return data_order.Stream(
+        Rows([1] * rows if isinstance(rows, int) else rows, packed), Training.model_validate(fields)
+    )
 
 
 def everything(made):
@@ -60,7 +62,9 @@ def test_every_epoch_holds_every_row_once():
     epochs = [rows[start : start + ROWS] for start in range(0, 63, ROWS)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(ROWS))] * 3
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-    assert rows[63:] == data_order.permutation(42, 3, ROWS)[:1].tolist(), "the last step is filled up from the next epoch"
+    assert rows[63:] == data_order.permutation(42, 3, ROWS)[:1].tolist(), (
+        "the last step is filled up from the next epoch"
+    )
     assert made.__getitems__([62, 20, 21]) == [rows[62], rows[20], rows[21]], "back over a border"
 
 
@@ -83,7 +87,8 @@ def test_steps_follow_from_epochs_and_the_global_batch(rows, fields, steps):
 
 
 @pytest.mark.parametrize(
-    ("rows", "left_out", "ends"), [(16, (), [2, 4, 6]), (21, (), [3, 6]), (5, (), [1, 2, 3, 4, 5, 6]), (21, (1,), [2, 5])]
+    ("rows", "left_out", "ends"),
+    [(16, (), [2, 4, 6]), (21, (), [3, 6]), (5, (), [1, 2, 3, 4, 5, 6]), (21, (1,), [2, 5])],
 )
 def test_an_epoch_ends_with_the_step_that_trains_its_last_row(rows, left_out, ends):
     made = stream(rows, num_train_epochs=9)
@@ -112,7 +117,9 @@ def test_a_step_trains_the_same_rows_however_it_is_cut(world_size, micro_batch):
         rest = list(SkipBatchSampler(share, skipped * accumulation))
         assert rest == list(share)[skipped * accumulation :]
     rows = everything(made)
-    assert [sorted(step) for step in trained] == [sorted(rows[at : at + BATCH]) for at in range(0, len(rows), BATCH)]
+    assert [sorted(step) for step in trained] == [
+        sorted(rows[at : at + BATCH]) for at in range(0, len(rows), BATCH)
+    ]
 
 
 def test_the_longest_rows_come_first_when_asked_and_the_others_stay():
@@ -152,8 +159,16 @@ def inputs(tmp_path_factory):
 
 def recipe_for(folder, sharding, base=None, rows=None, **changes):
     usual = {"sharding": sharding, "training.global_batch_size": BATCH, "training.max_steps": None}
-    usual |= {"training.num_train_epochs": 2, "data.contract": "warn", "data.heldout_path": str(folder / "heldout.jsonl")}
-    usual |= {"checkpoints.folder": str(folder / "checkpoints"), "hardware.shape": "auto", "hardware.accelerator": "cpu"}
+    usual |= {
+        "training.num_train_epochs": 2,
+        "data.contract": "warn",
+        "data.heldout_path": str(folder / "heldout.jsonl"),
+    }
+    usual |= {
+        "checkpoints.folder": str(folder / "checkpoints"),
+        "hardware.shape": "auto",
+        "hardware.accelerator": "cpu",
+    }
     recipe = tiny_recipe(base or folder / "tiny", rows or folder / "pairs.jsonl", usual | changes)
     return Recipe.model_validate(recipe)
 
@@ -167,7 +182,8 @@ def plan_for(recipe, world_size, micro_batch):
 
 
 def fit(recipe, plan, shape, inputs, out, die_at=None):
-    """One run, each rank of which writes down what it trains; with `die_at`, all are killed when that step was logged."""
+    """One run, each rank of which writes down what it trains; with `die_at`, all are killed when that step
+    was logged."""
     import torch
 
     torch.set_num_threads(1)
@@ -179,7 +195,11 @@ def fit(recipe, plan, shape, inputs, out, die_at=None):
 
         def watched(*arguments):
             batches, items = fetch(*arguments)
-            rows = [row[row != 0].tolist() for batch in batches for row in batch["input_ids"] * batch["attention_mask"]]
+            rows = [
+                row[row != 0].tolist()
+                for batch in batches
+                for row in batch["input_ids"] * batch["attention_mask"]
+            ]
             trained.append(rows)
             (out.parent / f"{out.name}-{trainer.args.process_index}.json").write_text(json.dumps(trained))
             return batches, items
@@ -197,7 +217,9 @@ def fit(recipe, plan, shape, inputs, out, die_at=None):
 
 def trained_rows(out):
     """The rows of each step, of all ranks together."""
-    ranks_of_steps = zip(*(json.loads(file.read_text()) for file in out.parent.glob(f"{out.name}-*.json")), strict=True)
+    ranks_of_steps = zip(
+        *(json.loads(file.read_text()) for file in out.parent.glob(f"{out.name}-*.json")), strict=True
+    )
     return [sorted(row for rank in step for row in rank) for step in ranks_of_steps]
 
 
@@ -228,12 +250,15 @@ def undisturbed(inputs, tmp_path_factory):
 def test_runs_train_the_rows_of_the_order(cut, inputs, undisturbed):
     result, out = undisturbed(cut)
     assert trained_rows(out) == expected_rows(inputs, 6)
-    assert [step.epoch for step in result.steps] == pytest.approx([8 / 21 * step for step in range(1, 7)], abs=1e-4)
+    assert [step.epoch for step in result.steps] == pytest.approx(
+        [8 / 21 * step for step in range(1, 7)], abs=1e-4
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "cuts", ["ddp 2 2 4 1", "ddp 4 1 2 4", "fsdp 2 1 4 2", pytest.param("fsdp 4 1 2 2", marks=pytest.mark.slow)]
+    "cuts",
+    ["ddp 2 2 4 1", "ddp 4 1 2 4", "fsdp 2 1 4 2", pytest.param("fsdp 4 1 2 2", marks=pytest.mark.slow)],
 )
 def test_a_run_goes_on_at_another_size_with_the_samples_that_are_left(cuts, inputs, undisturbed, tmp_path):
     sharding, *numbers = cuts.split()
@@ -242,21 +267,36 @@ def test_a_run_goes_on_at_another_size_with_the_samples_that_are_left(cuts, inpu
     saved = {"checkpoints.save_steps": 2, "checkpoints.folder": str(tmp_path / "checkpoints")}
     recipe = recipe_for(inputs, sharding, **saved)
     with pytest.raises(ranks.RankFailed, match="signal 9"):
-        ranks.run(world_size, fit, recipe, *plan_for(recipe, world_size, micro_batch), inputs, tmp_path / "killed", 3)
+        ranks.run(
+            world_size,
+            fit,
+            recipe,
+            *plan_for(recipe, world_size, micro_batch),
+            inputs,
+            tmp_path / "killed",
+            3,
+        )
     # Other hardware is asked for; it is the same run.
     elsewhere = recipe_for(inputs, sharding, **saved, **{"hardware.max_price_per_hour": 1.0})
     plan, shape = plan_for(elsewhere, then_world_size, then_micro_batch)
     resumed = ranks.run(then_world_size, fit, elsewhere, plan, shape, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step == 2
     assert trained_rows(tmp_path / "resumed") == expected_rows(inputs, 6)[2:]
-    assert [step.loss for step in resumed.steps] == pytest.approx([step.loss for step in calm.steps], abs=SAME)
+    assert [step.loss for step in resumed.steps] == pytest.approx(
+        [step.loss for step in calm.steps], abs=SAME
+    )
     assert resumed.heldout_loss == pytest.approx(calm.heldout_loss, abs=SAME)
 
 
 def test_zero_says_that_it_goes_on_at_the_same_size_alone(inputs, tmp_path):
-    recipe = recipe_for(inputs, "zero2", **{"checkpoints.save_steps": 2, "checkpoints.folder": str(tmp_path / "checkpoints")})
+    recipe = recipe_for(
+        inputs, "zero2", **{"checkpoints.save_steps": 2, "checkpoints.folder": str(tmp_path / "checkpoints")}
+    )
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(2, fit, recipe, *plan_for(recipe, 2, 2), inputs, tmp_path / "killed", 3)
-    said = "checkpoint of step 2: written by 2 processes, and this run has 4; .* Choose a shape of 2 processes, or another"
+    said = (
+        "checkpoint of step 2: written by 2 processes, and this run has 4; .* Choose a shape of 2 "
+        "processes, or another"
+    )
     with pytest.raises(ranks.RankFailed, match=said):
         ranks.run(4, fit, recipe, *plan_for(recipe, 4, 1), inputs, tmp_path / "resumed")

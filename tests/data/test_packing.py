@@ -24,8 +24,21 @@ from tests.support.reports import run_of
 from tests.support.stages import manifest, recipe_for
 from tests.support.tiny import tiny_base
 
-FAST = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "mixtral", "gpt2", "deepseek_v3", "falcon_mamba", "lfm2"]
-"""Mistral, Gemma 2 and 3 have a sliding window that is shorter than the samples; the last two are not packable."""
+FAST = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "mixtral",
+    "gpt2",
+    "deepseek_v3",
+    "falcon_mamba",
+    "lfm2",
+]
+"""Mistral, Gemma 2 and 3 have a sliding window that is shorter than the samples; the last two are not
+packable."""
 
 
 def best_fit(lengths: list[int], max_length: int) -> int:
@@ -42,7 +55,9 @@ def best_fit(lengths: list[int], max_length: int) -> int:
 
 @given(st.lists(st.integers(1, 40), max_size=120))
 @settings(max_examples=200)
-def test_every_sample_stands_in_one_block_and_blocks_are_as_few_as_best_fit_decreasing_makes_them(lengths: list[int]) -> None:
+def test_every_sample_stands_in_one_block_and_blocks_are_as_few_as_best_fit_decreasing_makes_them(
+    lengths: list[int],
+) -> None:
     blocks = pack(lengths, 40)
     assert sorted(index for block in blocks for index in block) == list(range(len(lengths)))
     assert max((sum(lengths[index] for index in block) for block in blocks), default=0) <= 40
@@ -86,7 +101,9 @@ def samples_of(rows: list[dict[str, list[int]]]) -> list[tuple[list[int], list[i
         assert sum(block["seq_lengths"]) == len(block["input_ids"]) == len(block["labels"])
         start = 0
         for length in block["seq_lengths"]:
-            samples.append((block["input_ids"][start : start + length], block["labels"][start : start + length]))
+            samples.append(
+                (block["input_ids"][start : start + length], block["labels"][start : start + length])
+            )
             start += length
     return samples
 
@@ -101,7 +118,10 @@ def test_prepare_packs_train_and_leaves_heldout_alone(
     monkeypatch.setattr(shards, "SAMPLES_A_SHARD", 20)
     monkeypatch.setattr(packing, "WINDOW_TOKENS", 2000)
     monkeypatch.setattr(packing, "WINDOW_BLOCKS", 2)
-    packed, again = (data.prepare(request(tokenizer, packing=True, **asked), tmp_path / name) for name in ("packed", "again"))
+    packed, again = (
+        data.prepare(request(tokenizer, packing=True, **asked), tmp_path / name)
+        for name in ("packed", "again")
+    )
 
     assert packed == again == Manifest.read(tmp_path / "packed" / "manifest.json")
     for file in (tmp_path / "packed").rglob("*.*"):
@@ -135,7 +155,9 @@ def test_blocks_that_are_missing_are_named(tokenizer: Path, pairs: Path, tmp_pat
     manifest = data.prepare(request(tokenizer, path=str(pairs), packing=True), tmp_path / "out")
     fewer = manifest.train.model_copy(update={"blocks": 1})
     manifest.model_copy(update={"train": fewer}).write(tmp_path / "out" / "manifest.json")
-    with pytest.raises(DataError, match=r"out: \d+ train blocks, but the manifest has 1; prepare the data again"):
+    with pytest.raises(
+        DataError, match=r"out: \d+ train blocks, but the manifest has 1; prepare the data again"
+    ):
         data.load(tmp_path / "out", "train")
 
 
@@ -158,7 +180,11 @@ def test_flattened_batches_tell_flash_attention_where_samples_begin() -> None:
     for name in ("input_ids", "labels", "position_ids"):
         assert flat[name].tolist() == [batch[name].flatten().tolist()]
     assert flat["cu_seq_lens_q"].tolist() == flat["cu_seq_lens_k"].tolist() == [0, 3, 5, 8, 12, 16]
-    assert (flat["max_length_q"], flat["max_length_k"], str(flat["cu_seq_lens_q"].dtype)) == (4, 4, "torch.int32")
+    assert (flat["max_length_q"], flat["max_length_k"], str(flat["cu_seq_lens_q"].dtype)) == (
+        4,
+        4,
+        "torch.int32",
+    )
     assert tokens_of(flat).item() == 13
 
 
@@ -185,7 +211,9 @@ def test_the_table_says_under_which_attention_packed_samples_are_as_alone(model_
     if "full" in known["problems"]:
         assert known["packing"] == []
         return
-    assert known["packing"] == [attention for attention in ATTENTIONS if problem_of(model_type, attention) is None]
+    assert known["packing"] == [
+        attention for attention in ATTENTIONS if problem_of(model_type, attention) is None
+    ]
     assert known["packing"] or known["problems"]["packing"]
 
 
@@ -193,7 +221,9 @@ def test_the_table_says_under_which_attention_packed_samples_are_as_alone(model_
 def test_no_verdict_is_near_to_its_bound(distance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_samples, "distances", lambda *_, **__: {"one": 0.0, "other": distance})
     if 1e-7 < distance < 1e-3:
-        with pytest.raises(packed_samples.Undecided, match=f"llama with sdpa: other: {distance:.1e}, neither 1e-07 nor 0.001"):
+        with pytest.raises(
+            packed_samples.Undecided, match=f"llama with sdpa: other: {distance:.1e}, neither 1e-07 nor 0.001"
+        ):
             problem_of("llama", "sdpa")
     else:
         assert problem_of("llama", "sdpa") == (None if distance < 1e-7 else "other")
@@ -202,7 +232,9 @@ def test_no_verdict_is_near_to_its_bound(distance: float, monkeypatch: pytest.Mo
 def without_positions(model: Any) -> Any:
     """Let a model attend across samples, as with an attention mask of ones."""
     forward = model.forward
-    model.forward = lambda **batch: forward(**{name: value for name, value in batch.items() if name != "position_ids"})
+    model.forward = lambda **batch: forward(
+        **{name: value for name, value in batch.items() if name != "position_ids"}
+    )
     return model
 
 
@@ -211,7 +243,9 @@ def without_positions(model: Any) -> Any:
     ("model_type", "attention"),
     [("gpt_oss", "eager"), ("bloom", "eager"), ("lfm2", "sdpa"), ("mamba", "eager"), ("jamba", "sdpa")],
 )
-def test_masks_without_positions_convolutions_and_states_of_recurrent_layers_are_found(model_type: str, attention: str) -> None:
+def test_masks_without_positions_convolutions_and_states_of_recurrent_layers_are_found(
+    model_type: str, attention: str
+) -> None:
     assert problem_of(model_type, attention) == "packed samples see each other"
 
 
@@ -219,7 +253,10 @@ def test_masks_without_positions_convolutions_and_states_of_recurrent_layers_are
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_packable_model_that_is_not_told_the_positions_is_found(attention: str) -> None:
     assert problem_of("llama", attention) is None
-    assert problem_of("llama", attention, without_positions(tiny_model("llama", attention))) == "packed samples see each other"
+    assert (
+        problem_of("llama", attention, without_positions(tiny_model("llama", attention)))
+        == "packed samples see each other"
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -242,8 +279,13 @@ def test_refusals() -> None:
     assert refusal("gemma4_text") is refusal("gemma4_unified_text") is refusal("gemma4_unified") is None
     assert refusal("lfm2") == "lfm2 with sdpa: packed samples see each other; leave packing out"
     assert refusal("hrm_text") is None
-    assert str(refusal("hrm_text", "flash_attention_2")).endswith("set model.attn_implementation to sdpa, or leave packing out")
-    assert refusal("other") == "no test shows that packed samples of other do not see each other; leave packing out"
+    assert str(refusal("hrm_text", "flash_attention_2")).endswith(
+        "set model.attn_implementation to sdpa, or leave packing out"
+    )
+    assert (
+        refusal("other")
+        == "no test shows that packed samples of other do not see each other; leave packing out"
+    )
     assert refusal("llama", trust_remote_code=True) == (
         "model.trust_remote_code: whether code of the model's own keeps packed samples apart is not known"
     )
@@ -252,7 +294,9 @@ def test_refusals() -> None:
 # One step of the real trainer.
 
 
-def step(base: Path, rows: list[dict[str, Any]], per_device: int, attention: str, out: Path) -> tuple[float, float, int]:
+def step(
+    base: Path, rows: list[dict[str, Any]], per_device: int, attention: str, out: Path
+) -> tuple[float, float, int]:
     """Loss and gradient norm of one optimizer step over all `rows`, and its tokens."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -267,10 +311,20 @@ def step(base: Path, rows: list[dict[str, Any]], per_device: int, attention: str
             return batches, items
 
     args = SFTConfig(
-        output_dir=str(out), max_steps=1, per_device_train_batch_size=per_device, use_cpu=True, bf16=False, max_length=None,
-        dataset_kwargs={"skip_prepare_dataset": True}, report_to="none", logging_steps=1, save_strategy="no",
-        max_grad_norm=1e9, activation_checkpointing=True, disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=str(out),
+        max_steps=1,
+        per_device_train_batch_size=per_device,
+        use_cpu=True,
+        bf16=False,
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        report_to="none",
+        logging_steps=1,
+        save_strategy="no",
+        max_grad_norm=1e9,
+        activation_checkpointing=True,
+        disable_tqdm=True,
+    )
     args.gradient_accumulation_steps = len(rows) // (per_device * args.world_size)
     model = AutoModelForCausalLM.from_pretrained(str(base), attn_implementation=attention)
     trainer = Counting(
@@ -292,10 +346,14 @@ def test_a_step_on_packed_rows_is_the_step_on_their_samples(attention: str, tmp_
     documents = [[draw.randrange(4, 400) for _ in range(size)] for size in (20, 31, 17, 40, 9, 50, 3, 60)]
     # Prompts of different lengths, so that a mean over rows would not be the mean over tokens.
     labels = [
-        [IGNORED] * (len(ids) // part) + ids[len(ids) // part :] for ids, part in zip(documents, [2, 3, 4, 5] * 2, strict=True)
+        [IGNORED] * (len(ids) // part) + ids[len(ids) // part :]
+        for ids, part in zip(documents, [2, 3, 4, 5] * 2, strict=True)
     ]
     blocks = [(0, 1), (2, 3), (4, 5), (6, 7)]
-    packed = [row(documents[left], documents[right]) | {"labels": labels[left] + labels[right]} for left, right in blocks]
+    packed = [
+        row(documents[left], documents[right]) | {"labels": labels[left] + labels[right]}
+        for left, right in blocks
+    ]
     single = [{"input_ids": ids, "labels": label} for ids, label in zip(documents, labels, strict=True)]
 
     expected = ranks.run(1, step, base, single, 8, attention, tmp_path / "a")
@@ -308,12 +366,16 @@ def test_a_step_on_packed_rows_is_the_step_on_their_samples(attention: str, tmp_
 
 def test_report_and_card_say_what_the_samples_were_packed_into() -> None:
     recipe = recipe_for(Path("models/base"), "lora")
-    parts = {split: [Shard(file="a", samples=1300, tokens=126_720, sha256="a")] for split in ("train", "heldout")}
+    parts = {
+        split: [Shard(file="a", samples=1300, tokens=126_720, sha256="a")] for split in ("train", "heldout")
+    }
     plain = manifest([{"input_ids": [0] * 20}], parts)
     packed = plain.model_copy(update={"train": plain.train.model_copy(update={"blocks": 1000})})
     for found, is_packed in ((plain, False), (packed, True)):
         made = run_of(recipe, found)
         assert ("1,000 blocks, 99 % of them samples" in page.render(*made, broken=[])) is is_packed
         shown = model_card.render(*made, broken=[])
-        assert ("1,300 for training (packed into 1,000 blocks of 128 tokens), 1,300 held out" in shown) is is_packed
+        assert (
+            "1,300 for training (packed into 1,000 blocks of 128 tokens), 1,300 held out" in shown
+        ) is is_packed
         assert ("blocks:" in shown, "samples:" in shown) == (is_packed, not is_packed)

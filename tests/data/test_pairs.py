@@ -30,7 +30,13 @@ def pair(row, **columns):
         {"prompt": "Which?", "chosen": [YES], "rejected": [NO]},
         {"chosen": [ASKED, YES], "rejected": [ASKED, NO]},
         {"prompt": [ASKED], "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
-        {"prompt": "Which?", "chosen": [ASKED, YES], "rejected": [ASKED, NO], "messages": [ASKED, YES], "score": 1},
+        {
+            "prompt": "Which?",
+            "chosen": [ASKED, YES],
+            "rejected": [ASKED, NO],
+            "messages": [ASKED, YES],
+            "score": 1,
+        },
         {
             "chosen": [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "This."}],
             "rejected": [{"from": "human", "value": "Which?"}, {"from": "gpt", "value": "That."}],
@@ -44,7 +50,11 @@ def test_messages_in_all_forms_are_the_same_pair(row):
     assert found.prompt == pair({"prompt": [ASKED], "chosen": [NO], "rejected": [YES]}).prompt
 
 
-TURN, GOOD, BAD = {"from": "human", "value": "Which?"}, {"from": "gpt", "value": "This."}, {"from": "gpt", "value": "That."}
+TURN, GOOD, BAD = (
+    {"from": "human", "value": "Which?"},
+    {"from": "gpt", "value": "This."},
+    {"from": "gpt", "value": "That."},
+)
 ANSWERS = {"chosen": "This.", "rejected": "That."}
 
 
@@ -53,9 +63,14 @@ ANSWERS = {"chosen": "This.", "rejected": "That."}
     [
         ({"conversations": [TURN], "chosen": GOOD, "rejected": BAD}, {}),
         ({"messages": [ASKED], "chosen": YES, "rejected": NO}, {}),
-        ({"turns": [{"by": "human", "said": "Which?"}], "chosen": {"by": "gpt", "said": "This."},
-          "rejected": {"by": "gpt", "said": "That."}},
-         {"conversations": "turns", "from": "by", "value": "said"}),
+        (
+            {
+                "turns": [{"by": "human", "said": "Which?"}],
+                "chosen": {"by": "gpt", "said": "This."},
+                "rejected": {"by": "gpt", "said": "That."},
+            },
+            {"conversations": "turns", "from": "by", "value": "said"},
+        ),
         ({"messages": [{"role": "user", "content": [{"type": "text", "value": "Which?"}]}], **ANSWERS}, {}),
         ({"instruction": "Which?", **ANSWERS}, {}),
         ({"instruction": "Which?", "input": "", "system": "", **ANSWERS}, {}),
@@ -66,13 +81,19 @@ ANSWERS = {"chosen": "This.", "rejected": "That."}
         ({"instruction": "Which?", "chosen_response": "This.", "rejected_response": "That."}, {}),
         ({"chosen": [ASKED, YES], "rejected": [ASKED, NO], "messages": [ASKED, YES]}, {}),
     ],
-)  # fmt: skip
+)
 def test_the_forms_of_other_tools_are_the_same_pair(row, columns):
     assert pair_of(row, columns, "here") == pair({"prompt": [ASKED], "chosen": [YES], "rejected": [NO]})
 
 
 def test_a_question_has_its_input_and_the_turns_before_it():
-    row = {"instruction": "Which?", "input": "Of two.", "history": [["Hi.", "Hm."]], "system": "Be short.", **ANSWERS}
+    row = {
+        "instruction": "Which?",
+        "input": "Of two.",
+        "history": [["Hi.", "Hm."]],
+        "system": "Be short.",
+        **ANSWERS,
+    }
     found = pair_of(row, {}, "here", None, "\n")
     before = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hm.", "train": False}]
     asked = {"role": "user", "content": "Which?\nOf two."}
@@ -84,7 +105,11 @@ def test_a_question_has_its_input_and_the_turns_before_it():
     [
         ({"prompt": "Q: ", "chosen": "a", "rejected": "b"}, {}, "Q: "),
         ({"prompt": None, "chosen": "a", "rejected": "b"}, {}, ""),
-        ({"question": "q", "good": "a", "bad": "b"}, {"prompt": "question", "chosen": "good", "rejected": "bad"}, "q"),
+        (
+            {"question": "q", "good": "a", "bad": "b"},
+            {"prompt": "question", "chosen": "good", "rejected": "bad"},
+            "q",
+        ),
     ],
 )
 def test_text_has_its_prompt_in_a_column(row, columns, prompt):
@@ -95,7 +120,13 @@ def test_text_has_its_prompt_in_a_column(row, columns, prompt):
 def test_an_implicit_prompt_of_text_is_that_of_trl():
     from trl.data_utils import extract_prompt
 
-    for chosen, rejected in (("ab cd", "ab ce"), ("ab cd", "ab de"), ("Q A: yes", "Q A: no"), ("x", "y"), (" a", " b")):
+    for chosen, rejected in (
+        ("ab cd", "ab ce"),
+        ("ab cd", "ab de"),
+        ("Q A: yes", "Q A: no"),
+        ("x", "y"),
+        (" a", " b"),
+    ):
         theirs = extract_prompt({"chosen": chosen, "rejected": rejected})
         found = pair({"chosen": chosen, "rejected": rejected})
         assert (found.chosen.prompt, found.chosen.completion) == (theirs["prompt"], theirs["chosen"])
@@ -103,21 +134,38 @@ def test_an_implicit_prompt_of_text_is_that_of_trl():
 
 
 def test_answers_within_the_prompt_are_context():
-    found = pair({"prompt": [ASKED, {"role": "assistant", "content": "Hm."}, ASKED], "chosen": [YES], "rejected": [NO]})
+    found = pair(
+        {"prompt": [ASKED, {"role": "assistant", "content": "Hm."}, ASKED], "chosen": [YES], "rejected": [NO]}
+    )
     assert found.chosen.messages == [*LED, YES]
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "here: chosen and rejected are equal, so there is nothing to prefer"),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "a"},
+            "here: chosen and rejected are equal, so there is nothing to prefer",
+        ),
         ({"prompt": "q", "chosen": "a"}, "here: column rejected is missing; the columns are prompt, chosen"),
         ({"prompt": "q", "chosen": "a", "rejected": [NO]}, "here: chosen is text, but rejected is list"),
         ({"prompt": 3, "chosen": "a", "rejected": "b"}, "here: prompt must be a string, found int 3"),
-        ({"prompt": "q", "chosen": 1, "rejected": 2}, "here: chosen: messages must be a list of {role, content}, found int 1"),
-        ({"prompt": [ASKED], "chosen": [ASKED], "rejected": [NO]}, "chosen has a message of 'user'; it must be an answer"),
-        ({"chosen": [ASKED, YES], "rejected": [{**ASKED, "content": "Who?"}, NO]}, "chosen has a message of 'user'"),
-        ({"prompt": "Else?", "chosen": [ASKED, YES], "rejected": [ASKED, NO]}, "the prompt is none of the messages that"),
+        (
+            {"prompt": "q", "chosen": 1, "rejected": 2},
+            "here: chosen: messages must be a list of {role, content}, found int 1",
+        ),
+        (
+            {"prompt": [ASKED], "chosen": [ASKED], "rejected": [NO]},
+            "chosen has a message of 'user'; it must be an answer",
+        ),
+        (
+            {"chosen": [ASKED, YES], "rejected": [{**ASKED, "content": "Who?"}, NO]},
+            "chosen has a message of 'user'",
+        ),
+        (
+            {"prompt": "Else?", "chosen": [ASKED, YES], "rejected": [ASKED, NO]},
+            "the prompt is none of the messages that",
+        ),
         ({"prompt": "q", "chosen": "a", "rejected": "b", "image": "x.png"}, "column image has content"),
         ({"chosen": [ASKED, YES], "rejected": [ASKED]}, "rejected has nothing; it must be an answer"),
     ],
@@ -130,9 +178,13 @@ def test_rows_that_are_no_pairs_say_why(row, said):
 def test_a_pair_is_cut_as_two_sequences():
     chosen, rejected = ([1, 2, 3, 4], [-100, -100, 3, 4]), ([1, 2, 5, 4], [-100, -100, 5, 4])
     kind, cut = Pairs(), lambda length: Data(path="x.jsonl", max_length=length)
-    assert kind.cut([chosen, rejected], cut(3)) == [[([1, 2, 3], [-100, -100, 3]), ([1, 2, 5], [-100, -100, 5])]]
+    assert kind.cut([chosen, rejected], cut(3)) == [
+        [([1, 2, 3], [-100, -100, 3]), ([1, 2, 5], [-100, -100, 5])]
+    ]
     assert not kind.is_trained(*kind.cut([chosen, rejected], cut(2))), "no answer is left"
-    assert not kind.is_trained(*kind.cut([chosen, ([1, 2, 3, 6], [-100, -100, 3, 6])], cut(3))), "both are the same"
+    assert not kind.is_trained(*kind.cut([chosen, ([1, 2, 3, 6], [-100, -100, 3, 6])], cut(3))), (
+        "both are the same"
+    )
 
 
 def prepared(base, rows, folder, changes=None):
@@ -168,20 +220,32 @@ def test_bad_cut_dropped_and_duplicate_pairs_are_counted(base, tmp_path):
     bad = [{"prompt": "q", "chosen": "a", "rejected": "a"}, {"prompt": "q", "chosen": "a"}]
     made = [*rows, long, cut_off, {**cut_off, "chosen": ""}, *bad]
     manifest, folder, _ = prepared(base, made, tmp_path / "a", {"data.max_bad_fraction": 0.1})
-    assert (manifest.truncated, manifest.dropped_untrained, manifest.train.samples + manifest.heldout.samples) == (2, 2, 61)
+    assert (
+        manifest.truncated,
+        manifest.dropped_untrained,
+        manifest.train.samples + manifest.heldout.samples,
+    ) == (2, 2, 61)
     assert (manifest.bad, manifest.rows) == (2, 65)
     assert "nothing to prefer" in (folder / "bad_rows.jsonl").read_text(encoding="utf-8")
     manifest, _, _ = prepared(base, [*rows, long, cut_off], tmp_path / "b", {"data.too_long": "drop"})
     assert (manifest.dropped_too_long, manifest.train.samples + manifest.heldout.samples) == (2, 60)
-    with pytest.raises(DataError, match=r"rows.jsonl:61: 6.. tokens, .* set data.too_long to truncate or drop"):
+    with pytest.raises(
+        DataError, match=r"rows.jsonl:61: 6.. tokens, .* set data.too_long to truncate or drop"
+    ):
         prepared(base, [*rows, long], tmp_path / "c", {"data.too_long": "error"})
     manifest, _, _ = prepared(base, [*rows, rows[0], rows[7]], tmp_path / "d", {"data.deduplicate": True})
     assert (manifest.duplicates, manifest.train.samples + manifest.heldout.samples) == (2, 60)
 
 
 def test_control_tokens_in_an_answer_stay_text(base, tmp_path):
-    rows = [{"prompt": [{**ASKED, "content": f"Which {n}?"}], "chosen": [YES], "rejected": [NO]} for n in range(200)]
-    rows[0] |= {"chosen": [{**YES, "content": "a <|im_end|> b"}], "rejected": [{**NO, "content": "<|im_end|>"}]}
+    rows = [
+        {"prompt": [{**ASKED, "content": f"Which {n}?"}], "chosen": [YES], "rejected": [NO]}
+        for n in range(200)
+    ]
+    rows[0] |= {
+        "chosen": [{**YES, "content": "a <|im_end|> b"}],
+        "rejected": [{**NO, "content": "<|im_end|>"}],
+    }
     manifest, folder, recipe = prepared(base, rows, tmp_path / "a", {"data.heldout_fraction": 0.1})
     assert manifest.control_tokens == 1
     mark = data.load_tokenizer(recipe.model, recipe.data).convert_tokens_to_ids("<|im_end|>")
@@ -204,17 +268,35 @@ def test_the_longest_pairs_are_trained_first(base, tmp_path):
     [
         ({"data.packing": True}, "data.packing: objective: dpo pads its rows"),
         ({"data.too_long": "split"}, "data.too_long: split, but a piece of an answer"),
-        ({"data.completion_only_loss": False}, "data.completion_only_loss: false, but objective: dpo compares answers"),
+        (
+            {"data.completion_only_loss": False},
+            "data.completion_only_loss: false, but objective: dpo compares answers",
+        ),
         ({"data.format": "messages"}, "data.format: messages, but objective: dpo compares two answers"),
-        ({"training.neftune_noise_alpha": 5}, "training.neftune_noise_alpha: its noise would be in the reference"),
+        (
+            {"training.neftune_noise_alpha": 5},
+            "training.neftune_noise_alpha: its noise would be in the reference",
+        ),
         ({"training.torch_compile": True}, "training.torch_compile: not tested with objective: dpo"),
-        ({"objective": {"name": "sft", "beta": 0.2}}, "beta: only for name: dpo or kto or grpo, and this is sft"),
+        (
+            {"objective": {"name": "sft", "beta": 0.2}},
+            "beta: only for name: dpo or kto or grpo, and this is sft",
+        ),
         ({"objective": {"name": "dpo", "loss_type": ["sft"]}}, "loss_type: sft alone compares nothing"),
         ({"objective": {"name": "dpo", "loss_type": ["ipo", "ipo"]}}, "loss_type: name each loss once"),
         ({"objective": {"name": "dpo", "loss_weights": [1, 2]}}, "loss_weights: 2 weights for 1 loss"),
-        ({"objective": {"name": "dpo", "label_smoothing": 0.1}}, "label_smoothing: only robust and exo_pair use it"),
-        ({"objective": {"name": "dpo", "loss_type": "exo_pair"}}, "label_smoothing: exo_pair needs one above 0"),
-        ({"objective": "sft", "data.format": "preference"}, "data.format: preference has two answers in a row"),
+        (
+            {"objective": {"name": "dpo", "label_smoothing": 0.1}},
+            "label_smoothing: only robust and exo_pair use it",
+        ),
+        (
+            {"objective": {"name": "dpo", "loss_type": "exo_pair"}},
+            "label_smoothing: exo_pair needs one above 0",
+        ),
+        (
+            {"objective": "sft", "data.format": "preference"},
+            "data.format: preference has two answers in a row",
+        ),
     ],
 )
 def test_contradictions_are_refused_with_the_recipe(changes, said):

@@ -26,19 +26,30 @@ def chat(asked: str, said: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=["duplicates left out", "weighted"])
-def asked(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> DataRequest:
+def asked(
+    tokenizer: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> DataRequest:
     """Two sources of unequal length, with duplicates and bad rows."""
     folder = tmp_path_factory.mktemp("rows")
-    chats: list[dict[str, Any]] = [chat(f"ask {n % 240}", f"say {n % 240}" + " fox" * (n % 240 % 9)) for n in range(300)]
+    chats: list[dict[str, Any]] = [
+        chat(f"ask {n % 240}", f"say {n % 240}" + " fox" * (n % 240 % 9)) for n in range(300)
+    ]
     chats[70] = chats[190] = {"messages": []}
     pairs = [{"prompt": f"ask {n}:", "completion": f" say {n}" * (n % 7)} for n in range(200)]
-    files = [str(write_rows(folder / name, rows)) for name, rows in (("chats.jsonl", chats), ("pairs.jsonl", pairs))]
+    files = [
+        str(write_rows(folder / name, rows))
+        for name, rows in (("chats.jsonl", chats), ("pairs.jsonl", pairs))
+    ]
     once = request.param == "duplicates left out"
     return data_request(
         tokenizer,
         sources=[{"path": files[0], "weight": 0.8 if once else 2.5}, {"path": files[1]}],
-        deduplicate=once, packing=True, max_length=64, max_bad_fraction=0.1, contract="warn",
-    )  # fmt: skip
+        deduplicate=once,
+        packing=True,
+        max_length=64,
+        max_bad_fraction=0.1,
+        contract="warn",
+    )
 
 
 SMALL = (
@@ -73,7 +84,11 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +125,9 @@ def test_errors_of_several_processes_come_in_the_order_of_the_rows(
     assert started
 
 
-def test_a_process_that_is_killed_is_told(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_killed_is_told(
+    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_rows(tmp_path / "rows.jsonl", [chat(f"ask {n}", f"say {n}") for n in range(400)])
     at_once(monkeypatch)
     add, killed = shards.SplitWriter.add, []
@@ -121,7 +138,9 @@ def test_a_process_that_is_killed_is_told(tokenizer: Path, tmp_path: Path, monke
             killed.append(os.kill(int(children[0].pid or 0), signal.SIGKILL))
 
     monkeypatch.setattr(shards.SplitWriter, "add", killing)
-    with pytest.raises(DataError, match="one of 2 tokenizing processes was killed, most likely because memory ran out; give"):
+    with pytest.raises(
+        DataError, match="one of 2 tokenizing processes was killed, most likely because memory ran out; give"
+    ):
         data.prepare(data_request(tokenizer, path=str(source)), tmp_path / "out", processes=2)
 
 
@@ -192,7 +211,9 @@ asked = DataRequest.model_validate_json({asked.model_dump_json()!r})
 data.prepare(asked, Path({str(tmp_path / "out")!r}), 2)
 """
     environment = {**os.environ, **dict([mark.split("=", 1)])}
-    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=LIMIT)
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, timeout=LIMIT
+    )
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     until(lambda: not _processes_with(mark))
     assert (tmp_path / "out" / "progress.json").exists()
@@ -226,7 +247,9 @@ def test_what_was_changed_since_is_made_anew_and_what_is_not_ours_is_left(
         data.prepare(asked, out, processes=1)
     other = asked.model_copy(update={"fingerprint": "1" * 64})
     before = content(out)
-    with pytest.raises(DataError, match="out: has the progress of another preparation; prepared data needs a folder of its"):
+    with pytest.raises(
+        DataError, match="out: has the progress of another preparation; prepared data needs a folder of its"
+    ):
         data.prepare(other, out, processes=1)
     assert content(out) == before
     (out / "train" / "00001.parquet").write_bytes(b"torn")
@@ -237,7 +260,9 @@ def test_what_was_changed_since_is_made_anew_and_what_is_not_ours_is_left(
         data.prepare(asked, out, processes=1)
 
 
-def test_a_kill_between_manifest_and_end_is_mended(asked: DataRequest, whole: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_kill_between_manifest_and_end_is_mended(
+    asked: DataRequest, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     manifest = data.prepare(asked, out, processes=1)
     progress.find(tmp_path / "new", asked, ["data.sources[0]", "data.sources[1]"])

@@ -1,4 +1,5 @@
-"""Rows of prompts: their forms, the reference answer, the columns that rewards read, and the check of both."""
+"""Rows of prompts: their forms, the reference answer, the columns that rewards read, and the check of
+both."""
 
 import json
 import shutil
@@ -41,7 +42,11 @@ def texts(row, base):
         ({"prompt": "1 + 1?\n", "answer": 2}, "1 + 1?\n", "2<|im_end|>"),
         ({"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}, None, "2"),
         ({"question": "1 + 1?", "answer": "So\n#### 2"}, None, "So\n#### 2"),
-        ({"prompt": [{"from": "human", "value": "1 + 1?"}], "completion": "It is 2", "answer": "2"}, None, "It is 2"),
+        (
+            {"prompt": [{"from": "human", "value": "1 + 1?"}], "completion": "It is 2", "answer": "2"},
+            None,
+            "It is 2",
+        ),
     ],
 )
 def test_a_prompt_is_what_is_before_the_reference_answer(stored, base, row, prompt, reference):
@@ -56,7 +61,9 @@ def test_a_prompt_is_what_is_before_the_reference_answer(stored, base, row, prom
 
 
 def test_all_other_columns_are_kept_for_rewards_and_none_is_left_out(stored, tmp_path):
-    (row,) = stored([{"prompt": "a?\n", "answer": "1", "tests": ["assert 1"], "schema": {"type": "object"}, "score": 3}])
+    (row,) = stored(
+        [{"prompt": "a?\n", "answer": "1", "tests": ["assert 1"], "schema": {"type": "object"}, "score": 3}]
+    )
     fields = json.loads(row["fields"])
     assert (fields["tests"], fields["schema"], fields["score"]) == (["assert 1"], {"type": "object"}, 3)
     assert data.read_manifest(tmp_path / "dataset").left_out == {}
@@ -70,8 +77,14 @@ def test_all_other_columns_are_kept_for_rewards_and_none_is_left_out(stored, tmp
         ({"prompt": 3, "answer": "1"}, "it must be text, or a list of messages"),
         ({"prompt": [{"role": "assistant", "content": "x"}], "answer": "1"}, "it must end with a question"),
         ({"question ": "a?", "answer": "1"}, "column prompt is missing"),
-        ({"problem": "a?", "answer": "1"}, r"column prompt is missing, .*data.columns: {instruction: problem}"),
-        ({"prompt": "a?\n", "answer": "1", "tests": "x" * 300_000}, "characters of columns that rewards read"),
+        (
+            {"problem": "a?", "answer": "1"},
+            r"column prompt is missing, .*data.columns: {instruction: problem}",
+        ),
+        (
+            {"prompt": "a?\n", "answer": "1", "tests": "x" * 300_000},
+            "characters of columns that rewards read",
+        ),
         ({"prompt": "What is it? wha", "answer": "t 1"}, "are one token"),
     ],
 )
@@ -82,15 +95,22 @@ def test_a_row_that_cannot_be_asked_is_refused_with_its_place(stored, row, said)
 
 def test_rewards_must_give_the_reference_answer_more_than_an_empty_one(stored):
     rows = [{"prompt": f"{number}?\n", "answer": str(number)} for number in range(5)]
-    with pytest.raises(RewardError, match=r"train/00000.parquet row 0 \(prompt '0.*reference answer '0' 0, and an empty one 0"):
+    with pytest.raises(
+        RewardError,
+        match=r"train/00000.parquet row 0 \(prompt '0.*reference answer '0' 0, and an empty one 0",
+    ):
         stored(rows, {"name": "grpo", "rewards": [{"name": "regular_expression", "pattern": "b"}]})
 
 
 def test_a_reward_that_fails_stops_the_preparation_with_the_row(stored):
-    code = LETTERS.replace("return sum", "if prompt.startswith('3'): return None\n    return 1 + sum").replace("1 + sum", "sum")
+    code = LETTERS.replace(
+        "return sum", "if prompt.startswith('3'): return None\n    return 1 + sum"
+    ).replace("1 + sum", "sum")
     with pytest.raises(RewardError, match=r"reward letters: returns NoneType None.*row 3 \(prompt '3"):
-        stored([{"prompt": f"{number}?\n", "answer": "a"} for number in range(5)], {"name": "grpo", "rewards": [
-            {"name": "letters", "code": code}]})  # fmt: skip
+        stored(
+            [{"prompt": f"{number}?\n", "answer": "a"} for number in range(5)],
+            {"name": "grpo", "rewards": [{"name": "letters", "code": code}]},
+        )
 
 
 def test_a_prompt_that_leaves_no_room_is_dropped(stored):
@@ -106,7 +126,9 @@ def seen(completion, prompt, **columns):
     allowed = {"answer", "reference", "gold", "reward_model", "data_source"}
     assert columns.keys() <= allowed, sorted(columns)
     wanted = columns.get("gold") or columns.get("reference")
-    return float(completion == (wanted if isinstance(wanted, str) else columns["reward_model"]["ground_truth"]))
+    if not isinstance(wanted, str):
+        wanted = columns["reward_model"]["ground_truth"]
+    return float(completion == wanted)
 """
 """A reward that raises for any column but these, and passes completions that the row asks for."""
 
@@ -119,7 +141,11 @@ def seen(completion, prompt, **columns):
         ({"prompt": "a?\n", "gold": "b"}, {"completion": "gold"}, "b"),
         ({"prompt": "a?\n", "answer": "b", "reference": {"id": 3}, "gold": "b"}, {}, "b"),
         ({"prompt": "a?\n", "data_source": "x", "reward_model": {"ground_truth": "b"}}, {}, "b"),
-        ({"prompt": "a?\n", "reward_model": {"ground_truth": "b"}}, {"completion": "reward_model.ground_truth"}, "b"),
+        (
+            {"prompt": "a?\n", "reward_model": {"ground_truth": "b"}},
+            {"completion": "reward_model.ground_truth"},
+            "b",
+        ),
     ],
 )
 def test_a_reward_gets_all_columns_and_the_answer_once(stored, row, columns, reference):
@@ -137,7 +163,9 @@ def test_rows_without_a_reference_answer_are_asked_and_counted(stored, base, tmp
     rows += [{"prompt": "3?", "answer": ["3", "three"]}, {"prompt": "4?", "answer": None}]
     rows = [row if isinstance(row["prompt"], list) else row | {"prompt": rows[0]["prompt"]} for row in rows]
     rows += [{"question": "5?", "answer": "5"}]
-    made = stored(rows, {"name": "grpo", "rewards": [{"name": "letters", "code": LETTERS.replace(", answer", "")}]})
+    made = stored(
+        rows, {"name": "grpo", "rewards": [{"name": "letters", "code": LETTERS.replace(", answer", "")}]}
+    )
     before = [texts(row, base) for row in made]
     assert [after for _, after in before if after] == ["5<|im_end|>\n"] or before[-1][1].startswith("5")
     assert all(prompt.endswith("<|im_start|>assistant\n") for prompt, _ in before)
@@ -150,14 +178,22 @@ def test_prompts_of_bare_text_are_told_where_the_base_has_a_chat_template(stored
     stored([{"prompt": f"{number}?\n"} for number in range(3)], letters)
     check = checks_of(tmp_path / "dataset")["chat template"]
     assert (check.count, check.of, check.verdict) == (3, 3, "warning")
-    stored([{"prompt": f"{number}?\n"} for number in range(3)], letters, **{"data.columns": {"instruction": "prompt"}})
+    stored(
+        [{"prompt": f"{number}?\n"} for number in range(3)],
+        letters,
+        **{"data.columns": {"instruction": "prompt"}},
+    )
     assert checks_of(tmp_path / "dataset")["chat template"].verdict == "ok"
 
 
 def test_a_reward_says_which_column_it_wants(stored):
-    with pytest.raises(RewardError, match=r"reward exact_answer: .*the row has no column answer.*row 0 \(prompt '0"):
-        stored([{"prompt": f"{number}?\n", "solution": "1"} for number in range(3)], {"name": "grpo"} | {
-            "rewards": ["exact_answer"]})  # fmt: skip
+    with pytest.raises(
+        RewardError, match=r"reward exact_answer: .*the row has no column answer.*row 0 \(prompt '0"
+    ):
+        stored(
+            [{"prompt": f"{number}?\n", "solution": "1"} for number in range(3)],
+            {"name": "grpo"} | {"rewards": ["exact_answer"]},
+        )
 
 
 def test_a_prompt_without_a_reference_answer_leaves_room_for_a_token(stored):
@@ -170,7 +206,10 @@ def test_a_prompt_without_a_reference_answer_leaves_room_for_a_token(stored):
 
 def test_prompts_that_leave_less_room_than_the_longest_answer_are_counted(stored, tmp_path):
     section = {"name": "grpo", "rewards": ["exact_answer"], "max_completion_length": 60}
-    rows = [{"prompt": f"{number}? " + "word " * (12 if number < 3 else 1) + "\n", "answer": "1"} for number in range(8)]
+    rows = [
+        {"prompt": f"{number}? " + "word " * (12 if number < 3 else 1) + "\n", "answer": "1"}
+        for number in range(8)
+    ]
     made = stored(rows, section, **{"data.max_length": 100})
     assert sorted(data.rows.prompts.prompt_length(row) for row in made) == [8] * 5 + [52] * 3
     check = checks_of(tmp_path / "dataset")["room for answers"]

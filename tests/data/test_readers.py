@@ -100,7 +100,9 @@ def test_folder_of_save_to_disk(tmp_path: Path) -> None:
     from datasets import Dataset, DatasetDict
 
     Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
-    DatasetDict({"train": Dataset.from_list(ROWS[:2]), "test": Dataset.from_list(ROWS)}).save_to_disk(tmp_path / "more")
+    DatasetDict({"train": Dataset.from_list(ROWS[:2]), "test": Dataset.from_list(ROWS)}).save_to_disk(
+        tmp_path / "more"
+    )
     assert rows_of(tmp_path / "one") == ROWS
     assert rows_of(tmp_path / "more") == ROWS[:2]
     assert rows_of(tmp_path / "more", dataset_split="test") == ROWS
@@ -135,26 +137,47 @@ BAD = {
         b'{"a": 1}\n\n[1]\nnope\n{"a": 2}\n\xff\n',
         r"more\.jsonl:3: not a JSON object but a list: \[1\] \(2 other lines of this file are bad as well\)$",
     ),
-    "two.jsonl": (b'nope\n"x"\n', r"two\.jsonl:1: not JSON: .* \(1 other line of this file is bad as well\)$"),
+    "two.jsonl": (
+        b'nope\n"x"\n',
+        r"two\.jsonl:1: not JSON: .* \(1 other line of this file is bad as well\)$",
+    ),
     "bytes.jsonl": (b'{"a": "\xe4"}\n', r"bytes\.jsonl:1: not UTF-8: byte 0xe4 at 7"),
     "long.jsonl": (b"x" * 500, r"long\.jsonl:1: not JSON: .*: x{77}\.\.\.$"),
-    "digits.jsonl": (b'{"a": ' + b"1" * 5000 + b"}", r"digits\.jsonl:1: not JSON: an integer of thousands of digits"),
+    "digits.jsonl": (
+        b'{"a": ' + b"1" * 5000 + b"}",
+        r"digits\.jsonl:1: not JSON: an integer of thousands of digits",
+    ),
     "deep.jsonl": (b"[" * 100_000, r"deep\.jsonl:1: not JSON: objects and lists are nested deeper than 100"),
     "twice.jsonl": (
         b'{"a": 1, "b": {"a": 2}, "a": 3}',
         r"twice\.jsonl:1: not JSON: the key 'a' is there twice, in columns 2 and 25",
     ),
-    "twice.json": (b'[{"a": 1,\n"a": 3}]', r"twice\.json: not JSON: the key 'a' is there twice, in lines 1 and 2; keep one"),
-    "twice.csv": (b"a,b,a\n1,2,3\n", r"twice\.csv:1: the column 'a' is there twice, as columns 1 and 3; keep one"),
+    "twice.json": (
+        b'[{"a": 1,\n"a": 3}]',
+        r"twice\.json: not JSON: the key 'a' is there twice, in lines 1 and 2; keep one",
+    ),
+    "twice.csv": (
+        b"a,b,a\n1,2,3\n",
+        r"twice\.csv:1: the column 'a' is there twice, as columns 1 and 3; keep one",
+    ),
     "nan.jsonl": (b'{"a": NaN}', r"nan\.jsonl:1: not JSON: NaN is not JSON"),
     "huge.jsonl": (b'{"a": 1e400}', r"huge\.jsonl:1: not JSON: 1e400 is too large for a number"),
     "utf16.jsonl": ('{"a": 1}'.encode("utf-16"), r"utf16\.jsonl:1: not UTF-8: byte 0xff at 0"),
     "cut.jsonl.zst": (zstd(lines(ROWS) * 99)[:-9], r"cut\.jsonl\.zst"),
-    "cut.jsonl.xz": (lzma.compress(lines(ROWS))[:-9], r"cut\.jsonl\.xz: cannot be read: Compressed file ended"),
-    "cut.jsonl.bz2": (bz2.compress(lines(ROWS))[:-9], r"cut\.jsonl\.bz2: cannot be read: Compressed file ended"),
+    "cut.jsonl.xz": (
+        lzma.compress(lines(ROWS))[:-9],
+        r"cut\.jsonl\.xz: cannot be read: Compressed file ended",
+    ),
+    "cut.jsonl.bz2": (
+        bz2.compress(lines(ROWS))[:-9],
+        r"cut\.jsonl\.bz2: cannot be read: Compressed file ended",
+    ),
     "no.jsonl.xz": (b"nope", r"no\.jsonl\.xz: cannot be read: Compressed file ended"),
     "cut.arrow": (arrow(pa.ipc.new_stream)[:-60], r"cut\.arrow: .*damaged|cut\.arrow: cannot be read"),
-    "cut.json": (b'[\n{"a": 1},\n{"a"', r"cut\.json:3: not JSON: Expecting ':' delimiter at column 5: \{\"a\"$"),
+    "cut.json": (
+        b'[\n{"a": 1},\n{"a"',
+        r"cut\.json:3: not JSON: Expecting ':' delimiter at column 5: \{\"a\"$",
+    ),
     "empty.json": (b"", r"empty\.json:1: not JSON: Expecting value"),
     "bytes.json": (b'["\xe4"]', r"bytes\.json: not UTF-8: byte 0xe4 at 2"),
     "object.json": (
@@ -175,7 +198,10 @@ BAD = {
         checked_pages().replace(b"say 2", b"say 7"),
         r"flipped\.parquet: cannot be read: .*checksum verification failed",
     ),
-    "cut.jsonl.gz": (gzip.compress(lines(ROWS))[:40], r"cut\.jsonl\.gz: cannot be read: Compressed file ended"),
+    "cut.jsonl.gz": (
+        gzip.compress(lines(ROWS))[:40],
+        r"cut\.jsonl\.gz: cannot be read: Compressed file ended",
+    ),
     "not.jsonl.gz": (b"plain text", r"not\.jsonl\.gz: cannot be read: Not a gzipped file"),
 }
 
@@ -194,18 +220,28 @@ def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for source in (lambda path: rows_of(path), lambda path: fingerprint(Data(path=str(path)))):
         with pytest.raises(
-            DataError, match=r"data\.path: .*/tain\.jsonl: no such file or folder; the folder .* has empty, notes\.pdf, train"
+            DataError,
+            match=r"data\.path: .*/tain\.jsonl: no such file or folder; the folder .* has empty, notes\.pdf, "
+            r"train",
         ):
             source(tmp_path / "tain.jsonl")
-        with pytest.raises(DataError, match=r"no such file or folder; its folder .*/nowhere does not exist either"):
+        with pytest.raises(
+            DataError, match=r"no such file or folder; its folder .*/nowhere does not exist either"
+        ):
             source(tmp_path / "nowhere" / "train.jsonl")
-        with pytest.raises(DataError, match=r"notes\.pdf: unknown kind of file; known are JSON Lines \(\.jsonl, \.ndjson\)"):
+        with pytest.raises(
+            DataError, match=r"notes\.pdf: unknown kind of file; known are JSON Lines \(\.jsonl, \.ndjson\)"
+        ):
             source(tmp_path / "notes.pdf")
-        with pytest.raises(DataError, match=r"empty: no file of JSON Lines .* in this folder; it has nothing"):
+        with pytest.raises(
+            DataError, match=r"empty: no file of JSON Lines .* in this folder; it has nothing"
+        ):
             source(tmp_path / "empty")
         with pytest.raises(DataError, match="memory://gone/a.jsonl: no such file or folder at this address"):
             source("memory://gone/a.jsonl")
-        with pytest.raises(DataError, match="nope://bucket/a.jsonl: cannot be read: ValueError: Protocol not known: nope"):
+        with pytest.raises(
+            DataError, match="nope://bucket/a.jsonl: cannot be read: ValueError: Protocol not known: nope"
+        ):
             source("nope://bucket/a.jsonl")
 
 
@@ -216,9 +252,11 @@ def test_columns_of_csv_are_separated_by_what_the_header_says(mark: str, tmp_pat
     (tmp_path / "a.csv").write_text(plain + quoted)
     assert rows_of(tmp_path / "a.csv")[2] == dict.fromkeys(ROWS[0], "say 2; so, 2 | 2")
     (tmp_path / "b.csv").write_text(plain + mark.join("ab") + "\n")
-    name = {",": "", ";": " (columns are separated by semicolons)", "\t": " (columns are separated by tabs)"}.get(
-        mark, " (columns are"
-    )
+    name = {
+        ",": "",
+        ";": " (columns are separated by semicolons)",
+        "\t": " (columns are separated by tabs)",
+    }.get(mark, " (columns are")
     with pytest.raises(DataError, match=re.escape(f"b.csv:2: 2 cells, but the header has 3{name}")):
         rows_of(tmp_path / "b.csv")
 
@@ -238,7 +276,9 @@ def test_a_file_of_tabs_has_no_other_separator(tmp_path: Path) -> None:
         ("document", ["First line,\nsecond.\n\n  Third."], [1]),
     ],
 )
-def test_a_text_file_is_lines_paragraphs_or_one_text(by: str, texts: list[str], places: list[int], tmp_path: Path) -> None:
+def test_a_text_file_is_lines_paragraphs_or_one_text(
+    by: str, texts: list[str], places: list[int], tmp_path: Path
+) -> None:
     (tmp_path / "a.txt").write_text("First line,\nsecond.\n\n  Third.\n\n", encoding="utf-8-sig")
     found = list(read(Data(path=str(tmp_path), sample_by=by)))
     assert [row for row, _ in found] == [{"text": text} for text in texts]
@@ -263,7 +303,8 @@ def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
         assert fingerprint(recipe) == before
     template.unlink()
     with pytest.raises(
-        DataError, match=r"data\.chat_template: .*/t\.jinja: no such file; the folder .* has a\.jsonl, b\.jsonl"
+        DataError,
+        match=r"data\.chat_template: .*/t\.jinja: no such file; the folder .* has a\.jsonl, b\.jsonl",
     ):
         fingerprint(recipe)
     heldout.unlink()
@@ -283,12 +324,19 @@ ASKED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
         ({"instruction": "q", "output": "a"}, {}, "instruction", Chat(ASKED)),
         ({"instruction": "q", "input": " ", "output": "a"}, {}, "instruction", Chat(ASKED)),
         ({"instruction": "q", "input": None, "output": "a"}, {}, "instruction", Chat(ASKED)),
-        ({"question": "q", "reply": "a"}, {"instruction": "question", "output": "reply"}, "instruction", Chat(ASKED)),
+        (
+            {"question": "q", "reply": "a"},
+            {"instruction": "question", "output": "reply"},
+            "instruction",
+            Chat(ASKED),
+        ),
         ({"chat": ASKED, "text": "t"}, {"messages": "chat"}, "messages", Chat(ASKED)),
         ({"text": "t"}, {}, "text", Plain("", "t")),
     ],
 )
-def test_columns_say_the_format(row: dict[str, object], columns: dict[str, str], form: str, sample: Chat | Plain) -> None:
+def test_columns_say_the_format(
+    row: dict[str, object], columns: dict[str, str], form: str, sample: Chat | Plain
+) -> None:
     assert choose(row, "auto", columns, "x:1") == form
     assert convert(row, form, columns, "x:1") == sample
 
@@ -301,22 +349,38 @@ def test_columns_say_the_format(row: dict[str, object], columns: dict[str, str],
             "auto",
             {},
             r"x:1: no format fits the columns a, b: messages needs messages; sharegpt needs conversations; "
-            r"prompt_completion needs prompt and completion; instruction needs instruction and output; text needs text; "
-            r"tokens needs input_ids\. .* data\.columns",
+            r"prompt_completion needs prompt and completion; instruction needs instruction and output; text "
+            r"needs text; tokens needs input_ids\. .* data\.columns",
         ),
         (
             {"text": "t"},
             "auto",
             {"tekst": "text"},
-            r"data\.columns: unknown name tekst; the known names are messages, conversations, prompt, completion, ",
+            r"data\.columns: unknown name tekst; the known names are messages, conversations, prompt, "
+            r"completion, ",
         ),
         ({"text": "t"}, "text", {"tekst": "text"}, r"data\.columns: unknown name tekst"),
-        ({"prompt": "p"}, "prompt_completion", {}, "x:1: column completion is missing; the columns are prompt"),
-        ({"q": "p"}, "text", {"text": "body"}, r"x:1: column body \(data\.columns\.text\) is missing; the columns are q"),
+        (
+            {"prompt": "p"},
+            "prompt_completion",
+            {},
+            "x:1: column completion is missing; the columns are prompt",
+        ),
+        (
+            {"q": "p"},
+            "text",
+            {"text": "body"},
+            r"x:1: column body \(data\.columns\.text\) is missing; the columns are q",
+        ),
         ({"text": None}, "text", {}, "x:1: text must be a string, found NoneType None"),
         ({"text": "a\ud800"}, "text", {}, "x:1: text has half of a surrogate pair"),
         ({"text": ASKED}, "text", {}, r"text must be a string, found list .*data\.columns\.messages"),
-        ({"messages": "hi"}, "messages", {}, r"x:1: messages must be a list of \{role, content\}, found str 'hi'"),
+        (
+            {"messages": "hi"},
+            "messages",
+            {},
+            r"x:1: messages must be a list of \{role, content\}, found str 'hi'",
+        ),
         ({"messages": []}, "messages", {}, r"x:1: messages must be a list"),
         ({"messages": ["hi"]}, "messages", {}, r"x:1: messages\[0\] must have role and content, found 'hi'"),
         (
@@ -333,7 +397,9 @@ def test_columns_say_the_format(row: dict[str, object], columns: dict[str, str],
         ),
     ],
 )
-def test_rows_that_do_not_fit_are_told(row: dict[str, object], form: str, columns: dict[str, str], message: str) -> None:
+def test_rows_that_do_not_fit_are_told(
+    row: dict[str, object], form: str, columns: dict[str, str], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         check_columns(columns)
         convert(row, choose(row, form, columns, "x:1"), columns, "x:1")
@@ -345,7 +411,9 @@ def test_columns_of_one_name_in_parquet_and_arrow_are_refused(tmp_path: Path) ->
     with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as opened:
         opened.write_table(table)
     for name in ("a.parquet", "a.arrow"):
-        with pytest.raises(DataError, match=f"{name}: the column 'text' is there twice, as columns 1 and 2; keep one"):
+        with pytest.raises(
+            DataError, match=f"{name}: the column 'text' is there twice, as columns 1 and 2; keep one"
+        ):
             rows_of(tmp_path / name)
 
 
@@ -364,12 +432,16 @@ def test_damaged_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
             rows_of(tmp_path / name)
 
 
-def test_lines_of_any_length_are_read_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_any_length_are_read_in_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readers, "LARGEST_LINE", 100)
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' + b"x" * 350 + b'\n{"a": 2}\n' + b"y" * 350)
     found = list(read(Data(path=str(tmp_path / "a.jsonl"))))
     assert [row for row, _ in found if isinstance(row, dict)] == [{"a": 1}, {"a": 2}]
-    assert [where for row, where in found if isinstance(row, DataError)] == [f"{tmp_path}/a.jsonl:{at}" for at in (2, 4)]
+    assert [where for row, where in found if isinstance(row, DataError)] == [
+        f"{tmp_path}/a.jsonl:{at}" for at in (2, 4)
+    ]
     (tmp_path / "a.csv").write_bytes(b"a\n1\n" + b"x" * 350)
     with pytest.raises(DataError, match=r"a\.csv:3: more than"):
         rows_of(tmp_path / "a.csv")
@@ -386,7 +458,9 @@ def test_a_long_value_of_a_table_is_a_bad_row(tmp_path, monkeypatch, name):
             file.write_table(table)
     found = list(read(Data(path=str(tmp_path / name))))
     assert [row for row, _ in found if isinstance(row, dict)] == [{"a": "1"}, {"a": "2"}]
-    assert str(found[1][0]).endswith(f"{name}, row 2: more than 20,000,000 bytes; divide the row into several")
+    assert str(found[1][0]).endswith(
+        f"{name}, row 2: more than 20,000,000 bytes; divide the row into several"
+    )
 
 
 def test_a_value_that_all_rows_share_is_in_memory_some_times_alone(tmp_path, monkeypatch):
@@ -400,7 +474,9 @@ def test_a_value_that_all_rows_share_is_in_memory_some_times_alone(tmp_path, mon
 def test_a_file_without_lines_is_not_read_to_its_end(tmp_path):
     with (tmp_path / "sparse.jsonl").open("wb") as file:
         file.truncate(3_000_000_000)
-    with pytest.raises(DataError, match=r"sparse.jsonl: cannot be read: a line of more than 200,000,000 bytes; write one row"):
+    with pytest.raises(
+        DataError, match=r"sparse.jsonl: cannot be read: a line of more than 200,000,000 bytes; write one row"
+    ):
         list(readers.read_path(str(tmp_path / "sparse.jsonl"), "data.path"))
 
 
@@ -409,7 +485,9 @@ def test_a_text_is_not_collected_beyond_the_limit(tmp_path, monkeypatch, sample_
     monkeypatch.setattr(readers, "LARGEST_LINE", 1000)
     with gzip.open(tmp_path / "x.txt.gz", "wb") as file:
         file.write(b"one line\n" * 100_000)
-    with pytest.raises(DataError, match=f"x.txt.gz:1: a {sample_by} of more than 1,000 characters; divide it into several"):
+    with pytest.raises(
+        DataError, match=f"x.txt.gz:1: a {sample_by} of more than 1,000 characters; divide it into several"
+    ):
         rows_of(tmp_path / "x.txt.gz", sample_by=sample_by)
     (tmp_path / "y.txt").write_text("one line\n\n" * 1000)
     assert len(rows_of(tmp_path / "y.txt", sample_by="paragraph")) == 1000
@@ -421,5 +499,7 @@ def test_equal_columns_are_found_among_many(tmp_path):
     (tmp_path / "x.csv").write_text(",".join(names) + "\n")
     assert rows_of(tmp_path / "x.csv") == []
     (tmp_path / "x.csv").write_text(",".join([*names, "a7"]) + "\n")
-    with pytest.raises(DataError, match=r"x.csv:1: the column 'a7' is there twice, as columns 8 and 200001; keep one"):
+    with pytest.raises(
+        DataError, match=r"x.csv:1: the column 'a7' is there twice, as columns 8 and 200001; keep one"
+    ):
         rows_of(tmp_path / "x.csv")

@@ -1,4 +1,5 @@
-"""Keys of rows and messages that other tools read, and the forms that their documentation teaches: read, or refused by name."""
+"""Keys of rows and messages that other tools read, and the forms that their documentation teaches: read, or
+refused by name."""
 
 import csv
 import json
@@ -55,12 +56,19 @@ def samples(row: dict[str, Any], kind: str = "answers", **source: Any) -> list[A
         ({"messages": [ASK, {**SAID, "loss": False}]}, Chat([ASK, {**SAID, "train": False}])),
         ({"messages": [ASK, {**SAID, "training": False}]}, Chat([ASK, {**SAID, "train": False}])),
         ({"messages": [ASK, {**SAID, "loss_scale": 0.0}]}, Chat([ASK, {**SAID, "train": False}])),
-        ({"messages": [{**ASK, "training": False}, {**SAID, "loss_weight": 1.0}]}, Chat([{**ASK, "train": False}, SAID])),
+        (
+            {"messages": [{**ASK, "training": False}, {**SAID, "loss_weight": 1.0}]},
+            Chat([{**ASK, "train": False}, SAID]),
+        ),
         (
             {
                 "messages": [
                     ASK,
-                    {"role": "assistant", "content": None, "function_call": {**CALL, "arguments": '{"city": "Rome"}'}},
+                    {
+                        "role": "assistant",
+                        "content": None,
+                        "function_call": {**CALL, "arguments": '{"city": "Rome"}'},
+                    },
                     {**RESULT, "role": "function"},
                     SAID,
                 ],
@@ -81,16 +89,34 @@ def samples(row: dict[str, Any], kind: str = "answers", **source: Any) -> list[A
             CALLED,
         ),
         (
-            {"messages": [ASK, {**CALLING, "tool_calls": json.dumps(CALLING["tool_calls"])}, RESULT, SAID], "tools": [TOOL]},
+            {
+                "messages": [ASK, {**CALLING, "tool_calls": json.dumps(CALLING["tool_calls"])}, RESULT, SAID],
+                "tools": [TOOL],
+            },
             CALLED,
         ),
         (
-            {"messages": [ASK, CALLING, {"role": "tool", "content": {"sky": "rain", "°C": [8, None]}}, SAID], "tools": [TOOL]},
-            Chat([ASK, CALLING, {"role": "tool", "content": '{"sky": "rain", "°C": [8, null]}'}, SAID], [TOOL]),
+            {
+                "messages": [
+                    ASK,
+                    CALLING,
+                    {"role": "tool", "content": {"sky": "rain", "°C": [8, None]}},
+                    SAID,
+                ],
+                "tools": [TOOL],
+            },
+            Chat(
+                [ASK, CALLING, {"role": "tool", "content": '{"sky": "rain", "°C": [8, null]}'}, SAID], [TOOL]
+            ),
         ),
         (
-            {"conversations": [{"from": "human", "value": "q"}, {"from": "observation", "value": 8},
-                               {"from": "gpt", "value": "a"}]},
+            {
+                "conversations": [
+                    {"from": "human", "value": "q"},
+                    {"from": "observation", "value": 8},
+                    {"from": "gpt", "value": "a"},
+                ]
+            },
             Chat([ASK, {"role": "tool", "content": "8"}, SAID]),
         ),
         ({"instruction": "q", "output": "a", "tools": [TOOL]}, Chat([ASK, SAID], [TOOL])),
@@ -102,13 +128,16 @@ def samples(row: dict[str, Any], kind: str = "answers", **source: Any) -> list[A
         ({"prompt": "[1, 2]", "completion": '[{"role": 1}]'}, Plain("[1, 2]", '[{"role": 1}]')),
         ({"messages": JSON_CHAT, "images": "[]", "chat_template_kwargs": "{}"}, PLAIN),
         ({"messages": {"role": ["user", "assistant"], "content": ["q", "a"]}}, PLAIN),
-        ({"messages": [json.dumps(ASK), json.dumps(SAID)], "tools": [json.dumps(TOOL)]}, Chat([ASK, SAID], [TOOL])),
+        (
+            {"messages": [json.dumps(ASK), json.dumps(SAID)], "tools": [json.dumps(TOOL)]},
+            Chat([ASK, SAID], [TOOL]),
+        ),
         (
             {"messages": [ASK, {"role": "assistant", "content": None, "thinking": "why"}]},
             Chat([ASK, {"role": "assistant", "content": "", "thinking": "why"}]),
         ),
     ],
-)  # fmt: skip
+)
 def test_keys_of_other_tools_are_read(row: dict[str, Any], made: Any) -> None:
     assert samples(row) == [made]
 
@@ -116,7 +145,11 @@ def test_keys_of_other_tools_are_read(row: dict[str, Any], made: Any) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        {"input": {"messages": [ASK], "tools": []}, "preferred_output": [SAID], "non_preferred_output": [OTHER]},
+        {
+            "input": {"messages": [ASK], "tools": []},
+            "preferred_output": [SAID],
+            "non_preferred_output": [OTHER],
+        },
         {"messages": [ASK, SAID], "rejected_response": "b"},
         {"messages": [ASK, SAID], "rejected_messages": [ASK, OTHER]},
     ],
@@ -129,7 +162,10 @@ def test_tools_beside_pairs_of_text_are_refused():
     answers = {"chosen": "a", "rejected": "b", "tools": [TOOL]}
     with pytest.raises(DataError, match="^x:1: column tools "):
         samples({"prompt": "q", **answers}, "pairs")
-    assert samples({"messages": [ASK], **answers}, "pairs") == [Chat([ASK, SAID], [TOOL]), Chat([ASK, OTHER], [TOOL])]
+    assert samples({"messages": [ASK], **answers}, "pairs") == [
+        Chat([ASK, SAID], [TOOL]),
+        Chat([ASK, OTHER], [TOOL]),
+    ]
 
 
 CHAT = {"messages": [ASK, SAID]}
@@ -144,7 +180,8 @@ REFUSED = {
 def test_columns_that_would_be_dropped_are_refused_by_name_unless_they_are_removed(name: str) -> None:
     row = REFUSED[name] | {name: [{"a": "b"}]}
     with pytest.raises(
-        DataError, match=rf"^x:1: column {name} .*; or leave it out on purpose, data.remove_columns: \[{name}\]$"
+        DataError,
+        match=rf"^x:1: column {name} .*; or leave it out on purpose, data.remove_columns: \[{name}\]$",
     ):
         samples(row)
     assert samples(row, remove_columns=[name]) == samples(REFUSED[name])
@@ -158,13 +195,22 @@ def test_columns_that_would_be_dropped_are_refused_by_name_unless_they_are_remov
             {"segments": [{"label": True, "text": "a"}]},
             r"segments \(axolotl's input_output\) is not read; write prompt",
         ),
-        ({"prompt": str([ASK]), "completion": str([SAID])}, r"prompt is the text of a Python list .*json.dumps"),
+        (
+            {"prompt": str([ASK]), "completion": str([SAID])},
+            r"prompt is the text of a Python list .*json.dumps",
+        ),
         *[
-            ({"messages": [ASK, SAID], "label": one}, "label says which .* kto, or data.format: messages to train all")
+            (
+                {"messages": [ASK, SAID], "label": one},
+                "label says which .* kto, or data.format: messages to train all",
+            )
             for one in (True, 0, "false")
         ],
         ({"messages": str([ASK, SAID])}, r"messages is the text of a Python list"),
-        ({"messages": [ASK, {**CALLING, "function_call": CALL}]}, "has both function_call and tool_calls; remove one of them"),
+        (
+            {"messages": [ASK, {**CALLING, "function_call": CALL}]},
+            "has both function_call and tool_calls; remove one of them",
+        ),
     ],
 )
 def test_what_is_not_read_is_refused_with_what_to_write(row: dict[str, Any], said: str) -> None:
@@ -177,9 +223,14 @@ def test_chosen_answers_alone_are_trained_where_the_recipe_says_so() -> None:
     assert samples(row, columns={"completion": "chosen"}) == [Plain("q", "a")]
 
 
-def test_every_column_and_key_that_is_not_read_is_in_the_contract_with_its_rows(tokenizer: Path, tmp_path: Path) -> None:
+def test_every_column_and_key_that_is_not_read_is_in_the_contract_with_its_rows(
+    tokenizer: Path, tmp_path: Path
+) -> None:
     meta = {f"column_{n}": "x" for n in range(30)}
-    rows = [{"messages": [{**ASK, "name": "Ann"} if n % 2 else ASK, {**SAID, "content": f"a{n}"}], **meta} for n in range(20)]
+    rows = [
+        {"messages": [{**ASK, "name": "Ann"} if n % 2 else ASK, {**SAID, "content": f"a{n}"}], **meta}
+        for n in range(20)
+    ]
     rows = [row | {"margin": 0.5} for row in rows]
     prepared(tokenizer, rows, tmp_path / "a", remove_columns=["margin"])
     found = checks_of(tmp_path / "a")["left out"].found
@@ -190,7 +241,10 @@ def test_every_column_and_key_that_is_not_read_is_in_the_contract_with_its_rows(
 
 def mixed(folder: Path) -> datasets.Dataset:
     parts = [{"type": "text", "text": "a"}]
-    rows = [{"messages": [ASK, {**SAID, "content": parts if n else "a"}], "tools": [TOOL] if n else []} for n in range(2)]
+    rows = [
+        {"messages": [ASK, {**SAID, "content": parts if n else "a"}], "tools": [TOOL] if n else []}
+        for n in range(2)
+    ]
     made = datasets.Dataset.from_list(rows, on_mixed_types="use_json")
     assert "arrow.json" in str(made.data.schema)
     return made
@@ -226,7 +280,11 @@ def test_chats_of_a_csv_are_prepared(tokenizer: Path, tmp_path: Path) -> None:
         writer.writeheader()
         for n in range(20):
             writer.writerow(
-                {"prompt": json.dumps([ASK | {"content": f"q{n}"}]), "completion": json.dumps([SAID]), "tools": "[]"}
+                {
+                    "prompt": json.dumps([ASK | {"content": f"q{n}"}]),
+                    "completion": json.dumps([SAID]),
+                    "tools": "[]",
+                }
             )
     manifest = data.prepare(request(tokenizer, path=str(tmp_path / "rows.csv")), tmp_path / "a")
     assert manifest.left_out == {}
@@ -235,5 +293,10 @@ def test_chats_of_a_csv_are_prepared(tokenizer: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_has_each_key() -> None:
-    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8").partition("## Keys of other tools")[2].partition("\n## ")[0]
+    page = (
+        (ROOT / "docs" / "data.md")
+        .read_text(encoding="utf-8")
+        .partition("## Keys of other tools")[2]
+        .partition("\n## ")[0]
+    )
     assert [name for name in (*ADVICE, *FLAGS, *THOUGHT_KEYS) if f"`{name}`" not in page] == []

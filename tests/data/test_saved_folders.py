@@ -32,10 +32,14 @@ def test_a_saved_data_set_names_no_file_elsewhere(folder, field, name):
 
 
 def test_nor_do_several_splits(tmp_path, folder):
-    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": ["a"]})}).save_to_disk(tmp_path / "several")
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": ["a"]})}).save_to_disk(
+        tmp_path / "several"
+    )
     assert rows(tmp_path / "several") == [{"text": "a"}]
     change(tmp_path / "several" / "dataset_dict.json", splits=["train", "../other"])
-    with pytest.raises(DataError, match="several: names a file that is not in it: the name '../other' leads out"):
+    with pytest.raises(
+        DataError, match="several: names a file that is not in it: the name '../other' leads out"
+    ):
         rows(tmp_path / "several")
 
 
@@ -58,7 +62,9 @@ def test_no_file_is_opened_that_a_row_names(tmp_path):
     secret.write_text("private")
     features = datasets.Features({"text": datasets.Value("string"), "image": _STRUCT})
     named = [{"path": str(secret), "bytes": None}]
-    datasets.Dataset.from_dict({"text": ["a"], "image": named}, features=features).save_to_disk(tmp_path / "saved")
+    datasets.Dataset.from_dict({"text": ["a"], "image": named}, features=features).save_to_disk(
+        tmp_path / "saved"
+    )
     info = tmp_path / "saved" / "dataset_info.json"
     kinds = {"text": {"dtype": "string", "_type": "Value"}, "image": {"_type": "Image"}}
     change(info, features=kinds)

@@ -22,7 +22,10 @@ from tests.support.chats import prepared, request, stored, write_rows
 
 PAIRS = [{"prompt": f"ask {n}:", "completion": f" say {n}"} for n in range(200)]
 TEXTS = [{"body": f"text {n}"} for n in range(100)]
-CHATS = [{"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]} for n in range(40)]
+CHATS = [
+    {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": f"a{n}"}]}
+    for n in range(40)
+]
 
 
 @pytest.fixture
@@ -36,7 +39,9 @@ def three(tmp_path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_sources_are_drawn_by_weight(tokenizer: Path, loaded: Any, three: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_sources_are_drawn_by_weight(
+    tokenizer: Path, loaded: Any, three: list[dict[str, Any]], tmp_path: Path
+) -> None:
     asked = request(tokenizer, sources=three, system_prompt="Be brief.")
     manifest = data.prepare(asked, tmp_path / "out")
     pairs, texts, chats = manifest.sources
@@ -48,7 +53,8 @@ def test_sources_are_drawn_by_weight(tokenizer: Path, loaded: Any, three: list[d
     assert 30 < texts.rows < 70
     assert chats.rows == 40, "each row is counted once, however often its weight repeats it"
     found = {
-        split: [loaded.decode(row["input_ids"]) for row in stored(tmp_path / "out", split)] for split in ("train", "heldout")
+        split: [loaded.decode(row["input_ids"]) for row in stored(tmp_path / "out", split)]
+        for split in ("train", "heldout")
     }
     copies = {split: Counter(text for text in found[split] if "<|im_start|>" in text) for split in found}
     assert set(copies["heldout"].values()) == {1}, "held-out samples are stored once"
@@ -59,11 +65,15 @@ def test_sources_are_drawn_by_weight(tokenizer: Path, loaded: Any, three: list[d
     assert chats.samples == sum(map(sum, (counts.values() for counts in copies.values())))
     splits = (manifest.train, manifest.heldout)
     for counts in ("samples", "tokens", "trained_tokens"):
-        assert sum(getattr(source, counts) for source in manifest.sources) == sum(getattr(one, counts) for one in splits)
+        assert sum(getattr(source, counts) for source in manifest.sources) == sum(
+            getattr(one, counts) for one in splits
+        )
     assert manifest.format == "prompt_completion, text, messages"
     assert data.prepare(asked, tmp_path / "again") == manifest
     first = found["heldout"][:6]
-    assert {text[:3] for text in first} == {"ask", "tex", "<|i"}, "the first held-out samples are of all sources"
+    assert {text[:3] for text in first} == {"ask", "tex", "<|i"}, (
+        "the first held-out samples are of all sources"
+    )
     assert data.fingerprint(asked.data) == data.fingerprint(asked.data)
     before = data.fingerprint(asked.data)
     write_rows(tmp_path / "texts.jsonl", TEXTS[1:])
@@ -86,7 +96,10 @@ def test_a_weight_draws_by_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"path": "a", "sources": [{"path": "b"}]}, "data: give exactly one of path .*, dataset_name .* and sources"),
+        (
+            {"path": "a", "sources": [{"path": "b"}]},
+            "data: give exactly one of path .*, dataset_name .* and sources",
+        ),
         ({"sources": []}, "data: give exactly one of path"),
         ({"sources": [{"weight": 2}]}, r"data\.sources\[0\]: give exactly one of path .* and dataset_name"),
         ({"sources": [{"path": "a", "weight": 0}]}, r"data\.sources\[0\]\.weight: must be 1e-06 or greater"),
@@ -104,7 +117,9 @@ def test_a_weight_draws_by_content(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_sources_that_contradict_the_rest_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_sources_that_contradict_the_rest_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     from flytune.recipe import Recipe
     from tests.support.tiny import tiny_recipe
 
@@ -112,24 +127,35 @@ def test_sources_that_contradict_the_rest_are_refused(changes: dict[str, Any], m
     with pytest.raises(RecipeError, match=message):
         Recipe.model_validate(recipe)
     recipe["data"] = {"sources": [{"path": "a", "weight": 2}], "format": "text", "heldout_path": "b"}
-    assert Recipe.model_validate_json(Recipe.model_validate(recipe).model_dump_json()).data.sources[0].weight == 2
+    assert (
+        Recipe.model_validate_json(Recipe.model_validate(recipe).model_dump_json()).data.sources[0].weight
+        == 2
+    )
 
 
 def test_sources_are_named_in_messages(tokenizer: Path, three: list[dict[str, Any]], tmp_path: Path) -> None:
     def refused(*sources: dict[str, Any]) -> str:
         with pytest.raises(DataError) as caught:
-            data.prepare(request(tokenizer, sources=list(sources)), tmp_path / str(len(list(tmp_path.iterdir()))))
+            data.prepare(
+                request(tokenizer, sources=list(sources)), tmp_path / str(len(list(tmp_path.iterdir())))
+            )
         return str(caught.value)
 
-    assert refused(three[0], {"path": "gone.jsonl"}).startswith("data.sources[1].path: gone.jsonl: no such file")
+    assert refused(three[0], {"path": "gone.jsonl"}).startswith(
+        "data.sources[1].path: gone.jsonl: no such file"
+    )
     assert refused(three[0], {"dataset_name": "a/b"}).startswith(
         "data.sources[1].dataset_name: a/b[train]: not on this machine"
     )
-    assert refused(three[0], {**three[1], "columns": {"tekst": "a"}}).startswith("data.sources[1].columns: unknown name tekst")
+    assert refused(three[0], {**three[1], "columns": {"tekst": "a"}}).startswith(
+        "data.sources[1].columns: unknown name tekst"
+    )
     empty = write_rows(tmp_path / "empty.jsonl", [])
     assert refused(three[0], {"path": str(empty)}) == f"{empty}: no row was found; the file is empty"
     rare = refused(three[0], {**three[1], "weight": 1e-6})
-    assert rare == f"{three[1]['path']}: no row was found; the file is empty, or none was drawn at weight 1e-06"
+    assert (
+        rare == f"{three[1]['path']}: no row was found; the file is empty, or none was drawn at weight 1e-06"
+    )
 
 
 def test_manifests_of_before_are_still_read(tokenizer: Path, tmp_path: Path) -> None:
@@ -151,7 +177,9 @@ def test_pieces_train_each_trained_token_once(flags: list[bool], max_length: int
     labels = [IGNORED, *(token if flag else IGNORED for token, flag in zip(ids[1:], flags[1:], strict=True))]
     pieces = list(split((ids, labels), max_length))
     assert all(0 < len(piece[0]) == len(piece[1]) <= max_length for piece in pieces)
-    assert [label for piece in pieces for label in piece[1] if label != IGNORED] == [x for x in labels if x != IGNORED]
+    assert [label for piece in pieces for label in piece[1] if label != IGNORED] == [
+        x for x in labels if x != IGNORED
+    ]
     assert sorted({token for piece in pieces for token in piece[0]}) == ids
     for part, following in pairwise(pieces):
         overlap = set(part[0]) & set(following[0])
@@ -163,14 +191,19 @@ def test_pieces_train_each_trained_token_once(flags: list[bool], max_length: int
 def test_long_samples_are_split(tokenizer: Path, loaded: Any, tmp_path: Path) -> None:
     long = " fox" * 100
     talk = [{"role": ("user", "assistant")[n % 2], "content": f"turn {n} of this talk"} for n in range(12)]
-    rows = {"text": [{"text": f"text {n}"} for n in range(40)] + [{"text": long}], "messages": [*CHATS, {"messages": talk}]}
+    rows = {
+        "text": [{"text": f"text {n}"} for n in range(40)] + [{"text": long}],
+        "messages": [*CHATS, {"messages": talk}],
+    }
     for form, content in rows.items():
         manifest = prepared(tokenizer, content, tmp_path / form, max_length=64, too_long="split")
         assert (manifest.rows, manifest.split, manifest.truncated) == (41, 1, 0)
         assert manifest.train.samples + manifest.heldout.samples > 41
         found = stored(tmp_path / form, "train") + stored(tmp_path / form, "heldout")
         assert max(len(row["input_ids"]) for row in found) <= 64
-        trained = "".join(loaded.decode([label for label in row["labels"] if label != IGNORED]) for row in found)
+        trained = "".join(
+            loaded.decode([label for label in row["labels"] if label != IGNORED]) for row in found
+        )
         if form == "text":
             assert trained.count(" fox") >= 99
         for turn in talk[1::2] if form == "messages" else ():
@@ -192,7 +225,9 @@ def test_bad_rows_are_set_aside_when_the_recipe_says_so(tokenizer: Path, tmp_pat
     manifest = data.prepare(request(tokenizer, path=str(source), max_bad_fraction=0.02), tmp_path / "out")
     assert (manifest.rows, manifest.bad, manifest.sources[0].bad) == (204, 4, 4)
     whole = prepared(tokenizer, PAIRS, tmp_path / "of the good" / "good")
-    assert manifest.content_sha256 == whole.content_sha256, "the good rows' samples are what they would be without the bad"
+    assert manifest.content_sha256 == whole.content_sha256, (
+        "the good rows' samples are what they would be without the bad"
+    )
     assert not (tmp_path / "of the good" / "good" / "bad_rows.jsonl").exists()
     told = [json.loads(line) for line in (tmp_path / "out" / "bad_rows.jsonl").read_text().splitlines()]
     assert told == [
@@ -210,7 +245,9 @@ def test_bad_rows_are_set_aside_when_the_recipe_says_so(tokenizer: Path, tmp_pat
         f"  {source}:1: not JSON: Expecting value at column 1: nope",
     ]
     assert len(listed.read_text().splitlines()) == 4
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: not JSON: .*: nope \(1 other line of this file is bad as well\)"):
+    with pytest.raises(
+        DataError, match=r"rows\.jsonl:1: not JSON: .*: nope \(1 other line of this file is bad as well\)"
+    ):
         data.prepare(request(tokenizer, path=str(source)), tmp_path / "none")
 
 
@@ -223,7 +260,10 @@ def test_bad_rows_are_told_once_and_a_hopeless_source_stops_early(
     assert data.prepare(asked, tmp_path / "twice").bad == 1
     monkeypatch.setattr("flytune.data.bad_rows._GRACE_ROWS", 100)
     source.write_text("nope\n" * 500 + "".join(json.dumps(row) + "\n" for row in PAIRS * 10))
-    with pytest.raises(DataError, match=r"256 of 256 rows so far are bad, more than data\.max_bad_fraction 0\.3 allows \(76\)"):
+    with pytest.raises(
+        DataError,
+        match=r"256 of 256 rows so far are bad, more than data\.max_bad_fraction 0\.3 allows \(76\)",
+    ):
         data.prepare(request(tokenizer, path=str(source), max_bad_fraction=0.3), tmp_path / "hopeless")
 
 
@@ -235,14 +275,18 @@ def test_bad_rows_of_other_files(name: str, place: str, tokenizer: Path, tmp_pat
     as_json.insert(1, None)
     as_csv.insert(2, "a,b,c")
     (tmp_path / name).write_text(json.dumps(as_json) if name == "a.json" else "\n".join(as_csv))
-    manifest = data.prepare(request(tokenizer, path=str(tmp_path / name), max_bad_fraction=0.1), tmp_path / "out")
+    manifest = data.prepare(
+        request(tokenizer, path=str(tmp_path / name), max_bad_fraction=0.1), tmp_path / "out"
+    )
     assert (manifest.rows, manifest.bad) == (51, 1)
     told = json.loads((tmp_path / "out" / "bad_rows.jsonl").read_text())
     assert (told["file"], told["line"]) == (str(tmp_path / name), int(place.strip(":,item ")))
 
 
 def test_duplicates_are_left_out_when_asked(tokenizer: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": f"Question {index % 10}?", "completion": f" Answer {index % 10}."} for index in range(30)]
+    rows = [
+        {"prompt": f"Question {index % 10}?", "completion": f" Answer {index % 10}."} for index in range(30)
+    ]
     source = write_rows(tmp_path / "rows.jsonl", rows)
     heldout = write_rows(tmp_path / "heldout.jsonl", [*rows[:3], {"prompt": "New?", "completion": " Yes."}])
     paths = {"path": str(source), "heldout_path": str(heldout)}
@@ -261,7 +305,15 @@ def test_all_that_lies_in_a_folder_is_read_or_named(tmp_path: Path) -> None:
     # Hub caches, ConfigMaps and DVC have folders of links.
     (folder / "linked").symlink_to(other)
     (folder / "link.jsonl").symlink_to(write_rows(tmp_path / "blob", PAIRS[30:32]))
-    for name in ("README.md", "LICENSE.txt", ".gitattributes", "_SUCCESS", "dataset_infos.json", "a.jsonl.dvc", ".x/y.parquet"):
+    for name in (
+        "README.md",
+        "LICENSE.txt",
+        ".gitattributes",
+        "_SUCCESS",
+        "dataset_infos.json",
+        "a.jsonl.dvc",
+        ".x/y.parquet",
+    ):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("no data")
     rows = [row for row, _ in read(Data(path=str(folder)))]
@@ -289,7 +341,9 @@ def test_all_that_lies_in_a_folder_is_read_or_named(tmp_path: Path) -> None:
         ("twin", "deep", "twin is a link to the folder deep, which is read too; remove the link"),
     ],
 )
-def test_what_is_not_read_in_a_folder_is_named(name: str, target: str | None, message: str, tmp_path: Path) -> None:
+def test_what_is_not_read_in_a_folder_is_named(
+    name: str, target: str | None, message: str, tmp_path: Path
+) -> None:
     write_rows(tmp_path / "a.jsonl", PAIRS)
     write_rows(tmp_path / "deep" / "a.jsonl", PAIRS)
     (tmp_path / name).parent.mkdir(exist_ok=True)

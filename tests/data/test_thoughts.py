@@ -1,4 +1,5 @@
-"""Thoughts of answers: trained as the answer is, or context where the recipe says so, whatever their spelling."""
+"""Thoughts of answers: trained as the answer is, or context where the recipe says so, whatever their
+spelling."""
 
 from typing import Any
 
@@ -41,9 +42,17 @@ OPENED = QWEN3.replace("assistant\nOPENED", "assistant\n").replace(
     "'<|im_start|>assistant\n'", "'<|im_start|>assistant\n<think>\n'"
 )
 """The same, with the opening tag in the generation prompt."""
-MARKED = _HEAD + "{% generation %}" + _TAKEN_APART + "{{ '<|im_end|>' }}{% endgeneration %}" + _TAIL.replace("OPENED", "")
+MARKED = (
+    _HEAD
+    + "{% generation %}"
+    + _TAKEN_APART
+    + "{{ '<|im_end|>' }}{% endgeneration %}"
+    + _TAIL.replace("OPENED", "")
+)
 CHANNELS = (
-    _HEAD + "{% if message.thinking %}{{ '[why]' + message.thinking + '[end]' }}{% endif %}{{ content }}" + _TAIL
+    _HEAD
+    + "{% if message.thinking %}{{ '[why]' + message.thinking + '[end]' }}{% endif %}{{ content }}"
+    + _TAIL
 ).replace("OPENED", "")
 """As gpt-oss's: thoughts have a key and marks of their own."""
 R1 = CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
@@ -62,7 +71,8 @@ TAGGED = "<think>\nwhy\n</think>\n\nyes<|im_end|>"
 
 @pytest.fixture
 def trained(tokenizers: Any) -> Any:
-    """A function from messages to their trained texts, and the numbers of thoughts trained, as context and left out."""
+    """A function from messages to their trained texts, and the numbers of thoughts trained, as context and
+    left out."""
 
     def get(messages: list[Any], source: str, trains: bool = True) -> tuple[list[str], tuple[int, ...]]:
         chat = convert({"messages": messages}, "messages", {}, "x:1")
@@ -119,7 +129,9 @@ def test_tags_without_a_thought_and_thoughts_without_an_answer_are_trained(sourc
 @pytest.mark.parametrize("spelling", ["reasoning_content", "content"])
 def test_a_template_that_cuts_thoughts_is_refused_unless_answers_alone_are_trained(source, spelling, trained):
     messages = [USER, {"role": "assistant", **SPELLINGS[spelling]}]
-    with pytest.raises(DataError, match=r"^x:1: the thoughts of the last answer are not in the text .*data.train_on: answers"):
+    with pytest.raises(
+        DataError, match=r"^x:1: the thoughts of the last answer are not in the text .*data.train_on: answers"
+    ):
         trained(messages, source)
     said, counts = trained(messages, source, trains=False)
     assert ([text.strip() for text in said], counts) == (["yes<|im_end|>"], (0, 0, 1))
@@ -127,12 +139,16 @@ def test_a_template_that_cuts_thoughts_is_refused_unless_answers_alone_are_train
 
 def test_text_that_is_taken_for_thoughts_is_not_lost(trained):
     before, twice = "Sure. <think>why</think> yes", "<think>a</think>b<think>c</think>d"
-    with pytest.raises(DataError, match=r"messages\[1\] \(assistant\) is not in the text that the chat template renders"):
+    with pytest.raises(
+        DataError, match=r"messages\[1\] \(assistant\) is not in the text that the chat template renders"
+    ):
         trained([USER, {"role": "assistant", "content": before}], MARKED)
     said, _ = trained([USER, {"role": "assistant", "content": twice}], MARKED)
     assert said == ["<think>\na\n</think>\n\nb<think>c</think>d<|im_end|>"]
     for content in (before, twice):
-        assert trained([USER, {"role": "assistant", "content": content}], CHATML)[0] == [f"{content}<|im_end|>"]
+        assert trained([USER, {"role": "assistant", "content": content}], CHATML)[0] == [
+            f"{content}<|im_end|>"
+        ]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +158,10 @@ def test_text_that_is_taken_for_thoughts_is_not_lost(trained):
             {"thinking": "other", "reasoning_content": "why"},
             r"messages\[0\] has thoughts in reasoning_content and think",
         ),
-        ({"thinking": "other", "content": "<think>why</think>yes"}, "has thoughts in thinking and content, which differ"),
+        (
+            {"thinking": "other", "content": "<think>why</think>yes"},
+            "has thoughts in thinking and content, which differ",
+        ),
         ({"thinking": ["why"]}, r"messages\[0\].thinking must be a string"),
     ],
 )
@@ -153,7 +172,10 @@ def test_thoughts_that_contradict_each_other_are_refused(more, said):
 
 @pytest.mark.parametrize(
     ("train_on", "said"),
-    [("answers and thoughts", "24 are trained with them"), ("answers", "24 are trained with them as context")],
+    [
+        ("answers and thoughts", "24 are trained with them"),
+        ("answers", "24 are trained with them as context"),
+    ],
 )
 def test_the_contract_says_what_became_of_thoughts(train_on, said, tmp_path):
     folder = tokenizer_folder(tmp_path / "base", QWEN3, more=["<think>", "</think>"])
@@ -182,13 +204,17 @@ def test_an_answer_without_thoughts_is_trained_from_the_end_of_the_generation_pr
 
 @pytest.mark.parametrize("source", [QWEN3, OPENED, CHATML, CHANNELS])
 def test_compared_answers_begin_where_those_of_trl_do(source, tokenizers):
-    """TRL's prompt is the generation prompt, or what it has in common with the text of the chosen answer (maybe thoughts)."""
+    """TRL's prompt is the generation prompt, or what it has in common with the text of the chosen answer
+    (maybe thoughts)."""
     from trl.data_utils import apply_chat_template
 
     tokenizer = tokenizers(source)
     key = {CHANNELS: "thinking"}.get(source, "reasoning_content")
-    chosen = {"role": "assistant", "content": "<think>\nwhy\n</think>\n\nyes"} if source == CHATML else {
-        "role": "assistant", "content": "yes", key: "why"}  # fmt: skip
+    chosen = (
+        {"role": "assistant", "content": "<think>\nwhy\n</think>\n\nyes"}
+        if source == CHATML
+        else {"role": "assistant", "content": "yes", key: "why"}
+    )
     row = {"prompt": [USER], "chosen": [chosen], "rejected": [{"role": "assistant", "content": "no"}]}
     texts = apply_chat_template(row, tokenizer)
     found = pair_of(row, {}, "x:1")
@@ -204,30 +230,48 @@ def test_both_answers_of_a_pair_begin_at_one_token_whatever_the_template_writes_
     folder = tokenizer_folder(tmp_path / "base", only_thoughts)
     yes = {"role": "assistant", "content": "yes", "reasoning_content": "why"}
     no = {"role": "assistant", "content": "no"}
-    rows = write_rows(tmp_path / "rows.jsonl", [
-        {"prompt": [{"role": "user", "content": f"q{number}"}], "chosen": [yes], "rejected": [no]} for number in range(8)
-    ])  # fmt: skip
-    asked = request(folder, path=str(rows), heldout_fraction=0.0, max_length=64).model_copy(update={"row_kind": "pairs"})
+    rows = write_rows(
+        tmp_path / "rows.jsonl",
+        [
+            {"prompt": [{"role": "user", "content": f"q{number}"}], "chosen": [yes], "rejected": [no]}
+            for number in range(8)
+        ],
+    )
+    asked = request(folder, path=str(rows), heldout_fraction=0.0, max_length=64).model_copy(
+        update={"row_kind": "pairs"}
+    )
     data.prepare(asked, tmp_path / "a")
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for row in stored(tmp_path / "a", "train"):
         at = row["seq_lengths"][0]
-        trained = [[token for token in part if token != -100] for part in (row["labels"][:at], row["labels"][at:])]
+        trained = [
+            [token for token in part if token != -100] for part in (row["labels"][:at], row["labels"][at:])
+        ]
         texts = [tokenizer.decode(tokens) for tokens in trained]
         assert texts == ["<think>\nwhy\n</think>\n\nyes<|im_end|>", "no<|im_end|>"]
 
 
 def test_thoughts_of_a_compared_answer_are_no_context(tokenizers):
     row = {"prompt": [USER], "chosen": "<think>why</think>yes", "rejected": "no"}
-    with pytest.raises(DataError, match=r"^x:1: the answer has thoughts, which data.train_on: answers .*different prompts"):
+    with pytest.raises(
+        DataError, match=r"^x:1: the answer has thoughts, which data.train_on: answers .*different prompts"
+    ):
         render(pair_of(row, {}, "x:1").chosen, ChatTemplate(tokenizers(QWEN3), False), True, "x:1")
 
 
 def test_raw_text_has_no_thoughts_to_leave_out(tokenizer, tmp_path):
-    with pytest.raises(DataError, match=r"^data.train_on: thoughts are found in chats .* data's format is prompt_completion; "):
-        prepared(tokenizer, [{"prompt": "q", "completion": "<think>why</think>yes"}], tmp_path / "a", train_on="answers")
+    with pytest.raises(
+        DataError,
+        match=r"^data.train_on: thoughts are found in chats .* data's format is prompt_completion; ",
+    ):
+        prepared(
+            tokenizer,
+            [{"prompt": "q", "completion": "<think>why</think>yes"}],
+            tmp_path / "a",
+            train_on="answers",
+        )
 
 
 def test_all_tokens_and_answers_alone_contradict_each_other():
@@ -237,7 +281,8 @@ def test_all_tokens_and_answers_alone_contradict_each_other():
 
 def test_thoughts_beside_calls_are_trained(trained):
     calls = QWEN3.replace(
-        "{{ content.lstrip() }}", "{{ content.lstrip() ~ (message.tool_calls | tojson if message.tool_calls else '') }}"
+        "{{ content.lstrip() }}",
+        "{{ content.lstrip() ~ (message.tool_calls | tojson if message.tool_calls else '') }}",
     )
     function = {"name": "f", "arguments": {}}
     call = {"role": "assistant", "content": "", "thinking": "why", "tool_calls": [{"function": function}]}

@@ -29,7 +29,11 @@ def test_the_days_before_the_kickoff_s_own_oldest_first():
     assert recipe.data.path is None
 
 
-@given(st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1)), st.integers(1, 40), st.integers(-12 * 60, 12 * 60))
+@given(
+    st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1)),
+    st.integers(1, 40),
+    st.integers(-12 * 60, 12 * 60),
+)
 def test_no_day_is_read_twice_or_never_whatever_the_zone_and_season(moment, days, minutes):
     recipe = recipe_of(data={"path": DAILY})
     kickoff = moment.replace(tzinfo=UTC)
@@ -39,7 +43,9 @@ def test_no_day_is_read_twice_or_never_whatever_the_zone_and_season(moment, days
     zone = timezone(timedelta(minutes=minutes))
     assert render(recipe, kickoff.astimezone(zone), days) == render(recipe, moment, days)
     # Tomorrow's window begins where this one ends, less the first day.
-    later = [date.fromisoformat(path[-16:-6]) for path in paths(render(recipe, kickoff + timedelta(days=1), days))]
+    later = [
+        date.fromisoformat(path[-16:-6]) for path in paths(render(recipe, kickoff + timedelta(days=1), days))
+    ]
     assert later == [*found[1:], kickoff.date()]
 
 
@@ -56,7 +62,13 @@ def test_hours_months_and_what_is_no_code():
 
 
 def test_all_that_was_said_of_the_path_holds_for_each_day():
-    told = {"path": DAILY, "format": "instruction", "columns": {"output": "answer"}, "max_samples": 9, "max_length": 64}
+    told = {
+        "path": DAILY,
+        "format": "instruction",
+        "columns": {"output": "answer"},
+        "max_samples": 9,
+        "max_length": 64,
+    }
     recipe = render(recipe_of(data=told), KICKOFF, 2)
     for source in recipe.data.sources:
         assert (source.format, source.columns, source.max_samples) == ("instruction", {"output": "answer"}, 9)
@@ -75,10 +87,16 @@ def test_of_several_sources_only_those_with_codes_are_windows():
 
 def test_days_without_a_file_are_left_out_and_told(tmp_path):
     recipe = recipe_of(data={"path": f"{tmp_path}/%Y-%m-%d.jsonl"})
-    assert windows.render(recipe, KICKOFF, 2) == (None, [f"{tmp_path}/2026-03-27.jsonl", f"{tmp_path}/2026-03-28.jsonl"])
+    assert windows.render(recipe, KICKOFF, 2) == (
+        None,
+        [f"{tmp_path}/2026-03-27.jsonl", f"{tmp_path}/2026-03-28.jsonl"],
+    )
     (tmp_path / "2026-03-28.jsonl").write_text('{"text": "a"}\n')
     window = windows.render(recipe, KICKOFF, 2)
-    assert (paths(window.recipe), window.missing) == ([f"{tmp_path}/2026-03-28.jsonl"], [f"{tmp_path}/2026-03-27.jsonl"])
+    assert (paths(window.recipe), window.missing) == (
+        [f"{tmp_path}/2026-03-28.jsonl"],
+        [f"{tmp_path}/2026-03-27.jsonl"],
+    )
     assert len(data.fingerprint(window.recipe.data)) == 64
     fixed = recipe_of(data={"path": str(tmp_path)})
     assert windows.render(fixed, KICKOFF, 2) == (fixed, [])

@@ -19,7 +19,9 @@ from tests.support.mock_cluster import flyteadmin, http
 from tests.support.recipes import content
 from tests.support.tiny import tiny_base
 
-ALL = [f"tasks.evaluate.evaluate_model_{shape.identifier}" for shape in load_shapes()] + ["tasks.plan.make_plan"]
+ALL = [f"tasks.evaluate.evaluate_model_{shape.identifier}" for shape in load_shapes()] + [
+    "tasks.plan.make_plan"
+]
 
 
 def levels(findings):
@@ -43,7 +45,11 @@ def config(tmp_path, monkeypatch):
         get_config_file.cache_clear()
         (tmp_path / ".flyte").mkdir(exist_ok=True)
         file = tmp_path / ".flyte" / "config.yaml"
-        file.write_text(yaml.safe_dump({"admin": {"endpoint": f"dns:///{endpoint}", "insecure": True, "authType": "Pkce"}}))
+        file.write_text(
+            yaml.safe_dump(
+                {"admin": {"endpoint": f"dns:///{endpoint}", "insecure": True, "authType": "Pkce"}}
+            )
+        )
         return file
 
     yield write
@@ -68,7 +74,9 @@ def test_packages_against_the_lock(tmp_path):
     assert laptop.packages(pins, have).level == "OK"
     found = laptop.packages(pins, have | {"baz": "3"} | {"qux": "2"})
     assert (found.level, found.said) == ("WARN", "baz 3 (lock: 2), qux 2 (lock: 1)")
-    assert laptop.packages(pins, have | {"baz": "3"}, {"baz": "3"}).level == "OK", "make install takes the other lock"
+    assert laptop.packages(pins, have | {"baz": "3"}, {"baz": "3"}).level == "OK", (
+        "make install takes the other lock"
+    )
     assert "missing: torch, Foo_bar, baz, qux" in laptop.packages(pins, {}).said
     assert laptop.pins(tmp_path / "none") == {}
 
@@ -89,7 +97,9 @@ def test_the_token_is_never_shown():
 def test_the_hub_answers_or_does_not_or_is_not_asked():
     with http({"/": {}}) as address:
         assert laptop.hub("", address).level == "OK"  # HEAD is refused with 501: something answers
-        assert laptop.hub("1", "http://none.invalid").said.startswith("not used, because HF_HUB_OFFLINE is set")
+        assert laptop.hub("1", "http://none.invalid").said.startswith(
+            "not used, because HF_HUB_OFFLINE is set"
+        )
     found = laptop.hub("", address)
     assert found.level == "WARN"
     assert "HF_HUB_OFFLINE=1" in found.do
@@ -109,7 +119,9 @@ def test_doctor_of_this_machine_runs_and_speaks_json(config, capsys, monkeypatch
     out = capsys.readouterr().out
     found = json.loads(out)
     assert code == int(any(one["level"] == "FAIL" for one in found))
-    assert {"python", "packages", "torch", "disk", "shapes.yaml", "recipes", "flyte config"} <= {one["what"] for one in found}
+    assert {"python", "packages", "torch", "disk", "shapes.yaml", "recipes", "flyte config"} <= {
+        one["what"] for one in found
+    }
     assert "hf_planted_token" not in out
 
 
@@ -122,7 +134,9 @@ def test_without_a_cluster_the_sandbox_is_named(config, capsys):
 
 
 @pytest.mark.parametrize("name", ["shapes.yaml", "cluster.yaml"])
-def test_a_mistake_in_a_file_of_the_cluster_s_is_a_row_of_its_table(name, config, tmp_path, capsys, monkeypatch):
+def test_a_mistake_in_a_file_of_the_cluster_s_is_a_row_of_its_table(
+    name, config, tmp_path, capsys, monkeypatch
+):
     from flytune.hardware import cluster, shapes
 
     wrong = tmp_path / name
@@ -158,7 +172,10 @@ def test_a_config_without_an_endpoint_is_not_taken_for_the_sandbox_s(text, confi
     file.write_text(text)
     (found,) = admin.findings(file, "p", "d")
     assert found.level == "FAIL"
-    assert f"{file}: no admin.endpoint can be read there, so that pyflyte would ask localhost:30080" in found.said
+    assert (
+        f"{file}: no admin.endpoint can be read there, so that pyflyte would ask localhost:30080"
+        in found.said
+    )
 
 
 def test_a_config_that_is_not_there_is_named(config, monkeypatch):
@@ -191,14 +208,22 @@ def test_a_cluster_that_has_all(config, capsys):
 
 
 def test_what_a_cluster_lacks_is_told_with_what_to_do(config):
-    with http({}) as storage, flyteadmin(["other"], ["production"], ["tasks.plan.make_plan"], storage) as endpoint:
+    with (
+        http({}) as storage,
+        flyteadmin(["other"], ["production"], ["tasks.plan.make_plan"], storage) as endpoint,
+    ):
         found = list(admin.findings(config(endpoint), "mine", "development"))
         assert levels(found) | {"flyte config": "OK", "admin": "OK"} == levels(found)
         assert "--id mine --name mine`, or set PROJECT to one of other" in only(found, "FAIL")[0]
         assert "upload refused with 403" in only(found, "FAIL")[1]
         assert "version v7, without shapes cpu-1, cpu-2" in only(found, "WARN")[0]
-        (found,) = [one for one in admin.findings(config(endpoint), "other", "development") if one.what == "project"]
-        assert (found.said, found.do) == ("other has no domain development", "set DOMAIN to one of production")
+        (found,) = [
+            one for one in admin.findings(config(endpoint), "other", "development") if one.what == "project"
+        ]
+        assert (found.said, found.do) == (
+            "other has no domain development",
+            "set DOMAIN to one of production",
+        )
     with flyteadmin(["mine"], ["development"]) as endpoint:
         found = list(admin.findings(config(endpoint), "mine", "development"))
         assert "no tasks of Flytune yet -> `make register`" in only(found, "WARN")[0]
@@ -243,7 +268,12 @@ T4 = {"k8s.amazonaws.com/accelerator": "nvidia-tesla-t4"}
         ),
         ("t4-8", [node()], "WARN", "no node has T4 in its label"),
         ("t4-8", [node(labels=T4, resources={})], "FAIL", "n1 has too little nvidia.com/gpu (0 of 8)"),
-        ("t4-8", [node(labels=T4, disk_gib=100, cpu=4)], "FAIL", "cpu (4 of 90), ephemeral-storage (100 GiB of 800 GiB)"),
+        (
+            "t4-8",
+            [node(labels=T4, disk_gib=100, cpu=4)],
+            "FAIL",
+            "cpu (4 of 90), ephemeral-storage (100 GiB of 800 GiB)",
+        ),
         ("t4-8", [node(labels=T4, taints=["spot"])], "WARN", "repels its pods by the taint spot"),
         ("t4-8", [node(labels=T4, taints=[nodes.GPU])], "OK", "1 node"),
         ("t4-8x3", [node(labels=T4)], "WARN", "1 of 3 nodes exists"),
@@ -273,11 +303,16 @@ def test_devices_are_flyte_s():
 
 def test_spot_taints_networks_and_memory_sizes():
     spot = shape_named("t4-8").model_copy(update={"spot": True})
-    assert nodes.nodes_for([node(labels=T4, taints=["spot"])], spot, Cluster(spot_taints=["spot"])).level == "OK"
+    assert (
+        nodes.nodes_for([node(labels=T4, taints=["spot"])], spot, Cluster(spot_taints=["spot"])).level == "OK"
+    )
     efa = shape_named("t4-8").model_copy(update={"network": "efa", "network_devices": 4})
     assert "vpc.amazonaws.com/efa (0 of 4)" in nodes.nodes_for([node(labels=T4)], efa, Cluster()).said
     rdma = efa.model_copy(update={"network": "infiniband"})
-    assert "rdma/x (0 of 4)" in nodes.nodes_for([node(labels=T4)], rdma, Cluster(infiniband_resource="rdma/x")).said
+    assert (
+        "rdma/x (0 of 4)"
+        in nodes.nodes_for([node(labels=T4)], rdma, Cluster(infiniband_resource="rdma/x")).said
+    )
     big, small = ({"nvidia.com/gpu.product": f"NVIDIA-A100-SXM4-{size}GB"} for size in (80, 40))
     assert nodes.matches(node(labels=big), shape_named("a100-80gb-8"))
     assert not nodes.matches(node(labels=small), shape_named("a100-80gb-8"))
@@ -289,10 +324,15 @@ SECRETS = {"env_var": "HF_TOKEN", "group": "flytune", "key": "hf-token"}
 def kubernetes(tmp_path, monkeypatch, answers, **cluster):
     """Findings of the real client from a stand-in."""
     meta = {"metadata": {}}
-    with http({path: meta | answer if isinstance(answer, dict) else answer for path, answer in answers.items()}) as address:
+    with http(
+        {path: meta | answer if isinstance(answer, dict) else answer for path, answer in answers.items()}
+    ) as address:
         context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
         file = tmp_path / "kubeconfig"
-        clusters, users = [{"name": "c", "cluster": {"server": address}}], [{"name": "u", "user": {"token": "t"}}]
+        clusters, users = (
+            [{"name": "c", "cluster": {"server": address}}],
+            [{"name": "u", "user": {"token": "t"}}],
+        )
         known = {"apiVersion": "v1", "kind": "Config", "current-context": "c"}
         file.write_text(yaml.safe_dump(known | {"clusters": clusters, "users": users, "contexts": [context]}))
         monkeypatch.setenv("KUBECONFIG", str(file))
@@ -311,7 +351,12 @@ NODES = {
             "metadata": {"name": "n1", "labels": T4},
             "spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]},
             "status": {
-                "allocatable": {"cpu": "95500m", "memory": "380Gi", "ephemeral-storage": "900Gi", "nvidia.com/gpu": "8"}
+                "allocatable": {
+                    "cpu": "95500m",
+                    "memory": "380Gi",
+                    "ephemeral-storage": "900Gi",
+                    "nvidia.com/gpu": "8",
+                }
             },
         }
     ]
@@ -323,11 +368,21 @@ SECRET_PATH = "/api/v1/namespaces/p-d/secrets/flytune"
 
 def test_kubernetes_through_its_real_client(tmp_path, monkeypatch):
     secret = {"metadata": {"name": "flytune"}, "data": {"hf-token": base64.b64encode(b"hf_planted").decode()}}
-    answers = {NODES_PATH: NODES, CRDS_PATH: definitions(nodes.OPERATOR, nodes.GANG_RESOURCES["kueue"]), SECRET_PATH: secret}
+    answers = {
+        NODES_PATH: NODES,
+        CRDS_PATH: definitions(nodes.OPERATOR, nodes.GANG_RESOURCES["kueue"]),
+        SECRET_PATH: secret,
+    }
     cluster = {"gang_scheduling": "kueue", "queue": "q", "secrets": {"hub": [SECRETS]}}
     found = kubernetes(tmp_path, monkeypatch, answers, **cluster)
     told = levels(found)
-    for what in ("kubernetes", "training operator", "gang scheduling by kueue", "secret for HF_TOKEN", "shape t4-8"):
+    for what in (
+        "kubernetes",
+        "training operator",
+        "gang scheduling by kueue",
+        "secret for HF_TOKEN",
+        "shape t4-8",
+    ):
         assert told[what] == "OK", found
     assert told["shapes"] == "WARN"
     assert "planted" not in str(found)
@@ -336,14 +391,23 @@ def test_kubernetes_through_its_real_client(tmp_path, monkeypatch):
 
 def config_maps(**files):
     """The ConfigMap of the chart flyte-binary, with files in the order in which Flyte merges them."""
-    return {"items": [{"metadata": {"name": "flyte"}, "data": {name: yaml.safe_dump(to) for name, to in files.items()}}]}
+    return {
+        "items": [
+            {"metadata": {"name": "flyte"}, "data": {name: yaml.safe_dump(to) for name, to in files.items()}}
+        ]
+    }
 
 
 def test_flytes_own_settings(tmp_path, monkeypatch):
-    named = {"tasks": {"task-plugins": {"enabled-plugins": ["container", "sidecar"]}}, "secret": {"key": "planted"}}
+    named = {
+        "tasks": {"task-plugins": {"enabled-plugins": ["container", "sidecar"]}},
+        "secret": {"key": "planted"},
+    }
     low = {"task_resources": {"limits": {"cpu": "2", "memory": "1Gi", "gpu": 1, "ephemeralStorage": 0}}}
     answers = {NODES_PATH: NODES, CRDS_PATH: definitions(nodes.OPERATOR)}
-    found = kubernetes(tmp_path, monkeypatch, answers | {MAPS_PATH: config_maps(**{"000.yaml": named, "100.yaml": low})})
+    found = kubernetes(
+        tmp_path, monkeypatch, answers | {MAPS_PATH: config_maps(**{"000.yaml": named, "100.yaml": low})}
+    )
     failed = only([one for one in found if one.what == "flyte settings"], "FAIL")
     assert "plugin pytorch is not enabled; it starts the nodes of t4-8x3" in failed[0]
     assert "enabled-plugins: [container, sidecar, K8S-ARRAY, pytorch]" in failed[0]
@@ -361,7 +425,9 @@ def test_flytes_own_settings(tmp_path, monkeypatch):
     assert levels(found)["flyte settings"] == "OK"
     for answer, said in ((403, "cannot be read"), ({"items": []}, "there are no ConfigMaps")):
         (one,) = [
-            one for one in kubernetes(tmp_path, monkeypatch, answers | {MAPS_PATH: answer}) if one.what == "flyte settings"
+            one
+            for one in kubernetes(tmp_path, monkeypatch, answers | {MAPS_PATH: answer})
+            if one.what == "flyte settings"
         ]
         assert one.level == "OK"
         assert said in one.said
@@ -384,7 +450,10 @@ def test_what_kubernetes_lacks(tmp_path, monkeypatch):
 
 
 def test_claims_and_drivers_through_the_real_client(tmp_path, monkeypatch):
-    claim = {"spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound", "accessModes": ["ReadWriteOnce"]}}
+    claim = {
+        "spec": {"accessModes": ["ReadWriteMany"]},
+        "status": {"phase": "Bound", "accessModes": ["ReadWriteOnce"]},
+    }
     drivers = {"items": [{"metadata": {"name": "d.csi"}, "spec": {"volumeLifecycleModes": ["Ephemeral"]}}]}
     answers = {
         NODES_PATH: NODES,
@@ -398,7 +467,10 @@ def test_claims_and_drivers_through_the_real_client(tmp_path, monkeypatch):
         {"name": "team", "persistent_volume_claim": "team", "mount_path": "/mnt/team"},
         {"name": "bucket", "csi": {"driver": "d.csi"}, "mount_path": "/mnt/bucket"},
     ]
-    rows += [{"name": name, "persistent_volume_claim": name, "mount_path": f"/mnt/{name}"} for name in ("hidden", "gone")]
+    rows += [
+        {"name": name, "persistent_volume_claim": name, "mount_path": f"/mnt/{name}"}
+        for name in ("hidden", "gone")
+    ]
     found = {one.what: one for one in kubernetes(tmp_path, monkeypatch, answers, volumes=rows)}
     assert found["volume team"].level == "FAIL", "the volume's own modes count, not those asked for"
     assert "claim team has ReadWriteOnce" in found["volume team"].said
@@ -414,7 +486,9 @@ def test_shapes_without_nodes_are_one_line(tmp_path, monkeypatch):
     assert set(found.said.rpartition(" for ")[2].split(", ")) == {shape.name for shape in load_shapes()}
     assert found.said.startswith("no nodes (by their labels k8s.amazonaws.com/accelerator or ")
     # One row alone says which label it looked for.
-    (alone,) = [one for one in nodes.findings(_found(), [shape_named("l4-1")], Cluster()) if one.what == "shape l4-1"]
+    (alone,) = [
+        one for one in nodes.findings(_found(), [shape_named("l4-1")], Cluster()) if one.what == "shape l4-1"
+    ]
     assert alone.said.startswith("no node has L4 in its label")
 
 
@@ -423,11 +497,17 @@ def _found():
 
 
 def test_with_a_recipe_its_shapes_alone_are_looked_for(config, tmp_path, monkeypatch):
-    recipe = content(hardware={"shape": "l4-1"}, evaluation={"shape": "t4-8"}, model={"name_or_path": str(tiny_base(tmp_path))})
+    recipe = content(
+        hardware={"shape": "l4-1"},
+        evaluation={"shape": "t4-8"},
+        model={"name_or_path": str(tiny_base(tmp_path))},
+    )
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     asked = []
     monkeypatch.setattr(
-        kube, "findings", lambda namespace, shapes, cluster, **_: asked.append([shape.name for shape in shapes]) or []
+        kube,
+        "findings",
+        lambda namespace, shapes, cluster, **_: asked.append([shape.name for shape in shapes]) or [],
     )
     main(["doctor", "--remote", str(tmp_path / "recipe.yaml")])
     main(["doctor", "--remote"])
@@ -448,6 +528,11 @@ def test_kubernetes_that_refuses_or_is_away(tmp_path, monkeypatch):
 
 
 def test_doctor_starts_without_what_trains():
-    code = "import sys, flytune.cli.doctor; print(sorted({'torch', 'kubernetes', 'flytekit'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=laptop.ROOT, check=True)
+    code = (
+        "import sys, flytune.cli.doctor; print(sorted({'torch', 'kubernetes', 'flytekit'} & "
+        "set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=laptop.ROOT, check=True
+    )
     assert done.stdout.strip() == "[]"

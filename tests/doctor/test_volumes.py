@@ -30,7 +30,12 @@ def bound(*modes, phase="Bound"):
         (TEAM, bound("ReadWriteMany", phase="Pending"), "WARN", "not bound to a volume yet"),
         (TEAM, bound("ReadWriteMany", phase="Lost"), "FAIL", "claim team is Lost"),
         (TEAM, bound("ReadWriteOnce"), "FAIL", "the pods of h100-8x8 mount it on several nodes at once"),
-        (TEAM | {"shapes": ["cpu-1"]}, bound("ReadWriteOnce"), "WARN", "a pod waits while one on another node has it"),
+        (
+            TEAM | {"shapes": ["cpu-1"]},
+            bound("ReadWriteOnce"),
+            "WARN",
+            "a pod waits while one on another node has it",
+        ),
         (TEAM | {"shapes": ["cpu-1"], "light_tasks": False}, bound("ReadWriteOnce"), "OK", "bound"),
         (TEAM, bound("ReadOnlyMany"), "FAIL", "has ReadOnlyMany, and pods write to it"),
         (TEAM | {"read_only": True}, bound("ReadOnlyMany"), "OK", "bound"),

@@ -1,4 +1,5 @@
-"""The simulated allocator: cases by hand from the rules of CUDACachingAllocator.cpp, and properties of any sequence."""
+"""The simulated allocator: cases by hand from the rules of CUDACachingAllocator.cpp, and properties of any
+sequence."""
 
 from itertools import pairwise
 
@@ -19,7 +20,9 @@ from flytune.dryrun.allocator import (
 )
 
 PAGES = SMALL_SEGMENT + LARGE_SEGMENT
-SIZES = st.one_of(st.integers(1, 2 * MIB), st.integers(MIB, 40 * MIB), st.sampled_from([512, 513, MIB, MIB + 1, 10 * MIB]))
+SIZES = st.one_of(
+    st.integers(1, 2 * MIB), st.integers(MIB, 40 * MIB), st.sampled_from([512, 513, MIB, MIB + 1, 10 * MIB])
+)
 # An allocation (size, stream), or the index of a block to free.
 ACTIONS = st.lists(st.one_of(st.tuples(SIZES, st.integers(0, 1)), st.integers(0, 30)), max_size=60)
 
@@ -44,7 +47,8 @@ def reserved(*sizes, **options):
         ([10 * MIB], 10),  # 10 MiB and more: a segment of its own, rounded to 2 MiB
         ([10 * MIB + 1], 12),
         ([11 * MIB, 1], 14),
-        # 12 MiB less 10.5 is more than 1 MiB: a request of 1.2 MiB finds it; less 11 is not: it stays with the block.
+        # 12 MiB less 10.5 is more than 1 MiB: a request of 1.2 MiB finds it; less 11 is not: it stays with
+        # the block.
         ([10.5 * MIB, 1.2 * MIB], 12),
         ([11 * MIB, 1.0001 * MIB], 32),
     ],
@@ -117,7 +121,8 @@ def test_pages_of_a_growing_segment_go_back_and_are_mapped_again():
     first, last = allocator.allocate(70 * MIB), allocator.allocate(10 * MIB)
     allocator.free(first)
     assert allocator.reserved == 80 * MIB
-    # 60 MiB are given back; the request begins at the hole before the 10 MiB in use, which is too small, so it goes behind.
+    # 60 MiB are given back; the request begins at the hole before the 10 MiB in use, which is too small, so
+    # it goes behind.
     found = allocator.allocate(80 * MIB)
     assert (found.address, allocator.reserved, allocator.retries) == (80 * MIB, 100 * MIB, 1)
     allocator.free(found)
@@ -126,7 +131,8 @@ def test_pages_of_a_growing_segment_go_back_and_are_mapped_again():
 
 
 def run(allocator, actions):
-    """Do what can be done; return the live blocks with the bytes asked for, and assert what is always true."""
+    """Do what can be done; return the live blocks with the bytes asked for, and assert what is always
+    true."""
     live = []
     for action in actions:
         if isinstance(action, tuple):
@@ -148,14 +154,17 @@ def free_bytes(allocator):
 @pytest.mark.parametrize("expandable", [False, True])
 @settings(max_examples=100)
 @given(actions=ACTIONS)
-def test_of_any_sequence_blocks_do_not_overlap_and_all_that_is_reserved_is_allocated_or_free(expandable, actions):
+def test_of_any_sequence_blocks_do_not_overlap_and_all_that_is_reserved_is_allocated_or_free(
+    expandable, actions
+):
     allocator = CachingAllocator(expandable=expandable)
     live = run(allocator, actions)
     assert allocator.reserved == allocator.allocated + free_bytes(allocator)
     for block, _ in live:
         allocator.free(block)
     assert allocator.allocated == 0
-    # Everything is joined: each segment is one block again (an expandable one is followed by what is not mapped).
+    # Everything is joined: each segment is one block again (an expandable one is followed by what is not
+    # mapped).
     for pool in allocator._pools.values():
         assert all(block.before is None for block in pool.free.values())
         assert all(block.after is None or not block.after.mapped for block in pool.free.values())
@@ -206,12 +215,20 @@ def ledger_of(*lives, now):
 
 
 def test_a_trace_is_replayed_with_weights_that_stay_and_optimizer_states_from_the_first_step_on():
-    weights, activations, states = (32 * MIB, 1, None, PARAMETERS), (40 * MIB, 2, 4, None), (24 * MIB, 3, None, OPTIMIZER)
+    weights, activations, states = (
+        (32 * MIB, 1, None, PARAMETERS),
+        (40 * MIB, 2, 4, None),
+        (24 * MIB, 3, None, OPTIMIZER),
+    )
     gradients = (16 * MIB, 5, None, GRADIENTS)
     ledger = ledger_of(weights, activations, states, gradients, now=5)
     allocator = replay(ledger, CachingAllocator())
     # The last storage is freed after each step; it is cut from the 40 MiB of the activations.
-    assert (allocator.peak_reserved, allocator.peak_allocated, allocator.allocated) == (96 * MIB, 96 * MIB, 56 * MIB)
+    assert (allocator.peak_reserved, allocator.peak_allocated, allocator.allocated) == (
+        96 * MIB,
+        96 * MIB,
+        56 * MIB,
+    )
     on_the_host = replay(ledger, CachingAllocator(), without=[PARAMETERS, OPTIMIZER])
     assert (on_the_host.peak_reserved, on_the_host.allocated) == (40 * MIB, 0)
 

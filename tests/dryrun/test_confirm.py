@@ -1,4 +1,5 @@
-"""Plans that the dry run confirms, and those of models that the closed form does not know: it decides about them."""
+"""Plans that the dry run confirms, and those of models that the closed form does not know: it decides about
+them."""
 
 import json
 from pathlib import Path
@@ -23,10 +24,14 @@ UNKNOWN = "multi-head latent attention (new_type)"
 @pytest.fixture
 def known(tmp_path):
     """The recipe of a model that the closed form knows."""
-    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(SMALL | {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16"})
+    )
     # The command reads the first rows as the preparation does.
     tokenizer_folder(tmp_path)
-    (data := tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "row {row}"}}\n' for row in range(20_000)))
+    (data := tmp_path / "rows.jsonl").write_text(
+        "".join(f'{{"text": "row {row}"}}\n' for row in range(20_000))
+    )
     return recipe_of(
         model={"name_or_path": str(tmp_path)},
         sharding="fsdp",
@@ -40,7 +45,9 @@ def known(tmp_path):
 def recipe(known, monkeypatch):
     for module in (planner, plan):
         monkeypatch.setattr(
-            module, "read_geometry", lambda model: read_geometry(model).model_copy(update={"unsupported": UNKNOWN})
+            module,
+            "read_geometry",
+            lambda model: read_geometry(model).model_copy(update={"unsupported": UNKNOWN}),
         )
     return known
 
@@ -63,17 +70,28 @@ def stand_in(monkeypatch, each, base=GIB, spare=0):
         size = base + each * micro_batch
         phases = {"load": base, "first step, backward": size, "steady step, backward": size}
         return DryRun(
-            phases=phases, kinds={"activations": size}, peak_bytes=size, peak_phase="steady step, backward",
-            peak_module="layers.0", largest=[], host_bytes=0, seconds=1.0,
-            reserved_bytes=spare and size + spare, least_bytes=spare and size + spare // 4,
-        )  # fmt: skip
+            phases=phases,
+            kinds={"activations": size},
+            peak_bytes=size,
+            peak_phase="steady step, backward",
+            peak_module="layers.0",
+            largest=[],
+            host_bytes=0,
+            seconds=1.0,
+            reserved_bytes=spare and size + spare,
+            least_bytes=spare and size + spare // 4,
+        )
 
     monkeypatch.setattr(confirm.dryrun, "run", run)
     return traced
 
 
-@pytest.mark.parametrize(("each", "expected", "verdict"), [(0.1, 16, "fits"), (2.5, 4, "fits"), (18.5, 1, "tight")])
-def test_the_dry_run_decides_about_a_model_that_the_closed_form_does_not_know(recipe, monkeypatch, each, expected, verdict):
+@pytest.mark.parametrize(
+    ("each", "expected", "verdict"), [(0.1, 16, "fits"), (2.5, 4, "fits"), (18.5, 1, "tight")]
+)
+def test_the_dry_run_decides_about_a_model_that_the_closed_form_does_not_know(
+    recipe, monkeypatch, each, expected, verdict
+):
     traced = stand_in(monkeypatch, round(each * GIB))
     plan = planner.make(recipe, trace=confirm.best_fit)
     assert (plan.per_device_train_batch_size, plan.verdict) == (expected, verdict)
@@ -90,21 +108,31 @@ def test_what_loading_holds_beside_the_weights_is_kept(known, monkeypatch):
     stand_in(monkeypatch, 0, base=0)
     made = planner.make(recipe)
     assert made.memory.phases["load"]["loading"] > 0
-    assert confirm.confirmed(recipe, made).memory.phases["load"]["loading"] == made.memory.phases["load"]["loading"]
+    assert (
+        confirm.confirmed(recipe, made).memory.phases["load"]["loading"]
+        == made.memory.phases["load"]["loading"]
+    )
 
 
 def test_where_nothing_fits_the_dry_run_says_what_is_missing(recipe, monkeypatch):
     stand_in(monkeypatch, 40 * GIB)
-    with pytest.raises(DoesNotFit, match=r"a10g-8: 2\d.\d GiB of GPU memory missing by the dry run, with micro batch 1"):
+    with pytest.raises(
+        DoesNotFit, match=r"a10g-8: 2\d.\d GiB of GPU memory missing by the dry run, with micro batch 1"
+    ):
         planner.make(recipe, trace=confirm.best_fit)
 
 
 def test_weights_that_do_not_fit_are_not_traced(recipe, monkeypatch):
     traced = stand_in(monkeypatch, GIB)
     file = Path(recipe.model.name_or_path) / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": 100_000_000, "hidden_size": 1024}))
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"vocab_size": 100_000_000, "hidden_size": 1024})
+    )
     plain = recipe.model_copy(
-        update={"hardware": recipe.hardware.model_copy(update={"shape": "a10g-1"}), "sharding": Sharding(name="none")}
+        update={
+            "hardware": recipe.hardware.model_copy(update={"shape": "a10g-1"}),
+            "sharding": Sharding(name="none"),
+        }
     )
     with pytest.raises(DoesNotFit, match=r"a10g-1: .* GiB of .* needed to load, has "):
         planner.make(plain, trace=confirm.best_fit)
@@ -113,13 +141,19 @@ def test_weights_that_do_not_fit_are_not_traced(recipe, monkeypatch):
 
 def test_without_torch_it_is_refused_with_the_way_on(recipe, monkeypatch):
     find = confirm.importlib.util.find_spec
-    monkeypatch.setattr(confirm.importlib.util, "find_spec", lambda name: None if name in ("torch", "trl") else find(name))
-    with pytest.raises(RecipeError, match=r"does not know multi-head .* needs torch, trl: plan where .*flytune\[train\]"):
+    monkeypatch.setattr(
+        confirm.importlib.util, "find_spec", lambda name: None if name in ("torch", "trl") else find(name)
+    )
+    with pytest.raises(
+        RecipeError, match=r"does not know multi-head .* needs torch, trl: plan where .*flytune\[train\]"
+    ):
         planner.make(recipe, trace=confirm.best_fit)
 
 
 def test_a_recipe_that_cannot_be_traced_is_refused_with_the_reason(recipe):
-    other = recipe.model_copy(update={"sharding": Sharding(name="device_map"), "method": Method(name="qlora")})
+    other = recipe.model_copy(
+        update={"sharding": Sharding(name="device_map"), "method": Method(name="qlora")}
+    )
     with pytest.raises(RecipeError, match=r"cannot trace this recipe: sharding device_map"):
         planner.make(other, trace=confirm.best_fit)
 

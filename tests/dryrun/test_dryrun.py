@@ -1,9 +1,10 @@
 """The dry run against training itself.
 
-Predicted: the ledger of one step on fake tensors. True: the same kind of ledger on the real tensors of training.loop's own
-run (TRL's SFTTrainer, real weights, real gloo ranks), from the moment when the model is built. Compared are the peaks of
-live bytes, to the byte as torch asks its CPU allocator for them: before any step, in forward and backward, in clipping and
-optimizer; of the first step, and of the second, which the dry run does not take.
+Predicted: the ledger of one step on fake tensors. True: the same kind of ledger on the real tensors of
+training.loop's own run (TRL's SFTTrainer, real weights, real gloo ranks), from the moment when the model is
+built. Compared are the peaks of live bytes, to the byte as torch asks its CPU allocator for them: before any
+step, in forward and backward, in clipping and optimizer; of the first step, and of the second, which the dry
+run does not take.
 """
 
 import json
@@ -89,8 +90,15 @@ def setting(tmp_path, changes):
     config = json.loads((base / "config.json").read_text()) | changes.pop("config", {})
     (base / "config.json").write_text(json.dumps(config))
     text = "The quick brown fox jumps over the lazy dog. " * (1 if "data.packing" in changes else 40)
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row(n, text, changes)) + "\n" for n in range(200)))
-    fixed = {"data.max_length": 96, "training.max_steps": 2, "training.optim": "adamw_torch_fused", "data.packing": False}
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps(row(n, text, changes)) + "\n" for n in range(200))
+    )
+    fixed = {
+        "data.max_length": 96,
+        "training.max_steps": 2,
+        "training.optim": "adamw_torch_fused",
+        "data.packing": False,
+    }
     recipe = Recipe.model_validate(tiny_recipe(base, tmp_path / "rows.jsonl", fixed | changes))
     dataset = tmp_path / "dataset"
     data.prepare(DataRequest.of(recipe, "x"), dataset)
@@ -113,10 +121,19 @@ CASES = {
         "training.activation_checkpointing": True,
     },
     "qlora": {"method": "qlora", "training.optim": "adamw_torch_fused"},
-    "qlora-8bit-optimizer": {"method": "qlora", "training.optim": "adamw_8bit", "training.activation_checkpointing": True},
+    "qlora-8bit-optimizer": {
+        "method": "qlora",
+        "training.optim": "adamw_8bit",
+        "training.activation_checkpointing": True,
+    },
     "fsdp-qlora": {"method": "qlora", "sharding": "fsdp", "hardware.shape": "cpu-2"},
     "ddp": {"sharding": "ddp", "hardware.shape": "cpu-2"},
-    "ddp-qlora": {"method": "qlora", "sharding": "ddp", "hardware.shape": "cpu-2", "training.optim": "adamw_torch_fused"},
+    "ddp-qlora": {
+        "method": "qlora",
+        "sharding": "ddp",
+        "hardware.shape": "cpu-2",
+        "training.optim": "adamw_torch_fused",
+    },
     "lora-dora-rows": {"method": {"name": "lora", "use_dora": True, "trainable_token_indices": [7, 8]}},
     "full-8bit-optimizer": {"training.optim": "adamw_8bit"},
     "lora-tables-8bit": {
@@ -133,7 +150,12 @@ CASES = {
     "kto-lora": {"objective": "kto", "method": "lora"},
     "kto-full": {"objective": {"name": "kto", "loss_type": "apo_zero_unpaired"}},
     "reward-full": {"objective": "reward"},
-    "reward-fsdp-lora": {"objective": "reward", "method": "lora", "sharding": "fsdp", "hardware.shape": "cpu-2"},
+    "reward-fsdp-lora": {
+        "objective": "reward",
+        "method": "lora",
+        "sharding": "fsdp",
+        "hardware.shape": "cpu-2",
+    },
     "lora-sgd": {"method": "lora", "training.optim": "sgd"},
     "lora-experts": {"experts": True, "method": {"name": "lora", "experts": True}},
     "fsdp-lora-tables": {
@@ -167,15 +189,17 @@ ZERO = {
 def test_zeros_partitions_are_counted_beside_the_trace(name, tmp_path, monkeypatch):
     """DeepSpeed updates at the end of backward, so that a step has one peak.
 
-    The partition of gradients is counted from the first time that a bucket may be reduced, which is before it must be. What
-    stage 3 may hold gathered is here all of the model, and is counted from the first layer to the last: DeepSpeed, which does
-    not reuse anything in its first step, then gathers less.
+    The partition of gradients is counted from the first time that a bucket may be reduced, which is before it
+    must be. What stage 3 may hold gathered is here all of the model, and is counted from the first layer to
+    the last: DeepSpeed, which does not reuse anything in its first step, then gathers less.
     """
     from trl.trainer import utils
 
     monkeypatch.setattr(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 256)
     recipe, base, dataset = setting(tmp_path, ZERO[name])
-    dry = ranks.run(1, trace.trace, Case(recipe=recipe, config=str(base), degrees=Degrees(2), micro_batch=2, profile=CPU))
+    dry = ranks.run(
+        1, trace.trace, Case(recipe=recipe, config=str(base), degrees=Degrees(2), micro_batch=2, profile=CPU)
+    )
     true = ranks.run(2, truly, recipe, dataset)
     for index, step in enumerate(("first step", "steady step")):
         predicted = max(size for phase, size in dry.phases.items() if phase.startswith(step))
@@ -188,20 +212,29 @@ def test_zeros_partitions_are_counted_beside_the_trace(name, tmp_path, monkeypat
 def test_a_dry_step_holds_what_a_real_one_does(name, tmp_path, monkeypatch):
     from trl.trainer import utils
 
-    # A tile of TRL's loss is wider than the tiny vocabulary and would hide all else; the ranks are forked with this.
+    # A tile of TRL's loss is wider than the tiny vocabulary and would hide all else; the ranks are forked
+    # with this.
     monkeypatch.setattr(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 256)
     recipe, base, dataset = setting(tmp_path, CASES[name])
     world_size = 2 if "hardware.shape" in CASES[name] else 1
-    case = Case(recipe=recipe, config=str(base), degrees=Degrees(world_size), micro_batch=4 // world_size, profile=CPU)
+    case = Case(
+        recipe=recipe, config=str(base), degrees=Degrees(world_size), micro_batch=4 // world_size, profile=CPU
+    )
     dry = ranks.run(1, trace.trace, case)
     true = ranks.run(world_size, truly, recipe, dataset)
     phases = dry.phases
     predicted = {"load": phases["load"]}
     for index, step in enumerate(("first step", "steady step")):
-        passes = [size for phase, size in phases.items() if phase.startswith(step) and not phase.endswith("optimizer")]
+        passes = [
+            size
+            for phase, size in phases.items()
+            if phase.startswith(step) and not phase.endswith("optimizer")
+        ]
         predicted[f"{index} pass"] = max(passes)
         predicted[f"{index} optimizer"] = phases[f"{step}, optimizer"]
-    assert {phase: predicted[phase] / size for phase, size in true.items()} == pytest.approx(dict.fromkeys(true, 1.0), abs=0.01)
+    assert {phase: predicted[phase] / size for phase, size in true.items()} == pytest.approx(
+        dict.fromkeys(true, 1.0), abs=0.01
+    )
 
 
 @pytest.mark.slow
@@ -213,10 +246,13 @@ def test_what_cannot_run_on_fake_tensors_is_refused_with_the_reason(tmp_path):
         return str(raised.value)
 
     assert asked(method={"name": "qlora", "load_in_8bit": True}) == (
-        "recipe tiny: no dry run: 8-bit layers (bitsandbytes) look for outliers in the values of their inputs, which fake "
-        "tensors do not have; where the closed form knows the model, plan it without --dry-run"
+        "recipe tiny: no dry run: 8-bit layers (bitsandbytes) look for outliers in the values of their "
+        "inputs, which fake tensors do not have; where the closed form knows the model, plan it without "
+        "--dry-run"
     )
-    assert "sharding device_map does not run on fake tensors; none and ddp and " in asked(method="qlora", sharding="device_map")
+    assert "sharding device_map does not run on fake tensors; none and ddp and " in asked(
+        method="qlora", sharding="device_map"
+    )
     # Where the model itself cannot be built: what its library said.
     assert f"no dry run of the model in {tmp_path}: " in asked()
 
@@ -226,7 +262,12 @@ def test_a_model_of_405_billion_parameters_on_64_gpus_needs_no_gpu(tmp_path):
     """Two layers of it, so that the test is short; benchmarks/dryrun.py takes all."""
     config = config_files.shipped()["meta-llama/Llama-3.1-405B"]["config"]
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
-    changes = {"sharding.name": "fsdp", "sharding.offload": "cpu", "model.dtype": "bfloat16", "data.max_length": 4096}
+    changes = {
+        "sharding.name": "fsdp",
+        "sharding.offload": "cpu",
+        "model.dtype": "bfloat16",
+        "data.max_length": 4096,
+    }
     content = tiny_recipe(tmp_path, tmp_path / "x.jsonl") | {"sharding": {}}
     for path, value in changes.items():
         section, field = path.split(".")
@@ -259,7 +300,8 @@ def test_a_tied_embeddings_gradient_is_added_in_place():
     for fake in (False, True):
         with (ledger := AllocationLedger()).watch(fake=fake):
             found = gradient_of_a_tied_embedding()
-        # The gradients of head and embedding, and no sum of them, beside the table (which linspace fills, and reshape views).
+        # The gradients of head and embedding, and no sum of them, beside the table (which linspace fills, and
+        # reshape views).
         assert [life.bytes for life in ledger.lives].count(4 * 1000 * 8) == 3
         assert fake or torch.equal(found, expected)
 
@@ -272,18 +314,36 @@ def test_the_mask_of_cudas_dropout_has_a_byte_for_each_number():
     assert sorted(life.bytes for life in ledger.alive(ledger.now)) == [64 * 64, 4 * 64 * 64, 4 * 64 * 64]
 
 
-SIZES = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 REPEATED = {
     "llama full": ({"model_type": "llama", "num_hidden_layers": 12}, {}, 1),
-    "llama, checkpointed": ({"model_type": "llama", "num_hidden_layers": 12}, {"training.activation_checkpointing": True}, 1),
+    "llama, checkpointed": (
+        {"model_type": "llama", "num_hidden_layers": 12},
+        {"training.activation_checkpointing": True},
+        1,
+    ),
     "llama lora, fsdp": (
         {"model_type": "llama", "num_hidden_layers": 12},
         {"method": "lora", "sharding": "fsdp", "training.activation_checkpointing": True},
         4,
     ),
-    "llama qlora, ddp": ({"model_type": "llama", "num_hidden_layers": 12}, {"method": "qlora", "sharding": "ddp"}, 2),
-    "llama qlora, fsdp": ({"model_type": "llama", "num_hidden_layers": 12}, {"method": "qlora", "sharding": "fsdp"}, 4),
+    "llama qlora, ddp": (
+        {"model_type": "llama", "num_hidden_layers": 12},
+        {"method": "qlora", "sharding": "ddp"},
+        2,
+    ),
+    "llama qlora, fsdp": (
+        {"model_type": "llama", "num_hidden_layers": 12},
+        {"method": "qlora", "sharding": "fsdp"},
+        4,
+    ),
     "llama full, zero1": ({"model_type": "llama", "num_hidden_layers": 12}, {"sharding": "zero1"}, 4),
     "llama lora, zero2": (
         {"model_type": "llama", "num_hidden_layers": 12},
@@ -291,7 +351,11 @@ REPEATED = {
         4,
     ),
     "llama full, zero3": ({"model_type": "llama", "num_hidden_layers": 12}, {"sharding": "zero3"}, 4),
-    "llama qlora, zero3": ({"model_type": "llama", "num_hidden_layers": 12}, {"method": "qlora", "sharding": "zero3"}, 4),
+    "llama qlora, zero3": (
+        {"model_type": "llama", "num_hidden_layers": 12},
+        {"method": "qlora", "sharding": "zero3"},
+        4,
+    ),
     "llama, zero3 offload": (
         {"model_type": "llama", "num_hidden_layers": 12},
         {"sharding": {"name": "zero3", "offload": "cpu"}},
@@ -309,7 +373,10 @@ REPEATED = {
     ),
     "two kinds of attention": (
         {"model_type": "gemma3_text", "num_hidden_layers": 20, "head_dim": 16, "sliding_window": 8}
-        | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 6 + ["sliding_attention"] * 2},
+        | {
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 6
+            + ["sliding_attention"] * 2
+        },
         {"training.activation_checkpointing": True},
         1,
     ),
@@ -318,8 +385,16 @@ REPEATED = {
         {"objective": "dpo", "method": "lora", "sharding": "fsdp", "training.activation_checkpointing": True},
         4,
     ),
-    "reward lora": ({"model_type": "llama", "num_hidden_layers": 12}, {"objective": "reward", "method": "lora"}, 1),
-    "kto qlora": ({"model_type": "llama", "num_hidden_layers": 12}, {"objective": "kto", "method": "qlora"}, 1),
+    "reward lora": (
+        {"model_type": "llama", "num_hidden_layers": 12},
+        {"objective": "reward", "method": "lora"},
+        1,
+    ),
+    "kto qlora": (
+        {"model_type": "llama", "num_hidden_layers": 12},
+        {"objective": "kto", "method": "qlora"},
+        1,
+    ),
     "experts": ({"model_type": "qwen3_moe", "num_hidden_layers": 12, "head_dim": 16} | EXPERTS, {}, 1),
 }
 
@@ -336,8 +411,15 @@ def both(case):
 def test_a_few_layers_are_traced_as_all(name, tmp_path):
     config, changes, world_size = REPEATED[name]
     (tmp_path / "config.json").write_text(json.dumps(SIZES | config))
-    content = tiny_recipe(tmp_path, tmp_path / "x.jsonl", {"model.dtype": "bfloat16", "data.max_length": 64} | changes)
-    case = Case(recipe=Recipe.model_validate(content), config=str(tmp_path), degrees=Degrees(world_size), micro_batch=2)
+    content = tiny_recipe(
+        tmp_path, tmp_path / "x.jsonl", {"model.dtype": "bfloat16", "data.max_length": 64} | changes
+    )
+    case = Case(
+        recipe=Recipe.model_validate(content),
+        config=str(tmp_path),
+        degrees=Degrees(world_size),
+        micro_batch=2,
+    )
     few, every, were_few = ranks.run(1, both, case)
     assert were_few
     assert few | {"seconds": 0} == every | {"seconds": 0}

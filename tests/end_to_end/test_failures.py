@@ -24,11 +24,15 @@ RECOVERABLE = ContainerError.Kind.RECOVERABLE
 
 @pytest.fixture
 def attempt(inputs, tmp_path, monkeypatch, request):
-    """A function that runs attempts of one run, each with a fault ("FAULT RANKS STEP"); those of a journey are forked."""
+    """A function that runs attempts of one run, each with a fault ("FAULT RANKS STEP"); those of a journey
+    are forked."""
     forks, done = request.node.get_closest_marker("journey") is not None, []
 
     def make(fault="", **changes):
-        changes = {"checkpoints.folder": str(tmp_path / "checkpoints"), "training.global_batch_size": 8} | changes
+        changes = {
+            "checkpoints.folder": str(tmp_path / "checkpoints"),
+            "training.global_batch_size": 8,
+        } | changes
         changes = {"sharding": "ddp", "hardware.shape": "cpu-2", "training.max_steps": 4} | changes
         recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
         plan = planner.make(recipe)
@@ -39,7 +43,9 @@ def attempt(inputs, tmp_path, monkeypatch, request):
         folder = tmp_path / f"attempt{len(done)}"
         done.append(None)
         done[-1] = pod(TRAIN[plan.shape], folder, forks=forks, recipe=recipe, plan=plan, dataset=dataset)
-        return getattr(done[-1], "error", None) or TrainingResult.read(Path(done[-1]["o0"].download()) / "training.json")
+        return getattr(done[-1], "error", None) or TrainingResult.read(
+            Path(done[-1]["o0"].download()) / "training.json"
+        )
 
     return make
 
@@ -92,7 +98,10 @@ def test_a_rank_that_is_killed_twice_in_the_same_phase_is_not_retried(attempt, m
         assert attempt("kill 1 2").kind == RECOVERABLE
     error = attempt()
     assert error.kind != RECOVERABLE
-    assert "attempts 1 and 2 were killed without a report in the same phase, steady step" in error.message.splitlines()[0]
+    assert (
+        "attempts 1 and 2 were killed without a report in the same phase, steady step"
+        in error.message.splitlines()[0]
+    )
 
 
 def test_a_full_gpu_is_final_unless_the_recipe_takes_a_smaller_micro_batch(attempt):
@@ -104,7 +113,9 @@ def test_a_full_gpu_is_final_unless_the_recipe_takes_a_smaller_micro_batch(attem
     assert error.kind == RECOVERABLE
     assert "2 x 2 x 2 processes is the same global batch of 8, and the next attempt uses it" in error.message
     halved, whole = attempt(**auto), attempt(**auto, **{"training.seed": 42, "name": "whole"})
-    assert [step.loss for step in halved.steps] == pytest.approx([step.loss for step in whole.steps], abs=1e-5)
+    assert [step.loss for step in halved.steps] == pytest.approx(
+        [step.loss for step in whole.steps], abs=1e-5
+    )
 
 
 @pytest.mark.journey

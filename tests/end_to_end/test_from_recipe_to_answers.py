@@ -1,4 +1,5 @@
-"""Test of the complete path: two adapters are trained, evaluated, published to a mock hub, fetched, and used together."""
+"""Test of the complete path: two adapters are trained, evaluated, published to a mock hub, fetched, and used
+together."""
 
 import json
 import subprocess
@@ -15,8 +16,18 @@ from tests.support.preferences import write_labelled, write_preferences
 from tests.support.pyflyte import pyflyte
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
-PROMPTS = [{"prompt": "Add 1 and"}, {"prompt": "Add 1 and", "adapter": "other"}, {"prompt": "Add 2 and", "adapter": "base"}]
-LEFT_BEHIND = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611", "RANK": "0", "WORLD_SIZE": "2"}
+PROMPTS = [
+    {"prompt": "Add 1 and"},
+    {"prompt": "Add 1 and", "adapter": "other"},
+    {"prompt": "Add 2 and", "adapter": "base"},
+]
+LEFT_BEHIND = {
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29611",
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+}
 """What torchrun sets; with two of them alone, transformers would wait for the second rank."""
 
 
@@ -35,8 +46,14 @@ def write_task(folder):
 
 def ran(seen, *command):
     program, *rest = command
-    start = [sys.executable, "-m", "flytune.cli"] if program == "flytune" else [str(Path(sys.executable).with_name(program))]
-    done = subprocess.run([*start, *map(str, rest)], cwd=ROOT, env=seen, capture_output=True, text=True, timeout=400)
+    start = (
+        [sys.executable, "-m", "flytune.cli"]
+        if program == "flytune"
+        else [str(Path(sys.executable).with_name(program))]
+    )
+    done = subprocess.run(
+        [*start, *map(str, rest)], cwd=ROOT, env=seen, capture_output=True, text=True, timeout=400
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
 
@@ -56,28 +73,58 @@ def test_a_run_that_holds_nothing_out_stores_a_model_and_says_that_nothing_was_m
     recipe = tiny_recipe(tiny_base(tmp_path), write(tmp_path / "rows.jsonl", 40), changes)
     done = pyflyte(recipe, tmp_path, LEFT_BEHIND, forks=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.count(f"left out of the environment, because the recipe decides it: {', '.join(LEFT_BEHIND)}") == 1
-    assert done.stdout.count("tiny: training.warmup_steps: 20 is 20 steps of warm-up in a run of 3 steps: the rate rises") == 1
+    assert (
+        done.stderr.count(
+            f"left out of the environment, because the recipe decides it: {', '.join(LEFT_BEHIND)}"
+        )
+        == 1
+    )
+    assert (
+        done.stdout.count(
+            "tiny: training.warmup_steps: 20 is 20 steps of warm-up in a run of 3 steps: the rate rises"
+        )
+        == 1
+    )
     (artifact,) = (tmp_path / "out").iterdir()
     metrics = Metrics.read(artifact / "metrics.json")
     assert (metrics.samples, metrics.figures, metrics.is_better) == (0, [], False)
     assert Manifest.read(artifact / "manifest.json").heldout.samples == 0
     for page in ("report.html", "README.md"):
-        assert "No samples were held out, so nothing says whether tuning helped." in (artifact / page).read_text()
+        assert (
+            "No samples were held out, so nothing says whether tuning helped."
+            in (artifact / page).read_text()
+        )
     assert "model-index" not in (artifact / "README.md").read_text()
 
 
 @pytest.mark.slow
 def test_two_adapters_from_recipe_to_answers(tmp_path):
-    base, data, task = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), write_task(tmp_path / "tasks")
+    base, data, task = (
+        tiny_base(tmp_path),
+        write_pairs(tmp_path / "pairs.jsonl", 64),
+        write_task(tmp_path / "tasks"),
+    )
     fetched = {}
     with mock_hub.running() as hub:
         for name, rate in (("first", 1e-3), ("other", 3e-2)):
             home = tmp_path / name
             home.mkdir()
-            changes = {"name": name, "method": "lora", "training.learning_rate": rate, "publish.address": f"hf://ada/{name}"}
-            changes |= {"evaluation.tasks": ["twice"], "evaluation.include_path": str(task), "evaluation.task_shards": 2}
-            seen = mock_hub.environment(hub, str(home)) | {"HOME": str(home), "TMPDIR": str(home), "PYTHONPATH": str(ROOT)}
+            changes = {
+                "name": name,
+                "method": "lora",
+                "training.learning_rate": rate,
+                "publish.address": f"hf://ada/{name}",
+            }
+            changes |= {
+                "evaluation.tasks": ["twice"],
+                "evaluation.include_path": str(task),
+                "evaluation.task_shards": 2,
+            }
+            seen = mock_hub.environment(hub, str(home)) | {
+                "HOME": str(home),
+                "TMPDIR": str(home),
+                "PYTHONPATH": str(ROOT),
+            }
             done = pyflyte(tiny_recipe(base, data, changes), home, mock_hub.environment(hub, str(home)))
             assert done.returncode == 0, done.stderr[-3000:]
             (revision,) = hub.repositories[f"ada/{name}"].tags
@@ -86,7 +133,10 @@ def test_two_adapters_from_recipe_to_answers(tmp_path):
     for name, artifact in fetched.items():
         (score,) = Metrics.read(artifact / "metrics.json").tasks
         assert (score.task, score.documents) == ("twice", 6)
-        assert json.loads((artifact / "harness" / "tuned.json").read_text())["results"]["twice"]["acc,none"] == score.tuned
+        assert (
+            json.loads((artifact / "harness" / "tuned.json").read_text())["results"]["twice"]["acc,none"]
+            == score.tuned
+        )
         assert (artifact / "adapter_model.safetensors").is_file()
         assert f"hf://ada/{name}" in (artifact / "recipe.yaml").read_text()
 
@@ -103,8 +153,15 @@ def test_two_adapters_from_recipe_to_answers(tmp_path):
         "--shards",
         "2",
     ]
-    infer += ["--prompts", tmp_path / "prompts.jsonl", "--adapters", json.dumps({"other": str(fetched["other"])})]
-    ran(seen, *infer, "--scratch_folder", tmp_path / "kept", "--generation", json.dumps({"max_new_tokens": 8}))
+    infer += [
+        "--prompts",
+        tmp_path / "prompts.jsonl",
+        "--adapters",
+        json.dumps({"other": str(fetched["other"])}),
+    ]
+    ran(
+        seen, *infer, "--scratch_folder", tmp_path / "kept", "--generation", json.dumps({"max_new_tokens": 8})
+    )
     (answers,) = home.rglob("answers/answers.jsonl")
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [row.get("adapter") for row in rows] == [None, "other", "base"]

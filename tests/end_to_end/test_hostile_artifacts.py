@@ -1,4 +1,5 @@
-"""Artifacts of somebody else with one thing spoiled and hashes that fit: all that reads one refuses it in words, or uses it."""
+"""Artifacts of somebody else with one thing spoiled and hashes that fit: all that reads one refuses it in
+words, or uses it."""
 
 import random
 import shutil
@@ -92,10 +93,17 @@ READERS = {
     "gguf": lambda artifact, out, good: gguf.convert(artifact, out, converter=CONVERTER),
     "combine": lambda artifact, out, good: combining.combine([good, artifact], out),
     "infer": lambda artifact, out, good: answers(artifact),
-    "list": lambda artifact, out, good: [problem for one in catalog.list_artifacts(str(artifact)) for problem in one.problems],
+    "list": lambda artifact, out, good: [
+        problem for one in catalog.list_artifacts(str(artifact)) for problem in one.problems
+    ],
     "reproduce": lambda artifact, out, good: reproduction.write_recipe(reproduction.recipe_of(artifact), out),
-    "compare": lambda artifact, out, good: (reproduction.compare(artifact, good), reproduction.compare(good, artifact)),
-    "publish": lambda artifact, out, good: publish.publish(artifact, str(out), publish.published_name(artifact, recipe())),
+    "compare": lambda artifact, out, good: (
+        reproduction.compare(artifact, good),
+        reproduction.compare(good, artifact),
+    ),
+    "publish": lambda artifact, out, good: publish.publish(
+        artifact, str(out), publish.published_name(artifact, recipe())
+    ),
     "card": lambda artifact, out, good: card(artifact, out),
     "base": lambda artifact, out, good: train_from(artifact),
     "prepare": lambda artifact, out, good: prepare(artifact, out),
@@ -109,7 +117,8 @@ RECORDS = "list reproduce compare publish card lineage calibrate"
 
 
 def failures(artifact, folder, readers):
-    """Return what is no success and no error for users, of each of these readers; `refused` has the errors for users."""
+    """Return what is no success and no error for users, of each of these readers; `refused` has the errors
+    for users."""
     found, refused = [], {}
     good = Path("lora")
     for number, name in enumerate(readers.split()):
@@ -122,7 +131,9 @@ def failures(artifact, folder, readers):
         except Exception as error:  # noqa: BLE001 (what this test looks for)
             found.append(f"{name}: {type(error).__name__}: {error!s:.300}")
             continue
-        found += [f"{name}: {problem}: {text:.300}" for text in texts if (problem := problem_of(f"x: {text}"))]
+        found += [
+            f"{name}: {problem}: {text:.300}" for text in texts if (problem := problem_of(f"x: {text}"))
+        ]
     return found, refused
 
 
@@ -140,26 +151,42 @@ def check(place, kind, name, readers, cases, folder, monkeypatch):
 
 LORA, FULL = ("lora", "adapter_config.json"), ("full", "config.json")
 TOKENIZER, CONFIG = ("lora", "tokenizer.json"), ("lora", "tokenizer_config.json")
-# Kind of artifact and file; what is spoiled: a dotted key, a name of spoiled.TEXTS or bytes; its value; who refuses it.
+# Kind of artifact and file; what is spoiled: a dotted key, a name of spoiled.TEXTS or bytes; its value; who
+# refuses it.
 SPOILED = [
     (*LORA, "peft_type", spoiled.MISSING, "merge combine infer"),
     (*LORA, "peft_type", None, "merge combine infer adapter"),
-    *((*LORA, "peft_type", name, "merge combine infer adapter") for name in ("IA3", "PROMPT_TUNING", "lora", "no such type")),
+    *(
+        (*LORA, "peft_type", name, "merge combine infer adapter")
+        for name in ("IA3", "PROMPT_TUNING", "lora", "no such type")
+    ),
     (*LORA, "task_type", "SEQ_2_SEQ_LM", ""),
     (*LORA, "r", spoiled.MISSING, "merge combine"),
     *((*LORA, "r", value, "merge combine infer adapter") for value in (None, 0, -1, 1.5, True, "2", 10**12)),
-    *((*LORA, "lora_alpha", value, "merge combine infer adapter") for value in (None, "4", -1, True, 10**300)),
+    *(
+        (*LORA, "lora_alpha", value, "merge combine infer adapter")
+        for value in (None, "4", -1, True, 10**300)
+    ),
     *((*LORA, "target_modules", value, "merge infer") for value in ([], ["nowhere"], [5], "(", {"a": 5})),
-    *((*LORA, "target_modules", value, "merge combine infer") for value in (None, spoiled.MISSING, ["q_proj"])),
+    *(
+        (*LORA, "target_modules", value, "merge combine infer")
+        for value in (None, spoiled.MISSING, ["q_proj"])
+    ),
     (*LORA, "lora_alpha", spoiled.MISSING, "merge combine infer adapter"),
     *((*LORA, "alpha_pattern", value, "") for value in (None, [], {"q_proj": -1}, {"q_proj": 4})),
     *((*LORA, "arrow_config", value, "") for value in ({}, [], "", 0, {"a": 5})),
-    *((*LORA, "trainable_token_indices", value, "merge infer") for value in ([10**8], [-1], {"embed_tokens": [10**8]})),
+    *(
+        (*LORA, "trainable_token_indices", value, "merge infer")
+        for value in ([10**8], [-1], {"embed_tokens": [10**8]})
+    ),
     (*LORA, "trainable_token_indices", {"nowhere": [1]}, "merge infer"),
     *((*LORA, "modules_to_save", value, "merge infer") for value in (["lm_head"], [5])),
     (*LORA, "modules_to_save", ["nowhere"], ""),
     *((*LORA, "bias", value, "") for value in ("all", "no such bias")),
-    *((*LORA, "init_lora_weights", value, "") for value in ("loftq", "eva", "corda", "olora", "no such way", "pissa_niter_9")),
+    *(
+        (*LORA, "init_lora_weights", value, "")
+        for value in ("loftq", "eva", "corda", "olora", "no such way", "pissa_niter_9")
+    ),
     *((*LORA, "layers_to_transform", value, "") for value in ([99], [-1], ["x"], 0)),
     (*LORA, "exclude_modules", ["q_proj"], "merge combine infer"),
     *((*LORA, "revision", value, "merge") for value in (5, "a" * 40)),
@@ -171,14 +198,20 @@ SPOILED = [
     *((*TOKENIZER, text, None, "merge infer") for text in spoiled.TEXTS),
     *((*TOKENIZER, key, spoiled.MISSING, "merge infer") for key in ("model", "model.vocab", "model.merges")),
     (*TOKENIZER, "model.type", spoiled.MISSING, ""),
-    *((*TOKENIZER, key, None, "") for key in ("added_tokens", "pre_tokenizer", "decoder", "post_processor", "normalizer")),
+    *(
+        (*TOKENIZER, key, None, "")
+        for key in ("added_tokens", "pre_tokenizer", "decoder", "post_processor", "normalizer")
+    ),
     *((*TOKENIZER, key, {"type": "Nothing"}, "merge infer") for key in ("model", "pre_tokenizer", "decoder")),
     (*TOKENIZER, "model.vocab", {"a": 10**12}, "merge infer"),
     (*TOKENIZER, "model.vocab", {"a": -1}, "merge infer"),
     (*TOKENIZER, "added_tokens.0.id", 10**8, ""),
     *((*CONFIG, text, None, "merge infer") for text in spoiled.TEXTS if text != "an object"),
     *((*CONFIG, "chat_template", value, "") for value in (5, ["x"], "{% for", [{"name": "default"}])),
-    *((*CONFIG, "tokenizer_class", value, "") for value in (None, 5, "Nothing", "T5Tokenizer", "WhisperTokenizer")),
+    *(
+        (*CONFIG, "tokenizer_class", value, "")
+        for value in (None, 5, "Nothing", "T5Tokenizer", "WhisperTokenizer")
+    ),
     *((*CONFIG, "eos_token", value, "") for value in (None, 5, [], {"a": 5}, "no such token")),
     *((*CONFIG, "added_tokens_decoder", value, "") for value in (5, {"x": {"content": "y"}}, {"5": "x"})),
     *((*CONFIG, "extra_special_tokens", value, "") for value in (5, [5], {"a": 5}, {"a": "b"})),
@@ -189,7 +222,10 @@ SPOILED = [
     ("lora", "chat_template.jinja", b"{% for a in range(99999999999) %}{% endfor %}", None, "merge infer"),
     ("lora", "chat_template.jinja", b"\xff\xfe", None, "merge infer"),
     *((*FULL, text, None, "base infer") for text in spoiled.TEXTS),
-    *((*FULL, "model_type", value, "base infer") for value in (spoiled.MISSING, None, 5, "nothing", "t5", "whisper")),
+    *(
+        (*FULL, "model_type", value, "base infer")
+        for value in (spoiled.MISSING, None, 5, "nothing", "t5", "whisper")
+    ),
     *((*FULL, "hidden_size", value, "base infer") for value in (None, 0, -1, 7, "x", True, 10**12)),
     *((*FULL, "num_attention_heads", value, "base infer") for value in (None, 0, -1, 7, "x")),
     *((*FULL, "attention_dropout", value, "infer") for value in ("x", [], {})),
@@ -198,13 +234,23 @@ SPOILED = [
     *((*FULL, "rope_parameters", value, "infer") for value in (5, "x", {"rope_type": "nothing"})),
     *((*FULL, "hidden_act", value, "infer") for value in (5, "nothing")),
     *((*FULL, "dtype", value, "") for value in (5, "nothing", "int8")),
-    *((*FULL, "quantization_config", value, "base") for value in ({"quant_method": "nothing"}, {"load_in_4bit": True})),
+    *(
+        (*FULL, "quantization_config", value, "base")
+        for value in ({"quant_method": "nothing"}, {"load_in_4bit": True})
+    ),
     *((*FULL, "layer_types", value, "infer") for value in (["nothing"], 5)),
     *(("full", "generation_config.json", "eos_token_id", value, "infer") for value in ("x", -5, ["x"])),
     *(("full", "generation_config.json", text, None, "") for text in spoiled.TEXTS),
-    *(("lora", "recipe.yaml", key, spoiled.MISSING, "merge reproduce lineage") for key in ("model", "data", "method")),
+    *(
+        ("lora", "recipe.yaml", key, spoiled.MISSING, "merge reproduce lineage")
+        for key in ("model", "data", "method")
+    ),
     *(("lora", "recipe.yaml", text, None, "merge reproduce lineage") for text in spoiled.TEXTS),
-    *(("lora", name, text, None, "card") for name in ("plan.json", "metrics.json", "training.json") for text in spoiled.TEXTS),
+    *(
+        ("lora", name, text, None, "card")
+        for name in ("plan.json", "metrics.json", "training.json")
+        for text in spoiled.TEXTS
+    ),
     ("lora", "plan.json", "needs", [], "card"),
     ("lora", "plan.json", "needs.0.phases", {}, "card"),
     ("lora", "plan.json", None, None, "card reproduce"),
@@ -215,12 +261,17 @@ SPOILED = [
     *(("lora", "export.json", text, None, "merge lineage") for text in spoiled.TEXTS),
     *(("lora", "lineage.json", text, None, "card lineage") for text in spoiled.TEXTS),
     *(("lora", "steps.jsonl", text, None, "") for text in spoiled.TEXTS),
-]  # fmt: skip
+]
 USERS = {
-    "adapter_config.json": WEIGHTS, "config.json": WEIGHTS + " prepare", "generation_config.json": "infer base gguf",
-    "tokenizer.json": TEXT, "tokenizer_config.json": TEXT + " gguf", "chat_template.jinja": TEXT,
-    "recipe.yaml": RECORDS + " merge infer", "export.json": RECORDS + " merge combine",
-}  # fmt: skip
+    "adapter_config.json": WEIGHTS,
+    "config.json": WEIGHTS + " prepare",
+    "generation_config.json": "infer base gguf",
+    "tokenizer.json": TEXT,
+    "tokenizer_config.json": TEXT + " gguf",
+    "chat_template.jinja": TEXT,
+    "recipe.yaml": RECORDS + " merge infer",
+    "export.json": RECORDS + " merge combine",
+}
 """Readers of a file; of the others, those of RECORDS."""
 
 
@@ -235,7 +286,13 @@ def content(artifact, name, what, value):
 
 def called(row):
     kind, name, what, value, _ = row
-    said = "missing" if value is spoiled.MISSING else "" if value is None and what in spoiled.TEXTS else f"{value!r:.30}"
+    said = (
+        "missing"
+        if value is spoiled.MISSING
+        else ""
+        if value is None and what in spoiled.TEXTS
+        else f"{value!r:.30}"
+    )
     return f"{kind} {name} {what!s:.30} {said}".strip()
 
 
@@ -259,7 +316,9 @@ def test_each_spoiled_file_is_refused_in_words_or_used(place, kind, name, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name"), [("lora", "adapter_model.safetensors"), ("full", "model.safetensors")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("lora", "adapter_model.safetensors"), ("full", "model.safetensors")]
+)
 def test_spoiled_tensors_are_refused_in_words(place, kind, name, tmp_path, monkeypatch):
     cases = list(spoiled.tensor_files((place / kind / name).read_bytes()))
     check(place, kind, name, WEIGHTS, [*cases, ("missing", None)], tmp_path, monkeypatch)
@@ -279,7 +338,10 @@ MOST = 20
         ("lora", "recipe.yaml", 3, RECORDS + " merge"),
         ("full", "config.json", 2, "infer base prepare"),
         ("full", "generation_config.json", 1, "infer base"),
-        *(("lora", f"{one}.json", 3, RECORDS) for one in ("manifest", "export", "metrics", "training", "plan", "comparison")),
+        *(
+            ("lora", f"{one}.json", 3, RECORDS)
+            for one in ("manifest", "export", "metrics", "training", "plan", "comparison")
+        ),
     ],
 )
 def test_values_of_all_fields(place, kind, name, depth, readers, tmp_path, monkeypatch):

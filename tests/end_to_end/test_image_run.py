@@ -24,10 +24,14 @@ def images(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """The admin, the variables of its storage, a laptop and a home that know it, and a recipe whose inputs it stores."""
+    """The admin, the variables of its storage, a laptop and a home that know it, and a recipe whose inputs it
+    stores."""
     home, inputs = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("inputs")
     base, pairs = tiny_base(inputs), write_pairs(inputs / "pairs.jsonl", 64)
-    stored = {"model.name_or_path": f"s3://{BUCKET}/inputs/tiny", "data.path": f"s3://{BUCKET}/inputs/pairs.jsonl"}
+    stored = {
+        "model.name_or_path": f"s3://{BUCKET}/inputs/tiny",
+        "data.path": f"s3://{BUCKET}/inputs/pairs.jsonl",
+    }
     with flyteadmin(home / "flyte") as (admin, storage):
         for file in [*base.iterdir(), pairs]:
             admin.store(f"inputs/{file.relative_to(inputs)}", file.read_bytes())
@@ -51,10 +55,14 @@ def test_a_run_from_recipe_to_artifact(images, cluster, tmp_path):
     admin, submitted = cluster
     for image in images.values():
         image.takes_code = False
-    run = submitted(tmp_path, images, **{"sharding": "zero2", "hardware.shape": "cpu-2", "checkpoints": {"save_steps": 1}})
+    run = submitted(
+        tmp_path, images, **{"sharding": "zero2", "hardware.shape": "cpu-2", "checkpoints": {"save_steps": 1}}
+    )
     trained = admin.fetch(run.until("train")["o0"].scalar.blob.uri, tmp_path / "trained")
     assert TrainingResult.read(trained / "training.json").world_size == 2
-    manifests = [admin.stored(key) for key in admin.keys("flytune-checkpoints/") if key.endswith("/manifest.json")]
+    manifests = [
+        admin.stored(key) for key in admin.keys("flytune-checkpoints/") if key.endswith("/manifest.json")
+    ]
     assert {Checkpoint.model_validate_json(manifest).flytune for manifest in manifests} == {__version__}
 
     # Run again, like a retry of an attempt that was killed after its last step.
@@ -88,7 +96,9 @@ def test_a_row_with_gpus_fails_on_a_node_without_gpus_before_anything_is_loaded(
     for image in images.values():
         image.takes_code = False
     run = submitted(tmp_path, images, **{"hardware.shape": "l4-1"})
-    with pytest.raises(PodFailed, match="shape l4-1: its row promises 1 x L4 with 22.0 GiB and bfloat16, but") as found:
+    with pytest.raises(
+        PodFailed, match="shape l4-1: its row promises 1 x L4 with 22.0 GiB and bfloat16, but"
+    ) as found:
         run.until("train")
     assert "nothing was loaded" in str(found.value)
     assert "Loading weights" not in logs(tmp_path / "run")["train_l4_1/0"]
@@ -108,6 +118,8 @@ def fast_registered(images, cluster, tmp_path):
 @pytest.mark.journey
 def test_code_of_fast_registration(fast_registered, tmp_path):
     """The code is unpacked over the image's in /app, and trains."""
-    trained = fast_registered.admin.fetch(fast_registered.until("train")["o0"].scalar.blob.uri, tmp_path / "trained")
+    trained = fast_registered.admin.fetch(
+        fast_registered.until("train")["o0"].scalar.blob.uri, tmp_path / "trained"
+    )
     assert len(TrainingResult.read(trained / "training.json").steps) == 2
     assert not [pod for pod, text in logs(tmp_path / "run").items() if "Unclosed" in text]

@@ -1,4 +1,5 @@
-"""Tests that this release reads recipes, artifacts and checkpoints of earlier ones. See tests/support/releases/*/README.md."""
+"""Tests that this release reads recipes, artifacts and checkpoints of earlier ones. See
+tests/support/releases/*/README.md."""
 
 import json
 import logging
@@ -47,11 +48,14 @@ def place(release, tmp_path, monkeypatch):
 
 
 def missing(expected, found, where="recipe"):
-    """Return the parts of `expected` that `found` lacks or has with other values; `found` may have additional fields."""
+    """Return the parts of `expected` that `found` lacks or has with other values; `found` may have additional
+    fields."""
     if isinstance(expected, dict) and isinstance(found, dict):
         lost = [f"{where}.{key}: missing" for key in expected.keys() - found.keys()]
         shared = expected.keys() & found.keys()
-        return lost + [line for key in sorted(shared) for line in missing(expected[key], found[key], f"{where}.{key}")]
+        return lost + [
+            line for key in sorted(shared) for line in missing(expected[key], found[key], f"{where}.{key}")
+        ]
     if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
         pairs = enumerate(zip(expected, found, strict=True))
         return [line for index, (old, new) in pairs for line in missing(old, new, f"{where}[{index}]")]
@@ -72,15 +76,24 @@ def test_the_files_of_an_artifact_are_read_with_their_meaning(place):
     assert (plan.verdict, plan.world_size, plan.global_batch_size) == ("fits", 1, 4)
     assert (manifest.source, manifest.rows) == ("data.jsonl", 48)
     assert [step.step for step in result.steps] == [1, 2, 3, 4]
-    assert [Step.model_validate_json(line) for line in (folder / "steps.jsonl").read_text().splitlines()] == result.steps
+    assert [
+        Step.model_validate_json(line) for line in (folder / "steps.jsonl").read_text().splitlines()
+    ] == result.steps
     assert Metrics.read(folder / "metrics.json").loss_difference < 0
     assert Export.read(folder / "export.json").base == "base"
     assert Comparison.read(folder / COMPARISON).shape == "cpu-1"
     recipe = Recipe.from_yaml(folder / "recipe.yaml")
-    assert plan.key == recipe.key(), "a key that changes is another run: its checkpoints and its decisions are not found"
+    assert plan.key == recipe.key(), (
+        "a key that changes is another run: its checkpoints and its decisions are not found"
+    )
     contents = build.Contents.read(folder / build.CONTENTS)
     assert [stored_file(folder / file.file, file.file) for file in contents.files] == contents.files
-    assert {file.file for file in contents.files} >= {"report.html", "README.md", "adapter_model.safetensors", probe.PROBE}
+    assert {file.file for file in contents.files} >= {
+        "report.html",
+        "README.md",
+        "adapter_model.safetensors",
+        probe.PROBE,
+    }
 
 
 def test_an_artifact_is_listed_and_fetched(place, release):
@@ -92,14 +105,20 @@ def test_an_artifact_is_listed_and_fetched(place, release):
     assert entry.tuned_perplexity < entry.base_perplexity
     fsspec.filesystem("memory").put("artifact/", f"/{release}/artifact/", recursive=True)
     fetch.fetch(f"memory://{release}/artifact", Path("fetched"))
-    assert {path.name for path in Path("fetched").iterdir()} == {path.name for path in Path("artifact").iterdir()}
+    assert {path.name for path in Path("fetched").iterdir()} == {
+        path.name for path in Path("artifact").iterdir()
+    }
 
 
 def test_an_adapter_is_loaded_and_answers_as_the_trained_model(place):
     recipe = Recipe.from_yaml("artifact/recipe.yaml")
     assert gate.check_files(recipe, Path("artifact"), Path("dataset")) == Path("artifact")
     model = gate.check(
-        recipe, Path("artifact"), Path("dataset"), heldout_rows(Path("dataset"), 8), lambda: loading.load({"old": "artifact"})
+        recipe,
+        Path("artifact"),
+        Path("dataset"),
+        heldout_rows(Path("dataset"), 8),
+        lambda: loading.load({"old": "artifact"}),
     )
     live = probe.Answers.read(Path("artifact", probe.PROBE))
     logits = probe.ask(model, live.prompts).logits
@@ -171,7 +190,9 @@ def test_a_killed_run_resumes_from_its_checkpoint(place, release):
     assert warnings == [f"the checkpoint of step 2: written by flytune {release}, this is {LATER}"]
     assert (straight.resumed_from_step, [step.step for step in straight.steps]) == (0, [1, 2, 3, 4])
     assert (resumed.resumed_from_step, [step.step for step in resumed.steps]) == (2, [1, 2, 3, 4])
-    assert [step.loss for step in resumed.steps] == pytest.approx([step.loss for step in straight.steps], abs=1e-5)
+    assert [step.loss for step in resumed.steps] == pytest.approx(
+        [step.loss for step in straight.steps], abs=1e-5
+    )
     # The checkpoint is of a release without records of attempts.
     assert (resumed.attempts[0].last_step, resumed.repeated_steps) == (2, 0)
     assert resumed.seconds >= resumed.step_seconds

@@ -1,6 +1,7 @@
 """Tests of the code and protos that `pyflyte run --remote` and `pyflyte register` send, run in isolated pods.
 
-No cluster: tests/support/flyteadmin.py stands for the control plane, tests/support/propeller.py for what starts pods.
+No cluster: tests/support/flyteadmin.py stands for the control plane, tests/support/propeller.py for what
+starts pods.
 """
 
 import io
@@ -25,7 +26,13 @@ from tests.support.propeller import IMAGES, PodFailed, container_of, image_name,
 from tests.support.tiny import cluster_recipe, tiny_base, write_pairs
 
 NOT_PYTHON = {
-    *("shapes.yaml", "cluster.yaml", "accelerators.yaml", "deepspeed_configs/zero2.json", "chat_templates/chatml.jinja"),
+    *(
+        "shapes.yaml",
+        "cluster.yaml",
+        "accelerators.yaml",
+        "deepspeed_configs/zero2.json",
+        "chat_templates/chatml.jinja",
+    ),
     *(
         "recipes/demo-qlora.yaml",
         "flytune/report/templates/report.html.jinja",
@@ -72,7 +79,11 @@ def test_the_uploaded_code_is_the_project_and_nothing_of_the_laptop(registered, 
         "benchmarks",
     }
     assert not set(files) & {*SECRETS, *REST}
-    assert not [name for name, content in files.items() if SECRET.encode() in content or str(laptop).encode() in content]
+    assert not [
+        name
+        for name, content in files.items()
+        if SECRET.encode() in content or str(laptop).encode() in content
+    ]
 
 
 def test_no_proto_holds_a_variable_or_a_path_of_the_laptop(registered, laptop):
@@ -95,13 +106,16 @@ def test_no_dynamic_task_s_settings_hold_the_laptop_s_folder_or_its_remote_s_cre
 
 
 def settings_of(request):
-    """Return the settings that flytekit compresses into a variable of a dynamic task's pod; None for another task."""
+    """Return the settings that flytekit compresses into a variable of a dynamic task's pod; None for another
+    task."""
     packed = container_of(request.spec.template)[1].get(SERIALIZED_CONTEXT_ENV_VAR)
     return json.loads(SerializationSettings.from_transport(packed).to_json()) if packed else None
 
 
 @pytest.mark.slow
-def test_a_package_registers_what_make_register_sends_byte_for_byte(registered, laptop, cluster, tmp_path, monkeypatch):
+def test_a_package_registers_what_make_register_sends_byte_for_byte(
+    registered, laptop, cluster, tmp_path, monkeypatch
+):
     _, _, home = cluster
     command = lines("package", PACKAGE=tmp_path / "package.tgz")[-1].split()
     done = pyflyte(laptop, home, *command[1:])
@@ -110,7 +124,9 @@ def test_a_package_registers_what_make_register_sends_byte_for_byte(registered, 
     for kind in sent:
         monkeypatch.setattr(registered, kind, {})
     addresses = [registered.uploads[-1]]
-    flytectl.register(home, tmp_path / "package.tgz", WHERE[1], WHERE[3], sent["tasks"]["tasks.plan.make_plan"].id.version)
+    flytectl.register(
+        home, tmp_path / "package.tgz", WHERE[1], WHERE[3], sent["tasks"]["tasks.plan.make_plan"].id.version
+    )
     addresses.append(registered.uploads.pop())
     for kind, entities in sent.items():
         packaged = getattr(registered, kind)
@@ -121,7 +137,8 @@ def test_a_package_registers_what_make_register_sends_byte_for_byte(registered, 
 
 
 def neutral(request, addresses):
-    """Return a request's bytes, and the settings of a dynamic task, without the code's address and names that pods set."""
+    """Return a request's bytes, and the settings of a dynamic task, without the code's address and names that
+    pods set."""
     copy, settings = type(request).FromString(request.SerializeToString()), None
     if copy.id.resource_type == ResourceType.TASK:
         settings = settings_of(copy)
@@ -148,8 +165,12 @@ def test_every_pod_that_reads_a_recipe_mounts_the_cluster_s_volume(registered):
     for name, request in registered.tasks.items():
         pod = MessageToDict(request.spec.template.k8s_pod.pod_spec)
         volumes = [volume.get("persistentVolumeClaim") for volume in pod.get("volumes", [])]
-        mounts = [mount["mountPath"] for one in pod.get("containers", []) for mount in one.get("volumeMounts", [])]
-        if {"claimName": VOLUME["persistent_volume_claim"]} not in volumes or VOLUME["mount_path"] not in mounts:
+        mounts = [
+            mount["mountPath"] for one in pod.get("containers", []) for mount in one.get("volumeMounts", [])
+        ]
+        if {"claimName": VOLUME["persistent_volume_claim"]} not in volumes or VOLUME[
+            "mount_path"
+        ] not in mounts:
             lacking.append(name)
     assert len(registered.tasks) > 2 * len(load_shapes())
     assert lacking == []
@@ -159,7 +180,8 @@ def test_every_pod_unpacks_the_code_into_a_writable_folder_and_gets_only_our_var
     for name, request in registered.tasks.items():
         command, variables = container_of(request.spec.template)
         assert command[0] == "pyflyte-fast-execute", name
-        # The pod's working directory; pyflyte register's own default is /root, where the images' user may not write.
+        # The pod's working directory; pyflyte register's own default is /root, where the images' user may not
+        # write.
         assert command[command.index("--dest-dir") + 1] == ".", name
         assert working_directory(request.spec.template) == "/code", name
         assert variables["PYTHONPATH"].startswith("/code:"), name
@@ -191,7 +213,10 @@ def test_a_condition_leads_to_each_task_or_to_our_error(registered):
         cases = [branch.case, *branch.other]
         values = [case.condition.comparison.right_value.primitive.string_value for case in cases]
         # Mapped tasks are within an array node.
-        nodes = [case.then_node.array_node.node if case.then_node.HasField("array_node") else case.then_node for case in cases]
+        nodes = [
+            case.then_node.array_node.node if case.then_node.HasField("array_node") else case.then_node
+            for case in cases
+        ]
         tasks = [node.task_node.reference_id.name.rpartition(".")[2] for node in nodes]
         assert len(set(values)) == len(set(tasks)) == len(cases) > len(load_shapes())
         for value, task in zip(values, tasks, strict=True):
@@ -241,5 +266,7 @@ def test_a_submitted_recipe_runs_from_only_the_uploaded_code(laptop, cluster, in
 def test_a_task_s_error_has_our_text(laptop, cluster, inputs, tmp_path):
     admin, storage, home = cluster
     name = submit(laptop, home, admin, cluster_recipe(*inputs, {"sharding": "device_map"}))
-    with pytest.raises(PodFailed, match="method full with sharding device_map: a 16-bit model spread by layers"):
+    with pytest.raises(
+        PodFailed, match="method full with sharding device_map: a 16-bit model spread by layers"
+    ):
         Run(admin, name, tmp_path, storage).until("make_plan")

@@ -1,4 +1,5 @@
-"""Run that is killed and started again, from the recipe to the artifact: its report, identity and reproduction."""
+"""Run that is killed and started again, from the recipe to the artifact: its report, identity and
+reproduction."""
 
 import re
 
@@ -16,7 +17,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Return the artifacts of a run that was killed and started again, and of an equal one, and the second start's output."""
+    """Return the artifacts of a run that was killed and started again, and of an equal one, and the second
+    start's output."""
     folder = tmp_path_factory.mktemp("runs")
     inputs = tiny_base(folder), write_pairs(folder / "pairs.jsonl", 64)
     changes = {"method": "lora", "sharding": "ddp", "hardware.shape": "cpu-2", "evaluation.eval_steps": 2}
@@ -25,7 +27,10 @@ def runs(tmp_path_factory):
     def run(name, expected=0, seen=None):
         kept = "calm" if name == "calm" else "disturbed"
         (folder / name).mkdir()
-        own = {"checkpoints.folder": str(folder / kept / "kept"), "publish.address": str(folder / kept / "store")}
+        own = {
+            "checkpoints.folder": str(folder / kept / "kept"),
+            "publish.address": str(folder / kept / "store"),
+        }
         done = pyflyte(tiny_recipe(*inputs, changes | own), folder / name, seen)
         assert (done.returncode == 0) == (expected == 0), done.stderr[-3000:]
         return done.stdout + done.stderr
@@ -47,7 +52,9 @@ def test_its_log_and_report_say_what_it_continues_and_why(runs):
     assert first.ended.startswith("out of host memory: ended by SIGKILL")
     assert not last.ended
     # A resumed run without Flyte numbers its attempts by their records.
-    start = rf"attempt 2: resumes at step {last.resumed_from_step} from \S+/disturbed/kept/tiny-\S+; attempt 1: "
+    start = (
+        rf"attempt 2: resumes at step {last.resumed_from_step} from \S+/disturbed/kept/tiny-\S+; attempt 1: "
+    )
     assert re.search(start + re.escape(first.ended), said)
     page, card = ((resumed / name).read_text() for name in ("report.html", "README.md"))
     assert first.ended in page

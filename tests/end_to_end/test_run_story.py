@@ -15,7 +15,10 @@ from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 pytestmark = pytest.mark.slow
 
 STEP = r"step \d+/\d+  (?:loss .* eta [\d:]+|eval_loss [\d.]+ nats per token of 8 held-out samples)"
-PLAN = r"tiny: plan: full, sharding {0}, on cpu-{1}: 4 samples a step \(.*\), [\d,]+ steps; .* \(fits\), \$0.00 an hour"
+PLAN = (
+    r"tiny: plan: full, sharding {0}, on cpu-{1}: 4 samples a step \(.*\), [\d,]+ steps; .* \(fits\), "
+    r"\$0.00 an hour"
+)
 DATA = r"tiny: data: \d+ samples to train on, \d+ held out, of 60 rows"
 SAVED = r"tiny: Ctrl-C: step (\d+) is saved; the same command resumes from it \((\S+)\)"
 
@@ -30,16 +33,25 @@ def inputs(tmp_path_factory):
 
 
 def recipe(inputs, folder, **changes):
-    own = {"checkpoints.folder": str(folder / "kept"), "checkpoints.save_steps": 4, "publish.address": str(folder / "store")}
+    own = {
+        "checkpoints.folder": str(folder / "kept"),
+        "checkpoints.save_steps": 4,
+        "publish.address": str(folder / "store"),
+    }
     return tiny_recipe(*inputs, own | changes)
 
 
 def told(text, lines):
-    """Check that all of a text's lines, steps and bars left out, match patterns in their order; return the groups found."""
-    seen = [line for line in text.splitlines() if line and not re.fullmatch(STEP, line) and not BAR.search(line)]
+    """Check that all of a text's lines, steps and bars left out, match patterns in their order; return the
+    groups found."""
+    seen = [
+        line for line in text.splitlines() if line and not re.fullmatch(STEP, line) and not BAR.search(line)
+    ]
     found = [re.fullmatch(pattern, line) for pattern, line in zip(lines, seen, strict=False)]
     wrong = next((at for at, one in enumerate(found) if one is None), len(found))
-    assert len(seen) == len(lines) == wrong, f"{lines[wrong : wrong + 1]}, but the lines are\n" + "\n".join(seen[wrong:])
+    assert len(seen) == len(lines) == wrong, f"{lines[wrong : wrong + 1]}, but the lines are\n" + "\n".join(
+        seen[wrong:]
+    )
     return [one.groups() for one in found]
 
 
@@ -61,7 +73,11 @@ INTERRUPTED = [
 @pytest.mark.journey
 def test_a_run_that_is_interrupted_and_started_again_tells_its_story_and_nothing_else(inputs, tmp_path):
     # The threshold is above any loss: the second evaluation ends the run.
-    ends = {"evaluation.eval_steps": 12, "evaluation.early_stopping_patience": 1, "evaluation.early_stopping_threshold": 100.0}
+    ends = {
+        "evaluation.eval_steps": 12,
+        "evaluation.early_stopping_patience": 1,
+        "evaluation.early_stopping_threshold": 100.0,
+    }
     written = recipe(inputs, tmp_path, **ends, **{"training.max_steps": 400})
     # It is pressed before step 10 ends.
     code, said = interrupted.run(written, tmp_path, until="^step 9/", seen=planted("wait 0 10"), forks=True)
@@ -73,7 +89,8 @@ def test_a_run_that_is_interrupted_and_started_again_tells_its_story_and_nothing
     assert code == 0, said
     lines = [
         *beginning(tmp_path),
-        re.escape(f"attempt 2: resumes at step {step} from {address}; attempt 1: ended by Ctrl-C, node ") + ".*",
+        re.escape(f"attempt 2: resumes at step {step} from {address}; attempt 1: ended by Ctrl-C, node ")
+        + ".*",
         r"evaluation.early_stopping_patience: 1 evaluation in a row did not lower eval_loss by more than 100 "
         r"\(lowest: .*\); training ended after step 24",
         r"trained \d+ steps in .*; steps 1 to " + step + " are of earlier attempts",
@@ -105,11 +122,14 @@ def test_before_the_first_step_and_without_checkpoints_ctrl_c_says_so(inputs, tm
     written = recipe(inputs, tmp_path, **{"training.max_steps": 20_000})
     code, said = interrupted.run(written, tmp_path, until="^tiny: plan: ")
     assert code == 130
-    assert said.splitlines()[-1] == "tiny: Ctrl-C: no step is saved yet; the same command starts again at step 0"
+    assert (
+        said.splitlines()[-1] == "tiny: Ctrl-C: no step is saved yet; the same command starts again at step 0"
+    )
     code, said = interrupted.run(written | {"checkpoints": {}}, tmp_path, until="^step 4/")
     assert code == 130
     assert said.splitlines()[-1] == (
-        "tiny: Ctrl-C: no checkpoints are written (checkpoints.save_steps is not set); the same command starts again at step 0"
+        "tiny: Ctrl-C: no checkpoints are written (checkpoints.save_steps is not set); the same command "
+        "starts again at step 0"
     )
     assert "Traceback" not in said
 
@@ -117,7 +137,9 @@ def test_before_the_first_step_and_without_checkpoints_ctrl_c_says_so(inputs, tm
 def test_a_sweep_says_which_point_runs_and_inference_where_the_answers_are(inputs, tmp_path):
     written = tiny_recipe(*inputs, {"method": "lora", "publish.address": str(tmp_path / "store")})
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(written))
-    process, log = interrupted.start(["run", tmp_path / "sweep.yaml", "--grid", '{"method.r": [2, 4]}'], tmp_path)
+    process, log = interrupted.start(
+        ["run", tmp_path / "sweep.yaml", "--grid", '{"method.r": [2, 4]}'], tmp_path
+    )
     assert process.wait(interrupted.SECONDS) == 0, log.read_text()
     points = [rf"point {number} of 2: tiny-{number} (method.r {r})" for number, r in ((1, 2), (2, 4))]
     said = log.read_text()
@@ -132,7 +154,16 @@ def test_a_sweep_says_which_point_runs_and_inference_where_the_answers_are(input
     (prompts := tmp_path / "prompts.jsonl").write_text('{"prompt": "Question 3: add the numbers."}\n')
     artifact = next((tmp_path / "store").iterdir())
     (folder := tmp_path / "infer").mkdir()
-    arguments = ["workflows/infer.py", "infer", "--artifact", artifact, "--prompts", prompts, "--shape", "cpu-1"]
+    arguments = [
+        "workflows/infer.py",
+        "infer",
+        "--artifact",
+        artifact,
+        "--prompts",
+        prompts,
+        "--shape",
+        "cpu-1",
+    ]
     done = pyflyte_run([*arguments, "--scratch_folder", folder / "parts"], folder)
     assert done.returncode == 0, done.stderr
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line and not BAR.search(line)]

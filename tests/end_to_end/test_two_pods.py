@@ -1,4 +1,5 @@
-"""Tests of two-node runs in two pods, with the training operator's variables and shared storage, but no shared disk."""
+"""Tests of two-node runs in two pods, with the training operator's variables and shared storage, but no
+shared disk."""
 
 import json
 import re
@@ -78,13 +79,18 @@ def test_each_retry_survives_a_preemption_of_one_of_two_nodes_and_the_last_failu
     assert not (tmp_path / "run" / "train_cpu_1x2-2").exists(), "one retry is one more attempt"
     assert "resumes" not in first.read_text().partition("trained ")[0]
     ended = r"preempted: SIGTERM: step (\d+) is saved, [\d.]+ s of 30 were left for it, node n1"
-    start = re.search(rf"attempt 2 of 2: resumes at step (\d+) from (s3://\S+); attempt 1: {ended}\n", second.read_text())
+    start = re.search(
+        rf"attempt 2 of 2: resumes at step (\d+) from (s3://\S+); attempt 1: {ended}\n", second.read_text()
+    )
     assert start
     assert start[1] == start[3]
     assert f"flytune-checkpoints/{recipe['name']}" in start[2]
-    # A job has a message of its own if its first pod ends before the operator sees that the other one is lost.
+    # A job has a message of its own if its first pod ends before the operator sees that the other one is
+    # lost.
     if "PyTorchJobFailed" in str(failed.value):
-        said = re.search(rf"train_cpu_1x2 failed: .*1 Worker.*\n(?:.*\n)?attempt 1: {ended}\nattempt 2: {ended}\n", report)
+        said = re.search(
+            rf"train_cpu_1x2 failed: .*1 Worker.*\n(?:.*\n)?attempt 1: {ended}\nattempt 2: {ended}\n", report
+        )
     else:
         saved = r"preempted: SIGTERM: step (?=(?:.*\n)*.*attempt 1: .*step (\d+))(\d+) is saved"
         said = re.search(rf"train_cpu_1x2 failed: .*{saved}(?:.*\n)*.*none is left\nattempt 1: ", report)
@@ -98,7 +104,14 @@ def test_each_retry_survives_a_preemption_of_one_of_two_nodes_and_the_last_failu
 @pytest.mark.slow
 def test_two_pods_fill_one_matrix_of_the_selftest(tmp_path):
     with flyteadmin(tmp_path / "home") as (admin, storage):
-        what = ["workflows/selftest.py", "selftest", "--shape", "cpu-1x2", "--pairs", "full/ddp,lora/fsdp,full/none"]
+        what = [
+            "workflows/selftest.py",
+            "selftest",
+            "--shape",
+            "cpu-1x2",
+            "--pairs",
+            "full/ddp,lora/fsdp,full/none",
+        ]
         laptop = checkout(tmp_path / "laptop")
         done = pyflyte(laptop, tmp_path / "home", "run", "--remote", "--copy", "all", *WHERE, *what)
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
@@ -107,5 +120,9 @@ def test_two_pods_fill_one_matrix_of_the_selftest(tmp_path):
     assert sorted(run.pods("selftest_cpu_1x2")) == [0, 1]
     matrix = Matrix.model_validate(msgpack.unpackb(found))
     assert matrix.machine.startswith("2 nodes of 1 rank on a CPU")
-    assert [(cell.sharding, cell.state) for cell in matrix.cells] == [("ddp", "equal"), ("fsdp", "equal"), ("none", "equal")]
+    assert [(cell.sharding, cell.state) for cell in matrix.cells] == [
+        ("ddp", "equal"),
+        ("fsdp", "equal"),
+        ("none", "equal"),
+    ]
     assert {one.layout[-2:] for cell in matrix.cells[:2] for one in cell.distances} == {"x2"}

@@ -32,7 +32,13 @@ def places(tmp_path_factory):
         stored(folder / "store", base, dataset, name, steps=steps)
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
     (folder / "home").mkdir()
-    names = {"STORE": "store", "NEW": "new", "MERGED": "merged", "PROMPTS": "prompts.jsonl", "ANSWERS": "answers.jsonl"}
+    names = {
+        "STORE": "store",
+        "NEW": "new",
+        "MERGED": "merged",
+        "PROMPTS": "prompts.jsonl",
+        "ANSWERS": "answers.jsonl",
+    }
     return {name: str(folder / place) for name, place in names.items()} | {"HOME": str(folder / "home")}
 
 
@@ -41,7 +47,12 @@ def filled(text, places):
 
 
 def ran(command, places):
-    environment = os.environ | {"HOME": places["HOME"], "TMPDIR": places["HOME"], "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    environment = os.environ | {
+        "HOME": places["HOME"],
+        "TMPDIR": places["HOME"],
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "200",
+    }
     done = fork_server.run(command, ROOT, environment)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return done.stdout + done.stderr

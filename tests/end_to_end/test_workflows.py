@@ -1,4 +1,5 @@
-"""Tests of the shipped workflows as a cluster runs them: fast-registered, in pods that have only what their spec gives them.
+"""Tests of the shipped workflows as a cluster runs them: fast-registered, in pods that have only what their
+spec gives them.
 
 The images' stand-ins have no project, no HOME and a read-only root, and only one registry has them.
 """
@@ -40,7 +41,8 @@ IN |= dict.fromkeys([f"finetune_on_{kind}" for kind in ("file", "folder", "datas
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """A function that starts a workflow with its inputs and returns its run; it has the admin, and recipes of stored inputs."""
+    """A function that starts a workflow with its inputs and returns its run; it has the admin, and recipes of
+    stored inputs."""
     home, inputs = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("inputs")
     folder = tmp_path_factory.mktemp("images")
     images = {
@@ -60,10 +62,19 @@ def cluster(tmp_path_factory):
             return Run(admin, execution, place / "run", storage, images)
 
         def recipe(**changes):
-            stored = {"model.name_or_path": f"{STORED}/tiny", "data.path": f"{STORED}/pairs.jsonl", "training.max_steps": 2}
+            stored = {
+                "model.name_or_path": f"{STORED}/tiny",
+                "data.path": f"{STORED}/pairs.jsonl",
+                "training.max_steps": 2,
+            }
             return cluster_recipe(base, files[0], stored | changes)
 
-        run.admin, run.recipe, run.inputs, run.config = admin, recipe, inputs, home / "flyte" / ".flyte" / "config.yaml"
+        run.admin, run.recipe, run.inputs, run.config = (
+            admin,
+            recipe,
+            inputs,
+            home / "flyte" / ".flyte" / "config.yaml",
+        )
         yield run
 
 
@@ -74,7 +85,8 @@ def address(literals):
 
 @pytest.fixture
 def fetch(cluster, monkeypatch, capsys):
-    """A function that runs `flytune fetch` for a run; it returns the folder, or the error. This machine has no credentials."""
+    """A function that runs `flytune fetch` for a run; it returns the folder, or the error. This machine has
+    no credentials."""
     monkeypatch.setenv("FLYTECTL_CONFIG", str(cluster.config))
     get_config_file.cache_clear()
 
@@ -90,14 +102,19 @@ def fetch(cluster, monkeypatch, capsys):
 
 
 def check_files(cluster, stored, folder):
-    """Check that each file of a fetched folder is the one that the workflow has stored, and that none is missing.
+    """Check that each file of a fetched folder is the one that the workflow has stored, and that none is
+    missing.
 
     `stored` is the run whose workflow returns the folder, or else the outputs of the node that has stored it.
     """
     outputs = stored if isinstance(stored, dict) else stored.outputs()
     prefix = address(outputs).removeprefix(f"s3://{BUCKET}/")
-    stored = {key.removeprefix(f"{prefix}/"): cluster.admin.stored(key) for key in cluster.admin.keys(f"{prefix}/")}
-    assert {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()} == stored
+    stored = {
+        key.removeprefix(f"{prefix}/"): cluster.admin.stored(key) for key in cluster.admin.keys(f"{prefix}/")
+    }
+    assert {
+        str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()
+    } == stored
     assert "artifact.json" in stored
     return folder
 
@@ -117,10 +134,16 @@ def test_a_finetune_its_parts_and_answers_of_its_model(cluster, fetch, tmp_path)
         run.outputs()
         return check_files(cluster, run, fetch(run, tmp_path / name))
 
-    assert TrainingResult.read(files_of("export_only", recipe=recipe) / "training.json").resumed_from_step == 2
+    assert (
+        TrainingResult.read(files_of("export_only", recipe=recipe) / "training.json").resumed_from_step == 2
+    )
     files_of("resume", recipe=recipe)
     artifact = address(first.outputs())
-    assert check_files(cluster, first, fetch(first, tmp_path / "artifact")).joinpath("adapter_model.safetensors").is_file()
+    assert (
+        check_files(cluster, first, fetch(first, tmp_path / "artifact"))
+        .joinpath("adapter_model.safetensors")
+        .is_file()
+    )
 
     assert files_of("prepare_only", recipe=recipe).joinpath("manifest.json").is_file()
     for name, kind, given in (("plan_only", Plan, {}), ("evaluate_only", Metrics, {"artifact": artifact})):
@@ -150,7 +173,9 @@ def test_a_sweep_in_which_one_point_fails_in_each_stage(cluster, changes, fetch,
     assert Recipe.from_yaml(point / "recipe.yaml").training.learning_rate == 1e-9
     assert "tiny-2 has no artifact: train: " in fetch(swept, tmp_path / "none", "--point", "tiny-2")
     pods = [pod.name for pod in swept.folder.iterdir()]
-    assert sum(pod.startswith("train_cpu_1-") for pod in pods) == 3, "points that could not be prepared ask for no GPU"
+    assert sum(pod.startswith("train_cpu_1-") for pod in pods) == 3, (
+        "points that could not be prepared ask for no GPU"
+    )
     assert sum(pod.startswith("evaluate_model_cpu_1-") for pod in pods) == 2
     assert sum(pod.startswith("store_artifact-") for pod in pods) == 2
 
@@ -176,7 +201,11 @@ def test_a_refresh_and_its_rollback(cluster, fetch, tmp_path):
     for name, part in (("heldout", rows[:24]), ("2026-03-01", rows[24:])):
         cluster.admin.store(f"inputs/{name}.jsonl", "".join(part).encode())
     changes = {"data.path": f"{STORED}/%Y-%m-%d.jsonl", "data.heldout_path": f"{STORED}/heldout.jsonl"}
-    changes |= {"method": {"name": "lora", "lora_dropout": 0.0}, "training.max_steps": 12, "training.learning_rate": 1e-2}
+    changes |= {
+        "method": {"name": "lora", "lora_dropout": 0.0},
+        "training.max_steps": 12,
+        "training.learning_rate": 1e-2,
+    }
     recipe = cluster.recipe(**changes, evaluation={"max_samples": 24, "sample_answers": 0})
     del recipe["data"]["heldout_fraction"]
     accepted = f"s3://{BUCKET}/accepted/tiny"
@@ -212,17 +241,20 @@ def test_a_selftest(cluster, fetch, tmp_path):
 
 
 def test_a_finetune_on_data_of_another_workflow(cluster, fetch, tmp_path):
-    """A structured dataset is trained on; a file and a folder are named in the recipe, whose run is the same."""
+    """A structured dataset is trained on; a file and a folder are named in the recipe, whose run is the
+    same."""
     pandas.read_json(cluster.inputs / "pairs.jsonl", lines=True).to_parquet(tmp_path / "pairs.parquet")
     (tmp_path / "rows" / "inner").mkdir(parents=True)
     for name in ("a", "inner/b"):
         shutil.copy(cluster.inputs / "pairs.jsonl", tmp_path / "rows" / f"{name}.jsonl")
     for name, given in (("file", cluster.inputs / "pairs.jsonl"), ("folder", tmp_path / "rows")):
         run = cluster(f"finetune_on_{name}", recipe=cluster.recipe(), data=given)
-        named = Recipe.model_validate(msgpack.unpackb(run.until(f"name_{name}")["o0"].scalar.binary.value)).data.path
-        assert [cluster.admin.stored(key) for key in cluster.admin.keys(named.removeprefix(f"s3://{BUCKET}/"))].count(
-            (cluster.inputs / "pairs.jsonl").read_bytes()
-        ) == (1 if name == "file" else 2)
+        named = Recipe.model_validate(
+            msgpack.unpackb(run.until(f"name_{name}")["o0"].scalar.binary.value)
+        ).data.path
+        assert [
+            cluster.admin.stored(key) for key in cluster.admin.keys(named.removeprefix(f"s3://{BUCKET}/"))
+        ].count((cluster.inputs / "pairs.jsonl").read_bytes()) == (1 if name == "file" else 2)
     run = cluster("finetune_on_dataset", recipe=cluster.recipe(), data=tmp_path / "pairs.parquet")
     run.outputs()
     assert check_files(cluster, run, fetch(run, tmp_path / "out")).joinpath("report.html").is_file()
@@ -232,12 +264,19 @@ def test_the_report_of_a_failed_run_is_fetched(cluster, fetch, tmp_path):
     run = cluster("finetune", recipe=cluster.recipe(sharding="device_map"))
     with pytest.raises(PodFailed, match="device_map"):
         run.outputs()
-    assert "the execution is FAILED, and no artifact is stored; --failed fetches the report" in fetch(run, tmp_path / "none")
+    assert "the execution is FAILED, and no artifact is stored; --failed fetches the report" in fetch(
+        run, tmp_path / "none"
+    )
     folder = fetch(run, tmp_path / "out", "--failed")
-    assert {file.name for file in folder.iterdir()} == {"failure.txt", "fn0-report_failure.html", "n0-make_plan.html"}
+    assert {file.name for file in folder.iterdir()} == {
+        "failure.txt",
+        "fn0-report_failure.html",
+        "n0-make_plan.html",
+    }
     told = (folder / "failure.txt").read_text()
     assert told.startswith(
-        f"{run.name} in flytesnacks-development: FAILED\ntiny: make_plan failed: refused: recipe tiny: 1 mistake"
+        f"{run.name} in flytesnacks-development: FAILED\n"
+        "tiny: make_plan failed: refused: recipe tiny: 1 mistake"
     )
     for line in (
         "method full with sharding device_map",
@@ -249,7 +288,8 @@ def test_the_report_of_a_failed_run_is_fetched(cluster, fetch, tmp_path):
 
 
 def approved(cluster, answer, **changes):
-    """Run a finetune that waits for a person; return the run, its outputs or its error, and what it has published.
+    """Run a finetune that waits for a person; return the run, its outputs or its error, and what it has
+    published.
 
     `answer` is called with the signal and the address of the artifact, at the moment of the question.
     """
@@ -259,8 +299,12 @@ def approved(cluster, answer, **changes):
 
     def answered(signal):
         assert cluster.admin.keys(store) == []
-        ((address,),) = [re.findall(r"artifact [0-9a-f]{64}, at (\S+)", log) for log in logs(run, "ask_person")]
-        assert signal == f"approve-{hash_of(cluster, address)[:12]}", "the question is about this artifact alone"
+        ((address,),) = [
+            re.findall(r"artifact [0-9a-f]{64}, at (\S+)", log) for log in logs(run, "ask_person")
+        ]
+        assert signal == f"approve-{hash_of(cluster, address)[:12]}", (
+            "the question is about this artifact alone"
+        )
         return answer(signal, address)
 
     run.answer = answered
@@ -306,7 +350,10 @@ def test_silence_is_a_no_and_the_failed_run_s_last_line_says_where_the_model_is(
     assert made == "task execution timeout [259200s] expired"
     assert published == []
     (report,) = logs(run, "report_failure")
-    last = f"to publish or accept it after all: flytune approve {stored[0]} --sha256 {hash_of(cluster, stored[0])}"
+    last = (
+        f"to publish or accept it after all: flytune approve {stored[0]} --sha256 "
+        f"{hash_of(cluster, stored[0])}"
+    )
     assert last in report
     assert "'no: no answer within 72 hours'" in report
 

@@ -49,8 +49,13 @@ def test_a_part_of_one_sample_is_no_less_a_part():
 
 
 def test_answers_of_both_labels_are_parts():
-    found = breakdown.of_labels(numpy.array([2.0, 4.0, 6.0]), numpy.array([1.0, 4.0, 8.0]), numpy.array([1, 1, 2]), 2)
-    assert [(part.kind, part.name, part.samples) for part in found] == [("label", "desirable", 2), ("label", "undesirable", 1)]
+    found = breakdown.of_labels(
+        numpy.array([2.0, 4.0, 6.0]), numpy.array([1.0, 4.0, 8.0]), numpy.array([1, 1, 2]), 2
+    )
+    assert [(part.kind, part.name, part.samples) for part in found] == [
+        ("label", "desirable", 2),
+        ("label", "undesirable", 1),
+    ]
     assert [(part.base_loss, part.tuned_loss) for part in found] == [(3, 2.5), (3, 4)]
     assert breakdown.of_labels(numpy.ones(3), numpy.ones(3), numpy.ones(3, dtype=int), 3) == []
 
@@ -80,7 +85,9 @@ def test_wins():
     found = breakdown.wins(numpy.array([-1.0, 0.0, 2.0, -0.5]))
     assert (found.tuned, found.base, found.ties, found.rate) == (2, 1, 1, 0.625)
     assert 0 <= found.rate_low < found.rate < found.rate_high <= 1
-    assert breakdown.wins(numpy.array([-1.0])) == Wins(tuned=1, base=0, ties=0), "one comparison has no interval"
+    assert breakdown.wins(numpy.array([-1.0])) == Wins(tuned=1, base=0, ties=0), (
+        "one comparison has no interval"
+    )
     answers = [
         Answer(prompt="p", reference="r", base="b", tuned="t", base_f1=base, tuned_f1=tuned)
         for base, tuned in ((0.1, 0.9), (0.5, 0.5), (1.0, 0.2), (0.0, 0.1))

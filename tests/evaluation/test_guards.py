@@ -18,7 +18,9 @@ def score(base, tuned, task="choose", metric="acc,none", **changes) -> TaskScore
 
 def recipe(*guarded):
     return recipe_for(
-        Path("models/base"), "full", **{"evaluation.tasks": ["choose", "mmlu"], "evaluation.must_not_fall": list(guarded)}
+        Path("models/base"),
+        "full",
+        **{"evaluation.tasks": ["choose", "mmlu"], "evaluation.must_not_fall": list(guarded)},
     )
 
 
@@ -45,28 +47,34 @@ def test_the_margin_is_held_against_the_difference(margin, base, tuned, holds):
 def test_the_sentence_says_what_fell_how_far_and_how_sure():
     (sentence,) = broken({"task": "choose", "margin": 0.01}, score(0.412, 0.371))
     assert sentence == (
-        "choose acc,none fell from 0.412 to 0.371, by 0.041 (standard errors 0.02 and 0.03, 1,319 documents); "
-        "evaluation.must_not_fall allows 0.01"
+        "choose acc,none fell from 0.412 to 0.371, by 0.041 (standard errors 0.02 and 0.03, 1,319 "
+        "documents); evaluation.must_not_fall allows 0.01"
     )
     (sentence,) = broken({"task": "choose"}, score(2.0, 2.5, higher_is_better=False, base_stderr=None))
     assert "rose from 2 to 2.5, by 0.5 (standard errors unknown and 0.03" in sentence
 
 
 def test_a_metric_is_named_with_its_filter_or_without():
-    strict, loose = score(0.5, 0.5, metric="exact_match,strict"), score(0.5, 0.4, metric="exact_match,flexible")
+    strict, loose = (
+        score(0.5, 0.5, metric="exact_match,strict"),
+        score(0.5, 0.4, metric="exact_match,flexible"),
+    )
     assert broken({"task": "choose"}, strict, loose) == []
     assert broken({"task": "choose", "metric": "exact_match"}, strict, loose) == []
     assert len(broken({"task": "choose", "metric": "exact_match,flexible"}, strict, loose)) == 1
 
 
 def test_one_task_of_a_group_can_be_guarded():
-    assert broken({"task": "mmlu_astronomy"}, score(0.5, 0.4, "mmlu"), score(0.3, 0.3, "mmlu_astronomy")) == []
+    assert (
+        broken({"task": "mmlu_astronomy"}, score(0.5, 0.4, "mmlu"), score(0.3, 0.3, "mmlu_astronomy")) == []
+    )
 
 
 def test_what_was_not_measured_does_not_hold():
     (sentence,) = broken({"task": "choose", "metric": "f1"}, score(0.5, 0.6))
     assert sentence == (
-        "evaluation.must_not_fall: choose f1 was not measured, so nothing shows that it did not fall; measured: acc,none"
+        "evaluation.must_not_fall: choose f1 was not measured, so nothing shows that it did not fall; "
+        "measured: acc,none"
     )
     (sentence,) = broken({"task": "choose"})
     assert "choose was not measured" in sentence
@@ -74,7 +82,9 @@ def test_what_was_not_measured_does_not_hold():
 
 
 def test_a_guard_without_tasks_is_a_mistake_of_the_recipe():
-    with pytest.raises(RecipeError, match="must_not_fall needs the scores of evaluation.tasks, which has no tasks"):
+    with pytest.raises(
+        RecipeError, match="must_not_fall needs the scores of evaluation.tasks, which has no tasks"
+    ):
         recipe_for(Path("models/base"), "full", **{"evaluation.must_not_fall": [{"task": "gsm8k"}]})
 
 
@@ -87,7 +97,10 @@ def pages(*scores, guard=None):
 
 
 def test_report_and_card_show_the_tasks():
-    scores = score(0.412, 0.471, num_fewshot=5), score(12.5, 11.25, metric="perplexity,none", higher_is_better=False)
+    scores = (
+        score(0.412, 0.471, num_fewshot=5),
+        score(12.5, 11.25, metric="perplexity,none", higher_is_better=False),
+    )
     page, text = pages(*scores)
     tags = Tags(page)
     assert tags.open == []

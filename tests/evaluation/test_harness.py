@@ -34,13 +34,16 @@ def trained(base, tmp_path_factory):
     """The trained folder of each method."""
     dataset = write_dataset(tmp_path_factory.mktemp("dataset"), base)
     return {
-        method: write_trained(tmp_path_factory.mktemp(method), recipe_for(base, method), dataset) for method in ("full", "lora")
+        method: write_trained(tmp_path_factory.mktemp(method), recipe_for(base, method), dataset)
+        for method in ("full", "lora")
     }
 
 
 def scored(recipe, trained, out):
     # Through JSON, as from pod to pod.
-    found = [evaluation_tasks.run(recipe, trained, job).model_dump_json() for job in evaluation_tasks.jobs(recipe)]
+    found = [
+        evaluation_tasks.run(recipe, trained, job).model_dump_json() for job in evaluation_tasks.jobs(recipe)
+    ]
     results = [JobResult.model_validate_json(result) for result in found]
     return evaluation_tasks.combine(recipe, results, out)
 
@@ -76,8 +79,12 @@ def test_scores_are_those_of_the_harness_itself(method, base, own, trained, tmp_
             name, _, filtered = score.metric.partition(",")
             assert getattr(score, side) == pytest.approx(expected[score.task][score.metric], abs=1e-6)
             error = expected[score.task][f"{name}_stderr,{filtered}"]
-            assert getattr(score, f"{side}_stderr") == (None if error == "N/A" else pytest.approx(error, abs=1e-6))
-    assert [(score.task, score.documents, score.num_fewshot) for score in scores] == [(name, 7, 2) for name in tasks]
+            assert getattr(score, f"{side}_stderr") == (
+                None if error == "N/A" else pytest.approx(error, abs=1e-6)
+            )
+    assert [(score.task, score.documents, score.num_fewshot) for score in scores] == [
+        (name, 7, 2) for name in tasks
+    ]
     assert [score.higher_is_better for score in scores] == [True, True, False]
     text = scores[-1]
     assert text.base != text.tuned, "both sides came from one model"
@@ -103,7 +110,12 @@ def test_a_part_has_the_examples_of_the_complete_task(base, own):
     recipe = asking(base, own, [{"name": "choose", "num_fewshot": 4}])
     (task,) = recipe.evaluation.tasks
     first, again = (
-        [request.args[0] for request in harness_tasks.requests(harness_tasks.load(recipe, task)["tasks"], task, Lm(), False)]
+        [
+            request.args[0]
+            for request in harness_tasks.requests(
+                harness_tasks.load(recipe, task)["tasks"], task, Lm(), False
+            )
+        ]
         for _ in range(2)
     )
     assert first == again
@@ -115,9 +127,16 @@ def test_the_harness_s_own_files_are_kept(base, own, trained, tmp_path):
     scores = scored(asking(base, own, ["both"]), trained["full"], tmp_path)
     for side in ("base", "tuned"):
         told = json.loads((tmp_path / f"{side}.json").read_text())
-        assert {"results", "groups", "group_subtasks", "configs", "versions", "n-shot", "higher_is_better", "n-samples"} <= set(
-            told
-        )
+        assert {
+            "results",
+            "groups",
+            "group_subtasks",
+            "configs",
+            "versions",
+            "n-shot",
+            "higher_is_better",
+            "n-samples",
+        } <= set(told)
         assert told["results"]["both"]["acc,none"] == getattr(scores[-1], side)
         assert told["n-samples"]["choose"] == {"original": DOCUMENTS, "effective": DOCUMENTS}
         assert told["lm_eval_version"]
@@ -174,13 +193,17 @@ def test_the_harness_s_own_tasks_are_known_without_a_network(base, own):
     assert [job.task.name for job in evaluation_tasks.jobs(asking(base, own, names))] == names
     assert "did you mean hellaswag" in refused(base, own, ["helaswag"])
     assert "humaneval runs code" in refused(base, own, ["humaneval"])
-    assert "mmlu_astronomy is named twice, by mmlu and by mmlu_astronomy" in refused(base, own, ["mmlu", "mmlu_astronomy"])
+    assert "mmlu_astronomy is named twice, by mmlu and by mmlu_astronomy" in refused(
+        base, own, ["mmlu", "mmlu_astronomy"]
+    )
 
 
 def test_missing_data_is_reported(base, own, trained):
     recipe = asking(base, own, ["lost"])
     with pytest.raises(
-        RecipeError, match=r"evaluation\.tasks: lost: cannot be loaded: FileNotFoundError: lost\.yaml: data_files: no\.jsonl"
+        RecipeError,
+        match=r"evaluation\.tasks: lost: cannot be loaded: FileNotFoundError: lost\.yaml: data_files: "
+        r"no\.jsonl",
     ):
         evaluation_tasks.run(recipe, trained["full"], evaluation_tasks.jobs(recipe)[0])
 
@@ -209,7 +232,16 @@ def evaluated(
     jobs: list[Job],
     data: FlyteDirectory,
 ) -> Metrics:
-    answers = map_on("ask", shape, EVALUATE_TASKS, {"job": jobs}, recipe=recipe, trained=trained, base=base, harness_data=data)
+    answers = map_on(
+        "ask",
+        shape,
+        EVALUATE_TASKS,
+        {"job": jobs},
+        recipe=recipe,
+        trained=trained,
+        base=base,
+        harness_data=data,
+    )
     found: Metrics = combine_tasks(recipe=recipe, metrics=metrics, answers=answers, harness_data=data)
     return found
 
@@ -273,16 +305,33 @@ else:
 
 @pytest.mark.slow
 def test_data_of_the_hub_reaches_pods_that_see_none(hub, base, trained, tmp_path):
-    task = {"task": "pairs", "dataset_path": "owner/pairs", "test_split": "train", "output_type": "multiple_choice"}
+    task = {
+        "task": "pairs",
+        "dataset_path": "owner/pairs",
+        "test_split": "train",
+        "output_type": "multiple_choice",
+    }
     task |= {"doc_to_text": "{{instruction}}", "doc_to_choice": ["{{output}}", "none"], "doc_to_target": 0}
     task |= {"metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]}
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "pairs.yaml").write_text(yaml.safe_dump(task))
-    (tmp_path / "recipe.yaml").write_text(asking(base, tmp_path / "tasks", [{"name": "pairs", "limit": 5}]).to_yaml())
+    (tmp_path / "recipe.yaml").write_text(
+        asking(base, tmp_path / "tasks", [{"name": "pairs", "limit": 5}]).to_yaml()
+    )
 
     def ran(where, folder, **settings):
         home = {"HF_HOME": str(tmp_path / where), "HF_HUB_DISABLE_TELEMETRY": "1", "DS_ACCELERATOR": "cpu"}
-        command = [sys.executable, "-W", "ignore", "-c", HUB, tmp_path / "recipe.yaml", where, folder, trained["full"]]
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            HUB,
+            tmp_path / "recipe.yaml",
+            where,
+            folder,
+            trained["full"],
+        ]
         environment = os.environ | home | settings
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
@@ -311,7 +360,8 @@ def test_an_answer_comes_back_as_it_was(base, own, kind, answer):
 
 
 @pytest.mark.parametrize(
-    "guard", [{"task": "choose"}, {"task": "choose", "metric": "acc"}, {"task": "choose", "metric": "acc,none"}]
+    "guard",
+    [{"task": "choose"}, {"task": "choose", "metric": "acc"}, {"task": "choose", "metric": "acc,none"}],
 )
 def test_a_guard_of_what_is_measured(base, own, guard):
     evaluation_tasks.download(asking(base, own, ["both"], must_not_fall=[guard]), None)
@@ -322,14 +372,19 @@ def test_a_guard_of_what_is_not_measured_is_refused_before_training(base, own, g
     recipe = asking(base, own, ["both"], must_not_fall=[guard])
     with pytest.raises(
         RecipeError,
-        match=rf"must_not_fall: {' '.join(guard.values())}: not measured by evaluation.tasks, which measures: .*choose \(acc",
+        match=rf"must_not_fall: {' '.join(guard.values())}: not measured by evaluation.tasks, which "
+        r"measures: .*choose \(acc",
     ):
         evaluation_tasks.download(recipe, None)
 
 
 def test_data_that_is_not_there_is_refused_before_training(base, own, tmp_path):
     task = yaml.safe_load((own / "choose.yaml").read_text())
-    task |= {"task": "gone", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(tmp_path / "none.jsonl")}}}
+    task |= {
+        "task": "gone",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "none.jsonl")}},
+    }
     folder = tmp_path / "tasks"
     folder.mkdir()
     (folder / "gone.yaml").write_text(yaml.safe_dump(task))
@@ -360,7 +415,9 @@ def test_tasks_of_one_s_own_are_read_by_yaml_1_2_and_the_harness_s_own_as_it_doe
     loaded = harness_tasks.load(recipe, recipe.evaluation.tasks[0])["tasks"]["agree"]
     assert loaded.get_config("doc_to_choice") == ["no", "yes"]
     package = Path(_yaml_loader.__file__).parent
-    assert not issubclass(_yaml_loader._make_loader(package / "mmlu", resolve_funcs=True), yaml_core.CoreLoader)
+    assert not issubclass(
+        _yaml_loader._make_loader(package / "mmlu", resolve_funcs=True), yaml_core.CoreLoader
+    )
     (tmp_path / "agree.yaml").write_text("task: agree\ntask: agree\n")
     harness_tasks._indexed.cache_clear()
     with pytest.raises(RecipeError, match=r"agree\.yaml \(task is there twice, in lines 1 and 2; keep one\)"):

@@ -32,7 +32,9 @@ def rows(dataset):
 @pytest.fixture(scope="module", params=["full", "lora", "qlora"])
 def scored(request, base, dataset, tmp_path_factory):
     """Recipe, trained folder and metrics of each method."""
-    recipe = recipe_for(base, request.param, **{"evaluation.sample_answers": 3, "evaluation.max_samples": 100})
+    recipe = recipe_for(
+        base, request.param, **{"evaluation.sample_answers": 3, "evaluation.max_samples": 100}
+    )
     trained = write_trained(tmp_path_factory.mktemp(request.param), recipe, dataset)
     return recipe, trained, evaluation_score.score(recipe, trained, dataset)
 
@@ -99,13 +101,16 @@ class Wrapped(torch.nn.Module):
 
 
 def test_indexes_of_the_last_layers_are_not_on_the_device_of_the_tokens(base, rows):
-    """For a model over several GPUs, transformers' forward indexes the last GPU's states with logits_to_keep."""
+    """For a model over several GPUs, transformers' forward indexes the last GPU's states with
+    logits_to_keep."""
     given = []
 
     class Watched(Wrapped):
         def forward(self, input_ids, attention_mask, use_cache, logits_to_keep):
             given.append(logits_to_keep)
-            return self.inner(input_ids=input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep)
+            return self.inner(
+                input_ids=input_ids, attention_mask=attention_mask, logits_to_keep=logits_to_keep
+            )
 
     scoring.heldout_loss(Watched(base), rows[:4], pad_token_id=3, batch_size=2)
     assert {type(kept) for kept in given} == {list}
@@ -124,7 +129,10 @@ def test_models_that_cannot_slice_logits_give_the_same(base, rows):
 
 def test_the_first_token_and_untrained_rows_are_not_scored(base):
     model = AutoModelForCausalLM.from_pretrained(base)
-    rows = [{"input_ids": [5, 6, 7], "labels": [5, -100, -100]}, {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}]
+    rows = [
+        {"input_ids": [5, 6, 7], "labels": [5, -100, -100]},
+        {"input_ids": [5, 6, 7], "labels": [5, 6, 7]},
+    ]
     nll, tokens = scoring.heldout_loss(model, rows, 3, 1)
     assert tokens.tolist() == [0, 2]
     assert nll[0] == 0 < nll[1]
@@ -162,12 +170,19 @@ def test_answers_are_side_by_side(scored):
     _, _, metrics = scored
     assert len(metrics.answers) == 3
     assert metrics.sample_wins.tuned + metrics.sample_wins.base + metrics.sample_wins.ties == metrics.samples
-    assert [(part.kind, part.name, part.samples) for part in metrics.parts[:2]] == [("source", "a", 6), ("source", "b", 6)]
+    assert [(part.kind, part.name, part.samples) for part in metrics.parts[:2]] == [
+        ("source", "a", 6),
+        ("source", "b", 6),
+    ]
     for kind in ("source", "length"):
         told = [part for part in metrics.parts if part.kind == kind]
         assert sum(part.samples for part in told) == metrics.samples
-        assert sum(part.tokens * part.tuned_loss for part in told) == pytest.approx(metrics.tokens * metrics.tuned.loss)
-        assert sum(part.tokens * part.base_loss for part in told) == pytest.approx(metrics.tokens * metrics.base.loss)
+        assert sum(part.tokens * part.tuned_loss for part in told) == pytest.approx(
+            metrics.tokens * metrics.tuned.loss
+        )
+        assert sum(part.tokens * part.base_loss for part in told) == pytest.approx(
+            metrics.tokens * metrics.base.loss
+        )
     for answer in metrics.answers:
         assert "Add" in answer.prompt
         assert answer.reference.startswith("The sum is")
@@ -178,7 +193,9 @@ def test_batched_answers_equal_single_ones(base, dataset, tmp_path):
     changes = {"evaluation.sample_answers": 3, "evaluation.max_new_tokens": 12}
     trained = write_trained(tmp_path, recipe_for(base, "full"), dataset)
     alone, together = (
-        evaluation_score.score(recipe_for(base, "full", **changes, **{"evaluation.batch_size": size}), trained, dataset).answers
+        evaluation_score.score(
+            recipe_for(base, "full", **changes, **{"evaluation.batch_size": size}), trained, dataset
+        ).answers
         for size in (1, 8)
     )
     assert alone == together
@@ -187,7 +204,9 @@ def test_batched_answers_equal_single_ones(base, dataset, tmp_path):
 def test_text_without_a_prompt_is_cut_in_half(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokens = tokenizer("The quick brown fox jumps over the lazy dog.")["input_ids"]
-    questions = Questions.of(recipe_for(base, "full").evaluation, [{"input_ids": tokens, "labels": tokens}], tokenizer)
+    questions = Questions.of(
+        recipe_for(base, "full").evaluation, [{"input_ids": tokens, "labels": tokens}], tokenizer
+    )
     prompt, reference = questions.prompts[0]
     assert len(prompt) == len(tokens) // 2
     assert prompt + reference == tokens
@@ -245,7 +264,11 @@ def test_one_sample_proves_nothing():
 def test_perplexity_of_a_huge_loss_is_still_json():
     loss = Interval(value=2000.0, low=-sys.float_info.max, high=sys.float_info.max)
     perplexity = language_models._perplexity(loss)
-    assert (perplexity.value, perplexity.low, perplexity.high) == (sys.float_info.max, 0.0, sys.float_info.max)
+    assert (perplexity.value, perplexity.low, perplexity.high) == (
+        sys.float_info.max,
+        0.0,
+        sys.float_info.max,
+    )
     assert "Infinity" not in perplexity.model_dump_json()
 
 
@@ -276,12 +299,16 @@ def test_an_incomplete_trained_folder(missing, name, base, dataset, tmp_path):
     for file in ("model.safetensors", "config.json", "tokenizer_config.json"):
         if file != missing:
             (tmp_path / "model" / file).write_text("{}")
-    with pytest.raises(ExportError, match=rf"not a complete full export: no {name.replace('*', '.')}; train again"):
+    with pytest.raises(
+        ExportError, match=rf"not a complete full export: no {name.replace('*', '.')}; train again"
+    ):
         evaluation_score.score(recipe_for(base, "full"), tmp_path, dataset)
 
 
 def test_a_damaged_dataset(base, dataset, tmp_path):
-    with pytest.raises(DataError, match=r"no manifest.json, so the preparation never finished; prepare the data again"):
+    with pytest.raises(
+        DataError, match=r"no manifest.json, so the preparation never finished; prepare the data again"
+    ):
         heldout_rows(tmp_path, 5)
     copy = copy_tree(dataset, tmp_path / "copy")
     (copy / "heldout" / "00001.parquet").write_bytes(b"PAR1")
@@ -303,7 +330,9 @@ def test_an_empty_heldout_part(base, tmp_path):
 def test_a_base_that_is_gone(base, dataset, tmp_path):
     trained = write_trained(tmp_path, recipe_for(base, "lora"), dataset, steps=1)
     gone = Path("no") / "such" / "folder"
-    with pytest.raises(ExportError, match="adapter_config.json: its base is .*, the recipe's is no/such/folder; nothing was"):
+    with pytest.raises(
+        ExportError, match="adapter_config.json: its base is .*, the recipe's is no/such/folder; nothing was"
+    ):
         evaluation_score.score(recipe_for(gone, "lora"), trained, dataset)
     with pytest.raises(RecipeError, match="model.name_or_path: no/such/folder: no such folder"):
         evaluation_score.tuned_model(recipe_for(gone, "lora"), trained)
@@ -330,7 +359,9 @@ def test_an_export_that_is_not_what_was_trained_is_refused(base, dataset, tmp_pa
     model = loading.exported_model(recipe, tmp_path)
     with (
         monkeypatch.context() as patch,
-        pytest.raises(ExportError, match="exported model's loss .* the live model's was .*; nothing was stored"),
+        pytest.raises(
+            ExportError, match="exported model's loss .* the live model's was .*; nothing was stored"
+        ),
     ):
         # The prompts alone would refuse it already.
         patch.setattr(gate, "_check_answers", lambda recipe, trained, model: None)
@@ -349,7 +380,11 @@ def test_an_artifact_is_evaluated_on_other_samples_than_it_was_stored_with(base,
     again = evaluation_score.score(recipe, artifact, dataset)
     other = evaluation_score.score(recipe, artifact, write_dataset(tmp_path / "other", base, heldout=6))
     fewer = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"max_samples": 3})})
-    assert (again.samples, other.samples, evaluation_score.score(fewer, artifact, dataset).samples) == (8, 6, 3)
+    assert (again.samples, other.samples, evaluation_score.score(fewer, artifact, dataset).samples) == (
+        8,
+        6,
+        3,
+    )
     # On the same samples, the loss is compared with the live model's.
     told = json.loads((artifact / "training.json").read_text())
     (artifact / "training.json").write_text(json.dumps(told | {"heldout_loss": told["heldout_loss"] + 1}))
@@ -358,8 +393,12 @@ def test_an_artifact_is_evaluated_on_other_samples_than_it_was_stored_with(base,
 
 
 def test_weights_that_diverged(base, dataset, tmp_path):
-    recipe = exported(base, dataset, tmp_path, "full", lambda tensors: [tensor.mul_(1e20) for tensor in tensors.values()])
-    with pytest.raises(ExportError, match=r"tuned model: the loss of held-out sample 0 is nan .[1-8] of 8 are not finite"):
+    recipe = exported(
+        base, dataset, tmp_path, "full", lambda tensors: [tensor.mul_(1e20) for tensor in tensors.values()]
+    )
+    with pytest.raises(
+        ExportError, match=r"tuned model: the loss of held-out sample 0 is nan .[1-8] of 8 are not finite"
+    ):
         evaluation_score.score(recipe, tmp_path, dataset)
 
 

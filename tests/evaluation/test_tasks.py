@@ -1,4 +1,5 @@
-"""Contract of every kind of evaluation tasks: the specification of the next one, which needs an example here."""
+"""Contract of every kind of evaluation tasks: the specification of the next one, which needs an example
+here."""
 
 import typing
 
@@ -23,7 +24,9 @@ def recipe(request, base, own):
 
 @pytest.fixture(scope="module")
 def trained(recipe, base, tmp_path_factory):
-    return write_trained(tmp_path_factory.mktemp("trained"), recipe, write_dataset(tmp_path_factory.mktemp("data"), base))
+    return write_trained(
+        tmp_path_factory.mktemp("trained"), recipe, write_dataset(tmp_path_factory.mktemp("data"), base)
+    )
 
 
 def test_a_section_has_its_kind(recipe):

@@ -1,4 +1,5 @@
-"""The gate on real exports of a tiny model: undamaged ones pass, and each planted fault is refused by name."""
+"""The gate on real exports of a tiny model: undamaged ones pass, and each planted fault is refused by
+name."""
 
 import dataclasses
 import json
@@ -53,7 +54,10 @@ def runs(inputs, tmp_path_factory):
     def run(method, sharding, max_file_bytes=None, **changes):
         key = method, sharding, max_file_bytes, *changes.values()
         if key not in done:
-            recipe, out = recipe_for(inputs, method, sharding, **changes), tmp_path_factory.mktemp("run") / "trained"
+            recipe, out = (
+                recipe_for(inputs, method, sharding, **changes),
+                tmp_path_factory.mktemp("run") / "trained",
+            )
             ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, out, max_file_bytes)
             done[key] = recipe, out
         return done[key]
@@ -87,7 +91,8 @@ def test_an_undamaged_export_passes(method, sharding, size, runs, inputs):
 
 @pytest.mark.parametrize(("method", "sharding"), [("lora", "none"), ("qlora", "device_map")])
 def test_a_reloaded_adapter_computes_as_the_live_model_did(method, sharding, runs, inputs, monkeypatch):
-    # In the same arithmetic the answers are the same; without autocast they are 6e-3 and 9e-3 of their spread apart.
+    # In the same arithmetic the answers are the same; without autocast they are 6e-3 and 9e-3 of their spread
+    # apart.
     monkeypatch.setitem(gate.LOGIT_BOUND, "bfloat16", 1e-4)
     monkeypatch.setitem(gate.LOSS_BOUND, "bfloat16", 1e-5)
     pass_the_gate(*runs(method, sharding, **{"model.dtype": "bfloat16"}), inputs)
@@ -132,7 +137,10 @@ def all_zero_tensor(folder):
 
 
 def wrong_shape(folder):
-    return in_layer_1(folder, lambda tensor: tensor[:64].clone()) + r"expected shape \[128, 128\], found \[64, 128\]"
+    return (
+        in_layer_1(folder, lambda tensor: tensor[:64].clone())
+        + r"expected shape \[128, 128\], found \[64, 128\]"
+    )
 
 
 def wrong_dtype(folder):
@@ -154,7 +162,10 @@ def half_an_adapter(folder):
     def lose(tensors):
         return tensors.pop(name := next(name for name in tensors if "lora_A" in name)) is None or name
 
-    return f"{tensors_of(folder / 'adapter_model.safetensors', lose)}: expected by the configuration, found in no file"
+    return (
+        f"{tensors_of(folder / 'adapter_model.safetensors', lose)}: expected by the configuration, found "
+        "in no file"
+    )
 
 
 def swapped_shards(folder):
@@ -247,8 +258,24 @@ def two_layers_swapped(folder):
     return "trained: to '.*' the exported model's logits are .* of their spread away from the live model's"
 
 
-OF_FULL = [empty_tensor, not_a_number, all_zero_tensor, wrong_shape, wrong_dtype, swapped_shards, missing_file, truncated_shard]
-OF_FULL += [untied_head, untied_configuration, dtype_of_the_configuration, stale_tokenizer, stale_template, no_template]
+OF_FULL = [
+    empty_tensor,
+    not_a_number,
+    all_zero_tensor,
+    wrong_shape,
+    wrong_dtype,
+    swapped_shards,
+    missing_file,
+    truncated_shard,
+]
+OF_FULL += [
+    untied_head,
+    untied_configuration,
+    dtype_of_the_configuration,
+    stale_tokenizer,
+    stale_template,
+    no_template,
+]
 OF_FULL += [two_layers_swapped]
 OF_ADAPTERS = [zeroed_adapter, half_an_adapter, wrong_base_revision, wrong_base, stale_tokenizer]
 
@@ -281,9 +308,13 @@ def exchanged_with_the_index(folder):
     said = swapped_shards(folder)
     index = folder / "model.safetensors.index.json"
     names = {shard(folder, 2).name: shard(folder, 4).name, shard(folder, 4).name: shard(folder, 2).name}
-    weight_map = {name: names.get(file, file) for name, file in json.loads(index.read_text())["weight_map"].items()}
+    weight_map = {
+        name: names.get(file, file) for name, file in json.loads(index.read_text())["weight_map"].items()
+    }
     changed_json(index, weight_map=weight_map)
-    return said.split(":")[0] + ": (its content is not what was written; it is .*model-00004|has [0-9,]+ bytes)"
+    return (
+        said.split(":")[0] + ": (its content is not what was written; it is .*model-00004|has [0-9,]+ bytes)"
+    )
 
 
 def added_byte(folder):
@@ -309,7 +340,9 @@ def no_manifest_at_all(folder):
 def test_another_format_of_the_base_is_refused(runs, inputs):
     recipe, trained = runs("qlora", "device_map")
     other = recipe.model_copy(update={"method": recipe.method.model_copy(update={"load_in_8bit": True})})
-    with pytest.raises(ExportError, match="export.json: trained on nf4_double weights of the base, the recipe's are int8"):
+    with pytest.raises(
+        ExportError, match="export.json: trained on nf4_double weights of the base, the recipe's are int8"
+    ):
         gate.check_files(other, trained, inputs / "dataset")
 
 
@@ -339,7 +372,10 @@ def test_a_bias_that_its_base_has_all_zero_may_stay_so(tmp_path):
     ("changed", "said"),
     [
         (lambda logits: torch.full_like(logits, float("nan")), "logits are nan of their spread away"),
-        (lambda logits: logits.roll(1, dims=0), "16 of 16 prompts are beyond it.*what was exported is not what was trained"),
+        (
+            lambda logits: logits.roll(1, dims=0),
+            "16 of 16 prompts are beyond it.*what was exported is not what was trained",
+        ),
         (lambda logits: logits[:, 1:], "the live model answered from 4[0-9]* tokens, the exported one from"),
     ],
 )
@@ -372,19 +408,27 @@ def test_an_adapter_names_the_commit_of_its_base(inputs, tmp_path, monkeypatch):
         (one, one, None),
         (two, two, None),
         (one, None, None),
-        (two, None, f"trained on revision {two} of someone/tiny, the recipe's is {one}; name the commit in model.revision"),
+        (
+            two,
+            None,
+            f"trained on revision {two} of someone/tiny, the recipe's is {one}; name the commit in "
+            "model.revision",
+        ),
         (one, two, f"trained on revision {one} of someone/tiny, the recipe's is {two}"),
         (None, two, f"trained on revision None of someone/tiny, the recipe's is {two}"),
     ):
         config = {"base_model_name_or_path": "someone/tiny", "revision": trained_on, "lora_alpha": 16}
         (folder / "adapter_config.json").write_text(json.dumps(config))
-        recipe = recipe_for(inputs, "lora", "none", **{"model.name_or_path": "someone/tiny", "model.revision": named})
+        recipe = recipe_for(
+            inputs, "lora", "none", **{"model.name_or_path": "someone/tiny", "model.revision": named}
+        )
         with nullcontext() if said is None else pytest.raises(ExportError, match=said):
             gate.check_base(recipe, folder)
 
 
 def crash_and_continue(recipe, inputs, out, words):
-    """Interrupt an export in its fourth file, export the same live trainer again, and return the files written again."""
+    """Interrupt an export in its fourth file, export the same live trainer again, and return the files
+    written again."""
     plan = planner.make(recipe)
     trainer, _ = build(RunState.of(recipe, plan, shape_named(plan.shape), inputs / "dataset"), Notes())
     save, saved = export_write._save, []
@@ -400,7 +444,9 @@ def crash_and_continue(recipe, inputs, out, words):
         return save(state, file)
 
     def write(weights):
-        export_write.write(trainer, recipe, inputs / "dataset" / "tokenizer", out, weights, max_file_bytes=600_000)
+        export_write.write(
+            trainer, recipe, inputs / "dataset" / "tokenizer", out, weights, max_file_bytes=600_000
+        )
 
     found = []
     for first, second in words:
@@ -418,7 +464,9 @@ def crash_and_continue(recipe, inputs, out, words):
 def test_an_interrupted_export_continues_with_the_same_weights_only(inputs, tmp_path):
     recipe = recipe_for(inputs, "full", "none")
     everything = [f"model-0000{number}" for number in range(1, 6)]
-    found = ranks.run(1, crash_and_continue, recipe, inputs, tmp_path, [("one", "one"), ("one", "two"), ("one", None)])
+    found = ranks.run(
+        1, crash_and_continue, recipe, inputs, tmp_path, [("one", "one"), ("one", "two"), ("one", None)]
+    )
     assert found == [everything[3:], everything, everything]
 
 
@@ -448,7 +496,13 @@ def test_a_run_that_was_killed_in_its_export_writes_only_what_is_missing(inputs,
     pass_the_gate(recipe, out, inputs)
 
 
-SMALL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 FAMILIES = {
     "llama": {"num_key_value_heads": 1, "tie_word_embeddings": False},
     "qwen2": {"num_key_value_heads": 1},
@@ -466,7 +520,9 @@ def test_the_layouts_of_other_families(family, inputs, tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(SMALL | FAMILIES[family])), dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **(SMALL | FAMILIES[family])), dtype=torch.bfloat16
+    )
     model.save_pretrained(tmp_path / "base")
     files = shutil.copytree(tmp_path / "base", tmp_path / "model")
     changes = {"model.name_or_path": str(tmp_path / "base"), "model.dtype": "bfloat16"}
@@ -474,7 +530,9 @@ def test_the_layouts_of_other_families(family, inputs, tmp_path):
     assert verify(files, recipe) > 10
 
     def lose(tensors):
-        return tensors.pop(name := next(name for name in sorted(tensors) if "layers.1" in name)) is None or name
+        return (
+            tensors.pop(name := next(name for name in sorted(tensors) if "layers.1" in name)) is None or name
+        )
 
     lost = tensors_of(files / "model.safetensors", lose)
     of_experts = r"is made of tensors .*: 2 expected by the configuration, found 1"

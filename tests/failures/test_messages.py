@@ -14,5 +14,13 @@ def test_a_message_yields_cause_and_advice(case):
     assert advice in text.advice
     assert text.advice
     first = text.own.splitlines()[0]
-    for wrapping in ("Trace:", "Traceback", "currentAttempt", "Message:", "[User]", "Grace period", "unready status"):
+    for wrapping in (
+        "Trace:",
+        "Traceback",
+        "currentAttempt",
+        "Message:",
+        "[User]",
+        "Grace period",
+        "unready status",
+    ):
         assert wrapping not in first

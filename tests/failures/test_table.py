@@ -121,7 +121,8 @@ def throw(error):
 
 
 NCCL_TIMEOUT = (
-    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 600 milliseconds before timing out."
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 600 "
+    "milliseconds before timing out."
 )
 CASES = {
     "preempted": [lambda: throw(Preempted("x"))],
@@ -130,14 +131,19 @@ CASES = {
     "GPUs not as promised": [lambda: throw(DeviceError("CUDA driver initialization failed"))],
     "bad loss": [lambda: throw(BadLoss("x"))],
     "out of GPU memory": [gpu_is_full, wrapped, lambda: throw(OutOfMemory("x"))],
-    "out of host memory": [lambda: throw(MemoryError()), lambda: throw(OSError(12, "Cannot allocate memory"))],
+    "out of host memory": [
+        lambda: throw(MemoryError()),
+        lambda: throw(OSError(12, "Cannot allocate memory")),
+    ],
     "broken GPU": [lambda: throw(RuntimeError("CUDA error: uncorrectable ECC error encountered"))],
     "storage full": [
         fill_a_full_disk,
         lambda: throw(StorageFull("x")),
         lambda: throw(OSError(errno.EFBIG, "File too large")),
         lambda: throw(RuntimeError("Error while serializing: I/O error: Disk quota exceeded (os error 122)")),
-        lambda: throw(StorageError("own/answers.jsonl: cannot be written: No space left on device; make room")),
+        lambda: throw(
+            StorageError("own/answers.jsonl: cannot be written: No space left on device; make room")
+        ),
         # What torch.save, numpy.save and SQLite raise on a full tmpfs.
         lambda: throw(RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")),
         lambda: throw(OSError("1048576 requested and 262112 written")),
@@ -189,7 +195,9 @@ FINAL |= {"bug"}
 DERIVED = {"RendezvousTimeoutError", "EndpointConnectionError"}
 
 
-@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))])
+@pytest.mark.parametrize(
+    ("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))]
+)
 def test_errors_are_distinguished(kind, case):
     failure = reports.of_error(raised(CASES[kind][case]), rank=1)
     assert failure.kind == kind
@@ -198,7 +206,9 @@ def test_errors_are_distinguished(kind, case):
     assert ("Traceback" in failure.details) == (kind == "bug")
 
 
-@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))])
+@pytest.mark.parametrize(
+    ("kind", "case"), [(kind, case) for kind, cases in CASES.items() for case in range(len(cases))]
+)
 def test_errors_are_distinguished_by_their_names_too(kind, case):
     error = raised(CASES[kind][case])
     named = table.kind_named(f"{type(error).__name__}: {error}")
@@ -213,7 +223,8 @@ def test_every_row_of_the_table_is_tested():
 
 
 def kind_when_the_peer(does):
-    """Return the kind of rank 0's failure in a collective that rank 1 does not reach in time, or is killed before."""
+    """Return the kind of rank 0's failure in a collective that rank 1 does not reach in time, or is killed
+    before."""
     from datetime import timedelta
 
     import torch
@@ -225,7 +236,9 @@ def kind_when_the_peer(does):
     if torch.distributed.get_rank() == 1:
         if does == "die":
             os.kill(os.getpid(), signal.SIGKILL)
-        with contextlib.suppress(torch.distributed.DistNetworkError):  # rank 0, which has the store, has seen it and ended
+        with contextlib.suppress(
+            torch.distributed.DistNetworkError
+        ):  # rank 0, which has the store, has seen it and ended
             store.wait(["seen"], timedelta(seconds=LIMIT))
         return None
     if does == "sleep":
@@ -246,7 +259,9 @@ def report_kind(folder):
 def test_a_lost_peer_is_a_consequence_and_not_the_cause(tmp_path, monkeypatch):
     # The process that runs the ranks ends them when the first has died; here, once the other one has seen it.
     monkeypatch.setattr(
-        ranks_module, "wait", lambda *given, **named: until((tmp_path / "kind").exists) or real_wait(*given, **named)
+        ranks_module,
+        "wait",
+        lambda *given, **named: until((tmp_path / "kind").exists) or real_wait(*given, **named),
     )
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(2, report_kind, tmp_path)
@@ -255,7 +270,10 @@ def test_a_lost_peer_is_a_consequence_and_not_the_cause(tmp_path, monkeypatch):
 
 def test_exit_codes_are_distinguished():
     assert reports.of_exit(-signal.SIGKILL, 3).kind == "out of host memory"
-    assert reports.of_exit(137, 3).message == "ended by SIGKILL, which the kernel sends when a pod is out of memory"
+    assert (
+        reports.of_exit(137, 3).message
+        == "ended by SIGKILL, which the kernel sends when a pod is out of memory"
+    )
     assert reports.of_exit(-signal.SIGABRT, 3).kind == "collective timeout"
     assert reports.of_exit(-signal.SIGTERM, 3).kind == "preempted"
     crash = reports.of_exit(-signal.SIGSEGV, 3)
@@ -264,7 +282,16 @@ def test_exit_codes_are_distinguished():
 
 
 def failure(rank, at, kind="bug", notices=False, details=""):
-    return Failure(rank=rank, time=at, kind=kind, message="m", advice="a", recoverable=False, notices=notices, details=details)
+    return Failure(
+        rank=rank,
+        time=at,
+        kind=kind,
+        message="m",
+        advice="a",
+        recoverable=False,
+        notices=notices,
+        details=details,
+    )
 
 
 def test_the_cause_is_the_first_failure_that_is_no_lost_peer():
@@ -274,7 +301,9 @@ def test_the_cause_is_the_first_failure_that_is_no_lost_peer():
 
 
 def test_a_hang_is_reported_with_the_stacks_of_all_ranks():
-    cause = reports.first([failure(1, 1.0, "hang", details="in sleep\n"), failure(0, 2.0, "hang", details="in all_reduce\n")])
+    cause = reports.first(
+        [failure(1, 1.0, "hang", details="in sleep\n"), failure(0, 2.0, "hang", details="in all_reduce\n")]
+    )
     assert str(cause) == "rank 1: hang: m\nwhat to do: a\nrank 0:\nin all_reduce\nrank 1:\nin sleep"
 
 
@@ -318,14 +347,17 @@ def agree(notes):
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     attempt_notes.check_agreed(
-        Notes(rollbacks=rank if notes == "different" else 0), SimpleNamespace(world_size=2, process_index=rank)
+        Notes(rollbacks=rank if notes == "different" else 0),
+        SimpleNamespace(world_size=2, process_index=rank),
     )
     return True
 
 
 def test_ranks_that_read_different_notes_do_not_start():
     assert ranks.run(2, agree, "same")
-    with pytest.raises(ranks.RankFailed, match=r"attempts differ between them; name a file system that is mounted"):
+    with pytest.raises(
+        ranks.RankFailed, match=r"attempts differ between them; name a file system that is mounted"
+    ):
         ranks.run(2, agree, "different")
 
 
@@ -341,10 +373,18 @@ def test_ranks_that_read_different_notes_do_not_start():
         ),
         (4, 2, True, "2 x 4 x 2 processes is the same .* 16, and the next attempt uses it: CUDA out", 2),
         (3, 5, True, "1 x 15 x 2 processes is the same global batch of 30, and", 1),
-        (1, 8, True, "the run does not continue by itself. No micro batch is smaller: lower data.max_length", None),
+        (
+            1,
+            8,
+            True,
+            "the run does not continue by itself. No micro batch is smaller: lower data.max_length",
+            None,
+        ),
     ],
 )
-def test_out_of_memory_names_the_same_global_batch_in_smaller_batches(micro_batch, accumulation, auto, said, noted, tmp_path):
+def test_out_of_memory_names_the_same_global_batch_in_smaller_batches(
+    micro_batch, accumulation, auto, said, noted, tmp_path
+):
     plan = Plan.model_construct(
         shape="a",
         global_batch_size=2 * micro_batch * accumulation,
@@ -357,7 +397,9 @@ def test_out_of_memory_names_the_same_global_batch_in_smaller_batches(micro_batc
     )
     error = attempt_notes.out_of_memory(plan, 3, 7, goes_on=auto, error=raised(gpu_is_full))
     with (
-        pytest.raises(OutOfMemory, match=f"rank 3: out of GPU memory at {said if 'step' in said else f'.*{said}'}"),
+        pytest.raises(
+            OutOfMemory, match=f"rank 3: out of GPU memory at {said if 'step' in said else f'.*{said}'}"
+        ),
         AttemptWriter(str(tmp_path), plan, goes_on=True).keeping(),
     ):
         raise error
@@ -391,7 +433,9 @@ def test_tasks_of_one_process_raise_temporary_failures_as_recoverable(monkeypatc
 
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "1")
     with (
-        pytest.raises(FlyteRecoverableException, match="(?s)^hub busy: .*503.*recoverable: attempt 2 of 4") as caught,
+        pytest.raises(
+            FlyteRecoverableException, match="(?s)^hub busy: .*503.*recoverable: attempt 2 of 4"
+        ) as caught,
         classify_failures(),
     ):
         hub_answers(503)

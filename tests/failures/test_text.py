@@ -1,11 +1,22 @@
-"""Texts of failures: our sentences first and whole, the traceback last and shortened in its middle, no secrets."""
+"""Texts of failures: our sentences first and whole, the traceback last and shortened in its middle, no
+secrets."""
 
 import pytest
 
 from flytune.failures import FailureText, shortened, without_secrets
 
-TRACE = "Traceback (most recent call last):\n" + "".join(f"  File {number}\n" for number in range(900)) + "KeyError: 'last'"
-TEXT = FailureText("out of GPU memory: at step 3", "a smaller micro batch", "train_l4_1", ("final", "log: kubectl logs"), TRACE)
+TRACE = (
+    "Traceback (most recent call last):\n"
+    + "".join(f"  File {number}\n" for number in range(900))
+    + "KeyError: 'last'"
+)
+TEXT = FailureText(
+    "out of GPU memory: at step 3",
+    "a smaller micro batch",
+    "train_l4_1",
+    ("final", "log: kubectl logs"),
+    TRACE,
+)
 
 
 def test_our_sentences_come_first_and_the_traceback_last():
@@ -24,8 +35,12 @@ def test_our_sentences_come_first_and_the_traceback_last():
     [
         "{}",
         "[4/4] currentAttempt done. Last Error: USER::{}",
-        "[primary] terminated with exit code (1). Reason [Error]. Message: \n!! Begin User Error Captured by Flyte !!\n{}",
-        "Encountered error while executing workflow 'w':\n  Error encountered while executing 'tasks.train.other':\n  {}",
+        "[primary] terminated with exit code (1). Reason [Error]. Message: \n"
+        "!! Begin User Error Captured by Flyte !!\n"
+        "{}",
+        "Encountered error while executing workflow 'w':\n"
+        "  Error encountered while executing 'tasks.train.other':\n"
+        "  {}",
     ],
 )
 def test_a_text_is_recognized_in_a_message_of_flyte(around):
@@ -65,7 +80,10 @@ def test_a_shortened_text_is_within_its_limit(length):
     ("text", "shown"),
     [
         ("https://user:hunter2@host/x", "https://[hidden]@host/x"),
-        ("GET https://b.s3.amazonaws.com/k?X-Amz-Date=1&X-Amz-Signature=0a1b&x=2", "X-Amz-Date=1&X-Amz-Signature=[hidden]&x=2"),
+        (
+            "GET https://b.s3.amazonaws.com/k?X-Amz-Date=1&X-Amz-Signature=0a1b&x=2",
+            "X-Amz-Date=1&X-Amz-Signature=[hidden]&x=2",
+        ),
         ("https://a.blob.core.windows.net/c?sv=1&sig=0a%2B1", "?sv=1&sig=[hidden]"),
         ("https://hooks.slack.com/services/T0/B0/xyz", "https://hooks.slack.com/[hidden]"),
         ("Authorization: Bearer eyJ0.eyJ1.x-y", "Authorization: Bearer [hidden]"),

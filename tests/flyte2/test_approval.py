@@ -92,7 +92,9 @@ def test_a_yes_publishes_and_the_question_names_the_action_and_the_report(answer
     assert approval.recorded(asked[1]).answers[0].by == "", "the backend keeps no name"
 
 
-@pytest.mark.parametrize(("answer", "why"), [("no, Ada: rude", "'no, Ada: rude'"), (None, "no answer within 72 hours")])
+@pytest.mark.parametrize(
+    ("answer", "why"), [("no, Ada: rude", "'no, Ada: rude'"), (None, "no answer within 72 hours")]
+)
 def test_a_no_and_a_timeout_end_the_run_with_the_model_stored(answered, answer, why, tmp_path):
     outcome = answered(answer)
     assert why in outcome
@@ -144,7 +146,12 @@ def test_a_run_pauses_until_the_command_of_its_question_answers_it(tmp_path):
     def command(program, *arguments):
         path = Path(sys.executable).with_name(program)
         done = subprocess.run(
-            [path, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+            [path, *map(str, arguments)],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         return done.returncode, done.stdout + done.stderr
 
@@ -165,7 +172,9 @@ def test_a_run_pauses_until_the_command_of_its_question_answers_it(tmp_path):
 
         thread = threading.Thread(target=answer)
         thread.start()
-        code, said = command("flytune", "run", tmp_path / "recipe.yaml", "--flyte2", "--remote", "--name", "first")
+        code, said = command(
+            "flytune", "run", tmp_path / "recipe.yaml", "--flyte2", "--remote", "--name", "first"
+        )
         thread.join()
         assert code == 0, said[-4000:]
         assert [code for code, _ in signals] == [0], signals

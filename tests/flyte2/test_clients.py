@@ -1,4 +1,5 @@
-"""`flytune doctor --remote` and `flytune fetch` where the configuration names Flyte 2, against a stand-in of it."""
+"""`flytune doctor --remote` and `flytune fetch` where the configuration names Flyte 2, against a stand-in of
+it."""
 
 import fsspec
 import msgpack
@@ -114,7 +115,9 @@ def said(findings):
 def test_the_doctor_checks_control_plane_project_and_storage(home, plane):
     before = fsspec.get_filesystem_class("s3")
     found = said(flyte2.findings(flyte2_sdk.config_file(), PROJECT, DOMAIN))
-    assert [one[:2] for one in found] == [("OK", name) for name in ("flyte config", "control plane", "project", "storage")]
+    assert [one[:2] for one in found] == [
+        ("OK", name) for name in ("flyte config", "control plane", "project", "storage")
+    ]
     assert f"Flyte 2, dns:///{plane.endpoint}" in found[0][2]
     assert found[3][2].startswith(f"accepts uploads: s3://{BUCKET}/")
     # The SDK's own are not left behind.
@@ -123,7 +126,8 @@ def test_the_doctor_checks_control_plane_project_and_storage(home, plane):
 
 def test_secrets_are_flyte_2_s_own_found_by_their_keys(home, plane, monkeypatch):
     keys = [
-        SecretKey(env_var=name, group="flytune", key=key) for name, key in (("HF_TOKEN", "hub"), ("WANDB_API_KEY", "wandb"))
+        SecretKey(env_var=name, group="flytune", key=key)
+        for name, key in (("HF_TOKEN", "hub"), ("WANDB_API_KEY", "wandb"))
     ]
     monkeypatch.setattr(plane, "secrets", {"hub"})
     found = list(flyte2.findings(flyte2_sdk.config_file(), PROJECT, DOMAIN, secrets=keys))[-2:]
@@ -136,7 +140,10 @@ def test_secrets_are_flyte_2_s_own_found_by_their_keys(home, plane, monkeypatch)
 
 @pytest.mark.parametrize(
     ("project", "domain", "text"),
-    [("other", DOMAIN, "other does not exist"), (PROJECT, "production", f"{PROJECT} has no domain production")],
+    [
+        ("other", DOMAIN, "other does not exist"),
+        (PROJECT, "production", f"{PROJECT} has no domain production"),
+    ],
 )
 def test_a_project_that_is_not_there_is_told(project, domain, text, home):
     (*_, last) = said(flyte2.findings(flyte2_sdk.config_file(), project, domain))
@@ -212,15 +219,22 @@ def test_the_report_of_a_failed_run_has_the_errors_and_pages_of_its_actions(home
     assert (home / "out" / "train-b1.html").read_text() == "<p>steps</p>"
 
 
-@pytest.mark.parametrize(("phase", "said"), [(RUNNING, "RUNNING, and returns nothing yet"), (FAILED, "FAILED, and returns")])
-def test_a_run_that_has_not_succeeded_names_its_artifacts_and_its_checkpoints(phase, said, home, plane, capsys):
+@pytest.mark.parametrize(
+    ("phase", "said"), [(RUNNING, "RUNNING, and returns nothing yet"), (FAILED, "FAILED, and returns")]
+)
+def test_a_run_that_has_not_succeeded_names_its_artifacts_and_its_checkpoints(
+    phase, said, home, plane, capsys
+):
     stored = begun(plane, f"begun{phase}", phase, checkpoints={"save_steps": 4})
     assert main(["fetch", f"begun{phase}", str(home / "out")]) == 1
     error = capsys.readouterr().err
     assert said in error
     assert f"stored before: {stored} (flytune fetch {stored} OUT)" in error
     # Where the pods of the run save them.
-    base, scope = f"s3://{BUCKET}/{PREFIX}/{PROJECT}/{DOMAIN}/begun{phase}/", (ORG, PROJECT, DOMAIN, f"begun{phase}")
+    base, scope = (
+        f"s3://{BUCKET}/{PREFIX}/{PROJECT}/{DOMAIN}/begun{phase}/",
+        (ORG, PROJECT, DOMAIN, f"begun{phase}"),
+    )
     shared = Flyte2(stored, base, scope, f"begun{phase}", "b1").shared_address("checkpoints")
     assert f"checkpoints: {shared}/{content()['name']}-..., if training has saved" in error
 

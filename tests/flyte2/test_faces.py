@@ -44,7 +44,11 @@ def test_a_row_is_declared_as_flyte_1_declares_it(name):
     assert second.retries.count == row.retries
     if row.requests:
         assert first.metadata.retries == row.retries
-    asked = [(one.key, one.group, one.env_var) for one in first.security_context.secrets] if first.security_context else []
+    asked = (
+        [(one.key, one.group, one.env_var) for one in first.security_context.secrets]
+        if first.security_context
+        else []
+    )
     assert [(one.key, one.group, one.as_env_var) for one in ENVIRONMENTS[name].secrets or []] == asked
     cached = first.metadata.cache
     assert second.cache.is_enabled() == cached if hasattr(second.cache, "is_enabled") else not cached
@@ -58,28 +62,42 @@ def test_an_interface_carries_no_schema():
         assert transform_native_to_typed_interface(task.native_interface).ByteSize() < 2000
 
 
-@pytest.mark.parametrize("module", ["finetune", "infer", "parts", "refresh", "selftest", "sft_then_dpo", "sweep", "upstream"])
+@pytest.mark.parametrize(
+    "module", ["finetune", "infer", "parts", "refresh", "selftest", "sft_then_dpo", "sweep", "upstream"]
+)
 def test_every_workflow_of_flyte_1_is_a_task_of_flyte_2_with_the_same_inputs(module):
     from flytekit.core.workflow import PythonFunctionWorkflow
 
     first, second = import_module(f"workflows.{module}"), import_module(f"flyte2.{module}")
-    own = {name: one for name, one in vars(first).items() if isinstance(one, PythonFunctionWorkflow) and module in one.name}
-    own = {name: one for name, one in own.items() if name not in ("train_challenger", "challenge")}  # steps of refresh
+    own = {
+        name: one
+        for name, one in vars(first).items()
+        if isinstance(one, PythonFunctionWorkflow) and module in one.name
+    }
+    own = {
+        name: one for name, one in own.items() if name not in ("train_challenger", "challenge")
+    }  # steps of refresh
     assert own
     for name, workflow in own.items():
-        assert list(getattr(second, name).native_interface.inputs) == list(workflow.python_interface.inputs), name
+        assert list(getattr(second, name).native_interface.inputs) == list(
+            workflow.python_interface.inputs
+        ), name
 
 
 def test_the_library_and_the_first_face_import_no_sdk_of_flyte_2():
     for path in [
-        path for top in ("flytune", "training_estimates", "tasks", "workflows", "images") for path in (ROOT / top).rglob("*.py")
+        path
+        for top in ("flytune", "training_estimates", "tasks", "workflows", "images")
+        for path in (ROOT / top).rglob("*.py")
     ]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             if path in CLIENTS and getattr(node, "col_offset", 0):
                 continue
-            assert not [name for name in names if name.split(".")[0] in ("flyte", "flyte2", "flyteidl2")], path
+            assert not [name for name in names if name.split(".")[0] in ("flyte", "flyte2", "flyteidl2")], (
+                path
+            )
 
 
 def test_the_second_face_imports_neither_flytekit_nor_torch():
@@ -91,11 +109,17 @@ def test_the_second_face_imports_neither_flytekit_nor_torch():
 def test_without_the_sdk_a_sentence_names_the_extra():
     code = (
         "import importlib.metadata as m; real = m.version\n"
-        "def version(name):\n    if name == 'flyte': raise m.PackageNotFoundError(name)\n    return real(name)\n"
-        "m.version = version\nimport flyte2"
+        "def version(name):\n"
+        "    if name == 'flyte': raise m.PackageNotFoundError(name)\n"
+        "    return real(name)\n"
+        "m.version = version\n"
+        "import flyte2"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    said = "it needs flyte 2.12, the SDK of Flyte 2, and found none; install the extra flyte2: pip install -e '.[flyte2]'"
+    said = (
+        "it needs flyte 2.12, the SDK of Flyte 2, and found none; install the extra flyte2: pip install "
+        "-e '.[flyte2]'"
+    )
     assert said in done.stderr
 
 
@@ -109,6 +133,8 @@ def test_a_failure_is_retried_by_the_one_table(kind):
 
     failure = _failure(kind, 1, "what happened")
     second = convert_from_native_to_error(raised(failure, "train", has_ranks=True))
-    assert second.recoverable == kind.recoverable == isinstance(flyte_error(failure), FlyteRecoverableException)
+    assert (
+        second.recoverable == kind.recoverable == isinstance(flyte_error(failure), FlyteRecoverableException)
+    )
     assert f"rank 1: {kind.name}: what happened\nwhat to do: {kind.advice}" in second.err.message
     assert ("OOM" in second.err.code) == (kind.name in ("out of GPU memory", "killed again"))

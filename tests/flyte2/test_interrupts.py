@@ -14,7 +14,11 @@ SAVED = r"^tiny: {}: step (\d+) is saved; the same command resumes from it \((\S
 
 
 def recipe(folder, **changes):
-    own = {"checkpoints.folder": str(folder / "kept"), "checkpoints.save_steps": 4, "training.max_steps": 20_000}
+    own = {
+        "checkpoints.folder": str(folder / "kept"),
+        "checkpoints.save_steps": 4,
+        "training.max_steps": 20_000,
+    }
     return tiny_recipe(tiny_base(folder), write_pairs(folder / "pairs.jsonl", 60), own | changes)
 
 

@@ -54,7 +54,9 @@ def pod_of(template):
 
 
 @pytest.mark.parametrize("key", ROUTES)
-@pytest.mark.parametrize(("stage", "first"), [(table.TRAIN, TRAIN), (table.EVALUATE, EVALUATE), (table.SELFTEST, SELFTEST)])
+@pytest.mark.parametrize(
+    ("stage", "first"), [(table.TRAIN, TRAIN), (table.EVALUATE, EVALUATE), (table.SELFTEST, SELFTEST)]
+)
 def test_the_pods_of_a_row_are_flyte_1_s(stage, first, key):
     if key not in first:
         pytest.skip("only training has routes")
@@ -69,7 +71,10 @@ def test_the_pods_of_a_row_are_flyte_1_s(stage, first, key):
     assert dict(template.k8s_pod.metadata.annotations) == dict(other.k8s_pod.metadata.annotations)
     assert template.extended_resources.HasField("gpu_accelerator") == shape.is_gpu
     if template.type == "pytorch":
-        job, first_job = (ParseDict(MessageToDict(one.custom), DistributedPyTorchTrainingTask()) for one in (template, other))
+        job, first_job = (
+            ParseDict(MessageToDict(one.custom), DistributedPyTorchTrainingTask())
+            for one in (template, other)
+        )
         assert job == first_job
     assert made.ByteSize() < ETCD / 50
 
@@ -77,7 +82,9 @@ def test_the_pods_of_a_row_are_flyte_1_s(stage, first, key):
 def test_every_row_and_driver_is_serialized_far_below_the_limit_of_etcd():
     keys = [key for key in ROUTES if not key.endswith(ONE_PROCESS)]
     sizes = {name: spec_of(task).ByteSize() for name, task in TASKS.items()}
-    rows = [row for row in vars(table).values() if isinstance(row, table.Stage) and row.place in ("node", "shape")]
+    rows = [
+        row for row in vars(table).values() if isinstance(row, table.Stage) and row.place in ("node", "shape")
+    ]
     sizes |= {f"{row.name} {key}": on_shape(row, key).ByteSize() for row in rows for key in keys}
     sizes |= {"sweep": spec_of(sweep.sweep).ByteSize(), "refresh": spec_of(refresh.refresh).ByteSize()}
     assert len(sizes) > 90
@@ -104,7 +111,9 @@ def test_a_row_that_is_not_there_is_refused():
 def test_max_hours_bounds_all_attempts():
     def timeouts(**hardware):
         recipe = Recipe.model_validate(content(hardware={"shape": "t4-1", **hardware}))
-        overrides = pods.on_shape(table.TRAIN, "t4-1") | {"timeout": pods.deadline(recipe, shape_named("t4-1"))}
+        overrides = pods.on_shape(table.TRAIN, "t4-1") | {
+            "timeout": pods.deadline(recipe, shape_named("t4-1"))
+        }
         return spec_of(TASKS["train"].override(**overrides)).task_template.metadata
 
     assert not timeouts().HasField("timeouts")

@@ -1,4 +1,5 @@
-"""A run of Flyte 2 from the command to the fetched artifact, with a stand-in of the backend and the commands of pods."""
+"""A run of Flyte 2 from the command to the fetched artifact, with a stand-in of the backend and the commands
+of pods."""
 
 import os
 import re
@@ -25,8 +26,12 @@ def killed_after_a_save(plane):
     def strike():
         while not killed:
             time.sleep(0.2)
-            saved = [key for key in plane.below(f"{PREFIX}/flytune-checkpoints/") if key.endswith("/manifest.json")]
-            running = [one for one in plane.executor.actions.values() if one.task.endswith(".train") and one.pod]
+            saved = [
+                key for key in plane.below(f"{PREFIX}/flytune-checkpoints/") if key.endswith("/manifest.json")
+            ]
+            running = [
+                one for one in plane.executor.actions.values() if one.task.endswith(".train") and one.pod
+            ]
             if saved and running:
                 running[0].pod.kill()
                 killed.append(saved)
@@ -44,7 +49,12 @@ def test_a_run_goes_from_the_command_through_a_killed_pod_to_an_artifact_that_is
     def flytune(*arguments):
         program = Path(sys.executable).with_name("flytune")
         done = subprocess.run(
-            [program, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
+            [program, *map(str, arguments)],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         return done.stdout
@@ -60,14 +70,19 @@ def test_a_run_goes_from_the_command_through_a_killed_pod_to_an_artifact_that_is
         assert "run first: succeeded" in said
         actions = plane.executor.of_run("first")
         first, second = (one for one in actions if one.task.endswith(".train"))
-        assert {one.phase for one in actions if one is not first} == {SUCCEEDED}, [one.error for one in actions]
+        assert {one.phase for one in actions if one is not first} == {SUCCEEDED}, [
+            one.error for one in actions
+        ]
         assert killed
         # An action that the driver starts for the stage of a killed one is the next attempt of the run.
         assert (first.attempt, first.error.code, second.attempt) == (1, "OOMKilled", 1)
         reason = (
-            r"attempt 1: killed without a report: (first step|steady step|save), \d+\.\d of \d+\.\d GiB of the pod's memory"
+            r"attempt 1: killed without a report: (first step|steady step|save), \d+\.\d of \d+\.\d "
+            r"GiB of the pod's memory"
         )
-        assert re.search(rf"attempt 2.*: resumes at step \d+ from \S+; {reason}, node ", second.logs[-1].read_text())
+        assert re.search(
+            rf"attempt 2.*: resumes at step \d+ from \S+; {reason}, node ", second.logs[-1].read_text()
+        )
         # No stage looks below an address of its own action for what runs share.
         shared = [key for key in plane.below("") if "/flytune-" in key]
         assert all(key.startswith(f"{PREFIX}/flytune-") for key in shared)

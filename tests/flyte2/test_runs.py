@@ -1,4 +1,5 @@
-"""Runs of both faces on this machine: equal weights, one's checkpoint resumed by the other, killed workers."""
+"""Runs of both faces on this machine: equal weights, one's checkpoint resumed by the other, killed
+workers."""
 
 import json
 import threading
@@ -36,7 +37,12 @@ def recipe_of(folder, **changes):
 @pytest.mark.journey
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"method": "lora"}, {"sharding": "zero2", "hardware.shape": "cpu-2"}, {"objective": {"name": "dpo"}}],
+    [
+        {},
+        {"method": "lora"},
+        {"sharding": "zero2", "hardware.shape": "cpu-2"},
+        {"objective": {"name": "dpo"}},
+    ],
     ids=["full", "lora", "zero2", "dpo"],
 )
 def test_both_faces_make_the_same_weights(changes, home2, monkeypatch):
@@ -86,7 +92,8 @@ def killed_after_a_save(folder, worker):
 
 @pytest.fixture
 def printed(capfd):
-    """Capture what a test's workers print; one that an earlier test has started writes into that test's capture."""
+    """Capture what a test's workers print; one that an earlier test has started writes into that test's
+    capture."""
     from flyte2.runtime import local
 
     for worker in (FIRST, local.WORKER):
@@ -137,7 +144,11 @@ def test_a_point_fails_alone_and_the_others_are_compared(home2):
 
     recipe = recipe_of(home2, method="lora", **{"training.max_steps": 2, "checkpoints.save_steps": 1})
     folders, rate = {"checkpoints.folder": "/proc/none"}, "training.learning_rate"
-    made = run2(sweep, recipe=recipe, changes=[{rate: 1e-3, "checkpoints.folder": str(home2)}, {rate: 2e-3, **folders}])
+    made = run2(
+        sweep,
+        recipe=recipe,
+        changes=[{rate: 1e-3, "checkpoints.folder": str(home2)}, {rate: 2e-3, **folders}],
+    )
     found = json.loads((Path(made.path) / "sweep.json").read_text())
     assert [bool(one["artifact"]) for one in found["outcomes"]] == [True, False]
     assert "train failed: " in found["outcomes"][1]["reason"]

@@ -53,7 +53,11 @@ def manners(plane):
 
 def command(plane, place, *arguments, program="flyte", **admin):
     """Run a command with the SDK's configuration for the plane; return the finished process."""
-    settings = {"HOME": str(place), "FLYTECTL_CONFIG": str(configured(plane, place, **admin)), "FLYTE_DISABLE_TELEMETRY": "1"}
+    settings = {
+        "HOME": str(place),
+        "FLYTECTL_CONFIG": str(configured(plane, place, **admin)),
+        "FLYTE_DISABLE_TELEMETRY": "1",
+    }
     return subprocess.run(
         [str(Path(sys.executable).with_name(program)), *map(str, arguments)],
         cwd=ROOT,
@@ -84,13 +88,25 @@ def written(place, **changes):
 
 def test_a_run_is_submitted_with_addresses_of_its_files_and_with_the_code(plane, place):
     (place / "other.jsonl").write_text((place / "pairs.jsonl").read_text())
-    sweep = ["run", "--copy-style", "all", "--name", "points", "flyte2/sweep.py", "sweep", "--recipe", written(place)]
+    sweep = [
+        "run",
+        "--copy-style",
+        "all",
+        "--name",
+        "points",
+        "flyte2/sweep.py",
+        "sweep",
+        "--recipe",
+        written(place),
+    ]
     done = command(plane, place, *sweep, "--changes", json.dumps([{"data.path": str(place / "other.jsonl")}]))
     assert "Created Run: points" in done.stdout, done.stderr[-2000:]
     inputs = inputs_of(plane, "points")
     recipe, change = unpacked(inputs["recipe"]), unpacked(inputs["changes"].collection.literals[0])
     for address, name in ((recipe["model"]["name_or_path"], "/config.json"), (recipe["data"]["path"], "")):
-        assert plane.stored(f"{address}{name}") == (place / f"{address.rpartition('/')[2]}{name}").read_bytes()
+        assert (
+            plane.stored(f"{address}{name}") == (place / f"{address.rpartition('/')[2]}{name}").read_bytes()
+        )
     assert plane.stored(change["data.path"]) == (place / "other.jsonl").read_bytes()
     spec = plane.runs["points"].task_spec
     assert spec.task_template.id.name == "flytune.sweep"
@@ -124,7 +140,9 @@ def test_what_cannot_be_uploaded_is_refused_in_words(connected, plane, place, ma
     with pytest.raises(RecipeError, match="data.path: none.jsonl: no such file"):
         connected.run(finetune, recipe=read_recipe(written(place, **{"data.path": "none.jsonl"})))
     manners["CreateUploadLocation"] = ConnectError(Code.PERMISSION_DENIED, "not yours")
-    with pytest.raises(StorageError, match="not uploaded: the control plane answers PERMISSION_DENIED: not yours .project"):
+    with pytest.raises(
+        StorageError, match="not uploaded: the control plane answers PERMISSION_DENIED: not yours .project"
+    ):
         connected.run(finetune, recipe=read_recipe(written(place)))
 
 
@@ -136,7 +154,10 @@ def test_every_task_and_trigger_is_deployed_by_the_sdk_far_below_the_limit_of_et
     names = {name for name, version in plane.tasks if version == "v2"}
     assert {one.name for one in TASKS.values()} | {schedules.scheduled_refresh.name} <= names
     assert max(spec.ByteSize() for spec in plane.tasks.values()) < ETCD / 50
-    assert {name: one.spec.active for name, one in plane.triggers.items()} == {"nightly": False, "weekly": False}
+    assert {name: one.spec.active for name, one in plane.triggers.items()} == {
+        "nightly": False,
+        "weekly": False,
+    }
 
 
 def test_a_trigger_starts_a_run_with_all_inputs_whose_kickoff_is_its_start(connected, plane, monkeypatch):
@@ -152,12 +173,21 @@ def test_a_trigger_starts_a_run_with_all_inputs_whose_kickoff_is_its_start(conne
 
 @pytest.mark.journey
 def test_ctrl_c_leaves_the_submitted_run_alone_and_says_how_to_look_at_it(plane, place):
-    settings = {"HOME": str(place), "FLYTECTL_CONFIG": str(configured(plane, place)), "FLYTE_DISABLE_TELEMETRY": "1"}
+    settings = {
+        "HOME": str(place),
+        "FLYTECTL_CONFIG": str(configured(plane, place)),
+        "FLYTE_DISABLE_TELEMETRY": "1",
+    }
     command = ["run", str(written(place)), "--flyte2", "--remote", "--name", "left"]
     with subprocess.Popen(
-        [str(Path(sys.executable).with_name("flytune")), *command], cwd=ROOT, env=os.environ | settings, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    ) as process:  # fmt: skip
+        [str(Path(sys.executable).with_name("flytune")), *command],
+        cwd=ROOT,
+        env=os.environ | settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
         until(lambda: plane.executor.of_run("left"))
         os.killpg(process.pid, signal.SIGINT)
         said = process.stdout.read()

@@ -24,11 +24,14 @@ def values():
 
 
 def train(values, monkeypatch, *errors):
-    """Return what training makes where its attempts raise `errors` first, and the micro batches that were tried."""
+    """Return what training makes where its attempts raise `errors` first, and the micro batches that were
+    tried."""
     tried, left = [], list(errors)
 
     async def once(given):
-        tried.append((given["plan"].per_device_train_batch_size, given["route"], given["recipe"] is values["recipe"]))
+        tried.append(
+            (given["plan"].per_device_train_batch_size, given["route"], given["recipe"] is values["recipe"])
+        )
         if left:
             raise left.pop(0)
         return {"trained": "folder"}
@@ -48,9 +51,14 @@ def test_out_of_gpu_memory_goes_to_the_next_candidate_once_and_says_so(values, m
     assert tried == [(4, "t4-1", True), (2, "t4-1", True)]
     assert made["trained"] == "folder"
     assert made["plan"].key == values["plan"].key
-    assert "out of GPU memory on t4-1 with 4 samples a pass; once more on t4-1 with 2" in capsys.readouterr().out
+    assert (
+        "out of GPU memory on t4-1 with 4 samples a pass; once more on t4-1 with 2" in capsys.readouterr().out
+    )
     train(values, monkeypatch, OOMError("OOMKilled", "exit code 137"))
-    assert "out of host memory on t4-1 with 4 samples a pass; once more on t4-1 with 2" in capsys.readouterr().out
+    assert (
+        "out of host memory on t4-1 with 4 samples a pass; once more on t4-1 with 2"
+        in capsys.readouterr().out
+    )
     with pytest.raises(OOMError, match="again"):
         train(values, monkeypatch, OOMError("OOM", "full"), OOMError("OOM", "again"))
 
@@ -91,4 +99,7 @@ def test_an_action_stores_and_fetches_folders_and_files_by_fsspec_s_own_file_sys
     assert fsspec.get_filesystem_class("s3") is of_the_sdk
     assert (tmp_path / "got" / "below" / "a.txt").read_text() == "a"
     assert (tmp_path / "one.txt").read_text() == "a"
-    assert action.attempts_address() != Flyte2(action.raw, action.base, action.scope, action.run, "a2").attempts_address()
+    assert (
+        action.attempts_address()
+        != Flyte2(action.raw, action.base, action.scope, action.run, "a2").attempts_address()
+    )

@@ -1,4 +1,5 @@
-"""Fuzz test (`make fuzz`): hostile and careless inputs, each of which is used right or refused with an error of ours."""
+"""Fuzz test (`make fuzz`): hostile and careless inputs, each of which is used right or refused with an error
+of ours."""
 
 import argparse
 import os
@@ -7,7 +8,12 @@ import tempfile
 import warnings
 
 # Set before any library reads them: no hub, and one thread, because each input is a fork.
-os.environ |= {"HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "DS_ACCELERATOR": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 os.environ |= {"NO_GCE_CHECK": "true", "PYTHONWARNINGS": "ignore", "TRANSFORMERS_VERBOSITY": "error"}
 _home = tempfile.TemporaryDirectory(prefix="flytune-fuzz-", ignore_cleanup_errors=True)
 os.environ["TMPDIR"] = tempfile.tempdir = _home.name

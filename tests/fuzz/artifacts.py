@@ -28,7 +28,14 @@ from flytune.storage import Storage
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger
 from tests.fuzz.isolation import OF_FILE, Wrong
 from tests.fuzz.kinds import RELEASE, Samples, kind
-from tests.fuzz.mutations import damaged, documents, json_bytes, with_equal_keys, with_secret, with_unknown_key
+from tests.fuzz.mutations import (
+    damaged,
+    documents,
+    json_bytes,
+    with_equal_keys,
+    with_secret,
+    with_unknown_key,
+)
 from tests.fuzz.oracles import files_of, plain_json, refuse_dropped, refuse_other_files, refuse_shown
 from tests.fuzz.places import nothing_asked
 from tests.support.paths import ROOT
@@ -67,9 +74,9 @@ def _names() -> list[str]:
 _CREDENTIAL = with_secret({"model": {"name_or_path": "base"}, "method": "lora", "name": "x"}).map(
     lambda recipe: ("recipe.yaml", yaml.safe_dump(recipe, default_flow_style=False).encode())
 )
-_ESCAPING = st.sampled_from(["../out", "/etc/passwd", "a/../../out", "~/x", "a\\b", "s3://b/x", "x" * 300, ".."]).map(
-    lambda name: (_LIST, json_bytes({"files": [{"file": name, "size": 4, "sha256": "0" * 64}]}))
-)
+_ESCAPING = st.sampled_from(
+    ["../out", "/etc/passwd", "a/../../out", "~/x", "a\\b", "s3://b/x", "x" * 300, ".."]
+).map(lambda name: (_LIST, json_bytes({"files": [{"file": name, "size": 4, "sha256": "0" * 64}]})))
 
 
 _KEEP = {"size": 4, "sha256": hashlib.sha256(b"keep").hexdigest()}
@@ -81,7 +88,9 @@ _TWICE = st.sampled_from([["README.md", "README.md"], ["a", "a/b"]]).map(
 
 @kind(
     "artifact",
-    lambda samples: st.one_of(files(ARTIFACT, _names()), files(ARTIFACT, [_LIST]), _ESCAPING, _TWICE, _CREDENTIAL),
+    lambda samples: st.one_of(
+        files(ARTIFACT, _names()), files(ARTIFACT, [_LIST]), _ESCAPING, _TWICE, _CREDENTIAL
+    ),
 )
 def check_artifact(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
     """An artifact is listed, fetched and opened; what is fetched is what was published."""
@@ -96,7 +105,11 @@ def check_artifact(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
     refuse_shown(listed[0].model_dump_json())
     if name == _LIST and _has_twice(content) and not listed[0].problems:
         raise Wrong("a list with a name twice is listed without a problem")
-    if changed and not listed[0].problems and name in ("recipe.yaml", "manifest.json", "metrics.json", "adapter_config.json"):
+    if (
+        changed
+        and not listed[0].problems
+        and name in ("recipe.yaml", "manifest.json", "metrics.json", "adapter_config.json")
+    ):
         raise Wrong(f"{name} was changed, and is listed without a problem")
     asked: list[str] = []
 
@@ -133,38 +146,80 @@ _SLOW = ["(.*)*x", "(a|a)*$", "(.+)+\\1x", "[", "a{999999999999}", "(?<=a+)b", "
 def _sealed(samples: Samples) -> st.SearchStrategy[tuple[str, str, str, bytes]]:
     config = st.sampled_from(
         [
-            *({name: pattern} for name in ("target_modules", "exclude_modules", "layers_pattern") for pattern in _SLOW),
+            *(
+                {name: pattern}
+                for name in ("target_modules", "exclude_modules", "layers_pattern")
+                for pattern in _SLOW
+            ),
             *({name: {pattern: 2}} for name in ("rank_pattern", "alpha_pattern") for pattern in _SLOW),
             *({"peft_type": kind_} for kind_ in (None, "IA3", "LOHA", "PROMPT_TUNING", "x", 5)),
-            {"trainable_token_indices": [10**8]}, {"trainable_token_indices": {"embed_tokens": [10**8]}}, {"r": 10**9},
-            {"modules_to_save": ["lm_head"]}, {"modules_to_save": ["nowhere"]}, {"task_type": "SEQ_CLS"}, {"lora_alpha": 1e300},
-            {"layers_to_transform": [99]}, {"auto_mapping": {"base_model_class": "os", "parent_library": "os"}},
-            {"use_dora": True}, {"target_modules": None}, {"target_modules": []}, {"bias": "all"}, {"fan_in_fan_out": True},
+            {"trainable_token_indices": [10**8]},
+            {"trainable_token_indices": {"embed_tokens": [10**8]}},
+            {"r": 10**9},
+            {"modules_to_save": ["lm_head"]},
+            {"modules_to_save": ["nowhere"]},
+            {"task_type": "SEQ_CLS"},
+            {"lora_alpha": 1e300},
+            {"layers_to_transform": [99]},
+            {"auto_mapping": {"base_model_class": "os", "parent_library": "os"}},
+            {"use_dora": True},
+            {"target_modules": None},
+            {"target_modules": []},
+            {"bias": "all"},
+            {"fan_in_fan_out": True},
         ]
-    ).map(lambda change: json_bytes(_CONFIG | change))  # fmt: skip
+    ).map(lambda change: json_bytes(_CONFIG | change))
     bases = st.sampled_from(["https://localhost:9/m", _STORED, "ftp://localhost:9/m"]).map(
         lambda base: yaml.safe_dump(_RECIPE | {"model": _RECIPE["model"] | {"name_or_path": base}}).encode()
     )
-    fields = ["sharding.config", "data.chat_template", "method.adapter", "data.path", "evaluation.include_path"]
+    fields = [
+        "sharding.config",
+        "data.chat_template",
+        "method.adapter",
+        "data.path",
+        "evaluation.include_path",
+    ]
     recipe = st.sampled_from(fields).map(lambda field: yaml.safe_dump(_naming(field)).encode())
     code = ("tokenizer_config.json", json_bytes({"auto_map": {"AutoTokenizer": ["code.X", None]}}))
-    judged = {"name": "grpo", "rewards": [{"name": "own", "code": "def own(completion, **columns):\n    return 1\n"}]}
+    judged = {
+        "name": "grpo",
+        "rewards": [{"name": "own", "code": "def own(completion, **columns):\n    return 1\n"}],
+    }
     rewards = ("recipe.yaml", yaml.safe_dump(_RECIPE | {"objective": judged}).encode())
     tokenizer = st.sampled_from([{}, {"chat_template": 5}, {"chat_template": "{{ 'a' * 300000000 }}"}])
     drawn = st.one_of(
-        st.tuples(st.just("adapter_config.json"), st.one_of(config, file_bytes(ARTIFACT / "adapter_config.json"))),
-        st.tuples(st.just("recipe.yaml"), st.one_of(recipe, documents(_RECIPE).map(lambda one: yaml.dump(one).encode()))),
+        st.tuples(
+            st.just("adapter_config.json"), st.one_of(config, file_bytes(ARTIFACT / "adapter_config.json"))
+        ),
+        st.tuples(
+            st.just("recipe.yaml"),
+            st.one_of(recipe, documents(_RECIPE).map(lambda one: yaml.dump(one).encode())),
+        ),
         st.tuples(st.just("tokenizer_config.json"), tokenizer.map(json_bytes)),
-        st.tuples(st.just("tokenizer.json"), st.one_of(st.just(b"{}"), file_bytes(ARTIFACT / "tokenizer.json"))),
+        st.tuples(
+            st.just("tokenizer.json"), st.one_of(st.just(b"{}"), file_bytes(ARTIFACT / "tokenizer.json"))
+        ),
         st.tuples(st.just("chat_template.jinja"), st.just(b"{% for a in range(99999999999) %}{% endfor %}")),
         st.tuples(st.just("pytorch_model.bin"), st.just(pickle.dumps(_Runs()))),
-        files(ARTIFACT, ["adapter_model.safetensors", *(f"{one}.json" for one in ("export", "manifest", "plan", "training"))]),
+        files(
+            ARTIFACT,
+            [
+                "adapter_model.safetensors",
+                *(f"{one}.json" for one in ("export", "manifest", "plan", "training")),
+            ],
+        ),
         st.tuples(st.just("README.md"), st.just(b"another text")),
-    )  # fmt: skip
+    )
     openers = st.sampled_from([*sorted(_OPENERS), "merge", "load"])
     seals = st.sampled_from(["sealed", "sealed", "changed", "unlisted", "link"])
-    led = st.tuples(st.sampled_from(["merge", "combine"]), st.sampled_from(["folder", "hidden"]), st.just(("README.md", b"x")))
-    ranks = st.sampled_from([{"r": 9000}, {"rank_pattern": {"q_proj": 9000}}]).map(lambda one: json_bytes(_CONFIG | one))
+    led = st.tuples(
+        st.sampled_from(["merge", "combine"]),
+        st.sampled_from(["folder", "hidden"]),
+        st.just(("README.md", b"x")),
+    )
+    ranks = st.sampled_from([{"r": 9000}, {"rank_pattern": {"q_proj": 9000}}]).map(
+        lambda one: json_bytes(_CONFIG | one)
+    )
     whole = st.one_of(
         *[st.tuples(openers, seals, drawn)] * 4,
         led,
@@ -212,18 +267,22 @@ _OPENERS = {
 """What opens an artifact, and writes."""
 
 _LOADERS = ("merge", "combine", "gguf", "load", "infer")
-"""Openers that give an artifact's files to libraries that run the code of auto_map; the others read lists and sizes alone."""
+"""Openers that give an artifact's files to libraries that run the code of auto_map; the others read lists and
+sizes alone."""
 _STORED = "memory://bucket/model"
 """Address of a storage that has the base; an artifact may name one to `infer` alone, which runs in pods."""
 
 
 @kind("sealed", _sealed, share=0.4)
 def check_sealed(samples: Samples, given: tuple[str, str, str, bytes], folder: Path) -> None:
-    """A changed artifact whose hashes fit is refused, or used as what it says; it runs nothing and reads no other file."""
+    """A changed artifact whose hashes fit is refused, or used as what it says; it runs nothing and reads no
+    other file."""
     opener, seal, name, content = given
     shutil.copytree(RELEASE / "base", folder / "base")
     (folder / "secret.json").write_text(json.dumps({"private_key": OF_FILE}), encoding="utf-8")
-    artifact = copied(ARTIFACT, folder / "artifact", name, content.replace(b"SECRET", str(folder / "secret.json").encode()))
+    artifact = copied(
+        ARTIFACT, folder / "artifact", name, content.replace(b"SECRET", str(folder / "secret.json").encode())
+    )
     (artifact / "code.py").write_text(_CODE.format(str(folder / "code-has-run")), encoding="utf-8")
     if seal == "folder":
         (folder / "elsewhere").mkdir()
@@ -241,7 +300,9 @@ def check_sealed(samples: Samples, given: tuple[str, str, str, bytes], folder: P
     if seal in ("changed", "unlisted"):
         (artifact / "code.py").unlink()
     if seal == "unlisted":
-        shutil.copyfile(ARTIFACT / name if (ARTIFACT / name).exists() else ARTIFACT / "plan.json", artifact / name)
+        shutil.copyfile(
+            ARTIFACT / name if (ARTIFACT / name).exists() else ARTIFACT / "plan.json", artifact / name
+        )
         (artifact / "processor_config.json").write_text("{}", encoding="utf-8")
     is_other = seal in ("unlisted", "link", "folder", "hidden") or (
         seal == "changed" and files_of(artifact) != files_of(ARTIFACT)
@@ -273,7 +334,9 @@ def check_sealed(samples: Samples, given: tuple[str, str, str, bytes], folder: P
     if seal == "sealed" and opener in ("adapter", *_LOADERS) and _rank(artifact) > 8:  # its tensors have 2
         raise Wrong(f"an adapter of rank {_rank(artifact)} is read, and its tensors have another one")
     if opener == "combine":
-        refuse_other_files(folder / "out", plain_json((folder / "out" / _LIST).read_bytes())["files"], but=(_LIST,))
+        refuse_other_files(
+            folder / "out", plain_json((folder / "out" / _LIST).read_bytes())["files"], but=(_LIST,)
+        )
     if opener == "merge":
         listed = plain_json((folder / "out" / "merge.json").read_bytes())["files"]
         refuse_other_files(folder / "out", listed, but=("merge.json",))
@@ -287,7 +350,8 @@ def _rank(artifact: Path) -> int:
 
 
 def reseal(artifact: Path, name: str, but: tuple[str, ...] = ()) -> None:
-    """Write the sizes and hashes of the files that are there into a list of them; artifact.json gets all files."""
+    """Write the sizes and hashes of the files that are there into a list of them; artifact.json gets all
+    files."""
     try:
         content = json.loads((artifact / name).read_bytes())
         listed = {one["file"] for one in content["files"]}
@@ -304,7 +368,14 @@ def _check_merged(artifact: Path, folder: Path) -> None:
     config = json.loads((artifact / "adapter_config.json").read_bytes())
     if any(
         config.get(name)
-        for name in ("rank_pattern", "alpha_pattern", "use_dora", "use_rslora", "fan_in_fan_out", "modules_to_save")
+        for name in (
+            "rank_pattern",
+            "alpha_pattern",
+            "use_dora",
+            "use_rslora",
+            "fan_in_fan_out",
+            "modules_to_save",
+        )
     ):
         return
     adapter = safetensors.numpy.load_file(artifact / "adapter_model.safetensors")
@@ -316,7 +387,9 @@ def _check_merged(artifact: Path, folder: Path) -> None:
             continue
         name = key.removeprefix("base_model.model.").replace(".lora_A", "")
         wanted = base[name] + scale * adapter[key.replace("lora_A", "lora_B")] @ first
-        if not numpy.allclose(merged[name], wanted, rtol=1e-3, atol=1e-4 * max(1.0, float(numpy.abs(wanted).max()))):
+        if not numpy.allclose(
+            merged[name], wanted, rtol=1e-3, atol=1e-4 * max(1.0, float(numpy.abs(wanted).max()))
+        ):
             raise Wrong(f"{name}: the merged weights are not the base's with the adapter")
 
 
@@ -327,25 +400,39 @@ _MANIFEST = RELEASE / "dataset" / "manifest.json"
     "dataset",
     lambda samples: st.one_of(
         files(_MANIFEST.parent, [_MANIFEST.name]),
-        with_unknown_key(json.loads(_MANIFEST.read_bytes())).map(lambda content: (_MANIFEST.name, json_bytes(content))),
+        with_unknown_key(json.loads(_MANIFEST.read_bytes())).map(
+            lambda content: (_MANIFEST.name, json_bytes(content))
+        ),
     ),
 )
 def check_dataset(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
-    """The manifest of prepared data is read as it is written, or refused; so are the samples that it lists."""
+    """The manifest of prepared data is read as it is written, or refused; so are the samples that it
+    lists."""
     name, content = given
     manifest = data.read_manifest(copied(RELEASE / "dataset", folder / "dataset", name, content))
     refuse_dropped(plain_json(content), json.loads(manifest.model_dump_json()), name)
     os.environ["HF_DATASETS_CACHE"] = str(folder / "cache")
     for split in ("train", "heldout"):
         loaded, there = data.load(folder / "dataset", split), files_of(folder / "dataset" / split)
-        listed = {shard.file.removeprefix(f"{split}/"): shard.sha256 for shard in getattr(manifest, split).shards}
+        listed = {
+            shard.file.removeprefix(f"{split}/"): shard.sha256 for shard in getattr(manifest, split).shards
+        }
         if {one: sha256 for one, (_, sha256) in there.items()} != listed or not len(loaded):
-            raise Wrong(f"{split}: {len(loaded)} samples are loaded of {sorted(listed)}, and there are {sorted(there)}")
+            raise Wrong(
+                f"{split}: {len(loaded)} samples are loaded of {sorted(listed)}, and there are "
+                f"{sorted(there)}"
+            )
 
 
 def _checkpoint() -> Checkpoint:
     stored = {"file": "model/weights.bin", "size": 4, "sha256": hashlib.sha256(b"keep").hexdigest()}
-    fields: dict[str, Any] = {"attempt": "0001-abcdef", "decisions": "x", "sharding": "none", "world_size": 1, "flytune": "0"}
+    fields: dict[str, Any] = {
+        "attempt": "0001-abcdef",
+        "decisions": "x",
+        "sharding": "none",
+        "world_size": 1,
+        "flytune": "0",
+    }
     return Checkpoint.model_validate({"step": 3, "files": [stored], **fields})
 
 
@@ -356,7 +443,17 @@ _WHOLE = json.loads(_checkpoint().sealed().model_dump_json())
 def _manifests(samples: Samples) -> st.SearchStrategy[tuple[bool, Any]]:
     content = _WHOLE
     names = st.sampled_from(
-        ["../out", "/etc/passwd", "a/../../out", "~/x", "model", "a\\b", "s3://b/x", "x" * 300, "manifest.json"]
+        [
+            "../out",
+            "/etc/passwd",
+            "a/../../out",
+            "~/x",
+            "model",
+            "a\\b",
+            "s3://b/x",
+            "x" * 300,
+            "manifest.json",
+        ]
     )
     escaping = names.map(lambda name: content | {"files": [content["files"][0] | {"file": name}]})
     other = st.just(content | {"files": [content["files"][0] | {"sha256": "0" * 64}]})
@@ -365,7 +462,8 @@ def _manifests(samples: Samples) -> st.SearchStrategy[tuple[bool, Any]]:
 
 @kind("checkpoint", _manifests)
 def check_checkpoint(samples: Samples, given: tuple[bool, Any], folder: Path) -> None:
-    """A checkpoint's manifest is used as it was written, or not at all; no file outside of its folder changes."""
+    """A checkpoint's manifest is used as it was written, or not at all; no file outside of its folder
+    changes."""
     is_sealed, content = given
     store = folder / "checkpoints"
     (store / "3-0001-abcdef" / "model").mkdir(parents=True)
@@ -388,10 +486,15 @@ def check_checkpoint(samples: Samples, given: tuple[bool, Any], folder: Path) ->
         if read != _WHOLE and read["digest"] == _WHOLE["digest"]:
             raise Wrong("a manifest that was changed after it was written is used")
         ledger.link(one, folder / "linked" / "inside")
-        if not ledger.fault(one) and any(file.sha256 != hashlib.sha256(b"keep").hexdigest() for file in one.files):
+        if not ledger.fault(one) and any(
+            file.sha256 != hashlib.sha256(b"keep").hexdigest() for file in one.files
+        ):
             raise Wrong("a file that is not the listed one")
     ledger.begin()
     ledger.clear()
     outside = [folder / "out", store / "out"]
-    if any(not path.is_file() or path.read_bytes() != b"keep" for path in outside) or (folder / "linked" / "out").exists():
+    if (
+        any(not path.is_file() or path.read_bytes() != b"keep" for path in outside)
+        or (folder / "linked" / "out").exists()
+    ):
         raise Wrong("files outside of the checkpoint were changed")

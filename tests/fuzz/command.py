@@ -65,7 +65,8 @@ def main(arguments: argparse.Namespace, home: str) -> int:
 
 
 def _removals(arguments: argparse.Namespace, home: str) -> int:
-    """Remove each protection by itself, until an input fails; show them, and return 1 if one was removed unnoticed."""
+    """Remove each protection by itself, until an input fails; show them, and return 1 if one was removed
+    unnoticed."""
     table = Table(title="Protections, and the input that notices their removal", title_justify="left")
     for title in ("protection", "of", "noticed by", "inputs"):
         table.add_column(title, justify="right" if title == "inputs" else "left")
@@ -88,18 +89,25 @@ def _removals(arguments: argparse.Namespace, home: str) -> int:
     console = Console()
     tables.show(table, console)
     for removal in unnoticed:
-        console.print(f"{removal.name}: removed, and no input of {', '.join(removal.kinds)} fails; give one an oracle")
+        console.print(
+            f"{removal.name}: removed, and no input of {', '.join(removal.kinds)} fails; give one an oracle"
+        )
     console.print(f"{len(wanted) - len(unnoticed)} of {len(wanted)} removals are noticed")
     untested = _unnoticed_by_named_tests(console) if words == [""] else []
     return int(bool(unnoticed or untested))
 
 
 def _unnoticed_by_named_tests(console: Console) -> list[named_tests.Holder]:
-    """Show the protection of each file on the security page whose removal the tests beside it notice; return those of none."""
+    """Show the protection of each file on the security page whose removal the tests beside it notice; return
+    those of none."""
     unnoticed = []
     for holder in named_tests.holders():
         removal = named_tests.first_noticed(holder)
-        said = f"notice that it is removed: {removal.name}" if removal else "notice no removal of it: name others, or write one"
+        said = (
+            f"notice that it is removed: {removal.name}"
+            if removal
+            else "notice no removal of it: name others, or write one"
+        )
         console.print(f"{holder.file}: {', '.join(holder.tests)} {said}", soft_wrap=True)
         if removal is None:
             unnoticed.append(holder)
@@ -141,7 +149,16 @@ def _run_chunk(one: tuple[str, int, int, int, str]) -> list[Result]:
 def show(results: list[Result], console: Console) -> None:
     """Print the table by kind, and the failures."""
     table = Table(title="Inputs, and what became of them", title_justify="left")
-    for title in ("kind", "inputs", "accepted", "refused", "failures", "slowest, s", "on the clock, s", "most memory, MB"):
+    for title in (
+        "kind",
+        "inputs",
+        "accepted",
+        "refused",
+        "failures",
+        "slowest, s",
+        "on the clock, s",
+        "most memory, MB",
+    ):
         table.add_column(title, justify="left" if title == "kind" else "right")
     by_kind: dict[str, list[Result]] = {}
     for one in results:
@@ -152,7 +169,9 @@ def show(results: list[Result], console: Console) -> None:
         longest = max((one.outcome.clock for one in found), default=0.0)
         largest = max((one.outcome.bytes for one in found), default=0) / 1e6
         counts = (len(found), ends["accepted"], ends["refused"], ends["failure"])
-        table.add_row(name, *map("{:,}".format, counts), f"{slowest:.1f}", f"{longest:.1f}", f"{largest:,.0f}")
+        table.add_row(
+            name, *map("{:,}".format, counts), f"{slowest:.1f}", f"{longest:.1f}", f"{largest:,.0f}"
+        )
     tables.show(table, console)
     failed = [one for one in results if one.outcome.verdict == "failure" or len(results) == 1]
     for one in failed[:_SHOWN]:

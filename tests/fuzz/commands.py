@@ -22,10 +22,30 @@ from tests.fuzz.oracles import refuse_shown
 from tests.fuzz.places import THINGS, make_things
 from tests.support.paths import ROOT
 
-_PLACES = ["new", "new/deep/page", "recipe.yaml", "full", "empty", "file", "link", "dangling", "file/x", "", "/dev/null",
-           "x" * 300,
-           "a/" * 2400, "\udcff", "own.html", ".", "..", "s3://b/x", "full/keep.txt",
-           "fifo.yaml", f"new-{OF_ENVIRONMENT}", SECRETS[0]]  # fmt: skip
+_PLACES = [
+    "new",
+    "new/deep/page",
+    "recipe.yaml",
+    "full",
+    "empty",
+    "file",
+    "link",
+    "dangling",
+    "file/x",
+    "",
+    "/dev/null",
+    "x" * 300,
+    "a/" * 2400,
+    "\udcff",
+    "own.html",
+    ".",
+    "..",
+    "s3://b/x",
+    "full/keep.txt",
+    "fifo.yaml",
+    f"new-{OF_ENVIRONMENT}",
+    SECRETS[0],
+]
 _NUMBERS = ["0", "-1", "1", "3", str(10**12 + 1), str(10**400), "1e400", "nan", "", "x", "inf"]
 _SOURCES = [
     "recipe.yaml",
@@ -60,11 +80,22 @@ _commands = st.one_of(
     _line(st.sampled_from(["merge", "gguf", "reproduce"]), _source, _place.map("--out={}".format)),
     _line("fetch", _source, _place),
     _line("combine", _place, _source, _source, "--weights", _number, _number),
-    _line("combine", _place, _source, _source, st.sampled_from(["--rank", "--density", "--seed", "--how"]), _number),
+    _line(
+        "combine",
+        _place,
+        _source,
+        _source,
+        st.sampled_from(["--rank", "--density", "--seed", "--how"]),
+        _number,
+    ),
     _line(st.sampled_from(["calibrate", "adapters", "accepted", "doctor"]), _source),
     _line("accepted", _source, "--rollback", "--reason", st.sampled_from(["[/x]", "\x1b[31m", ""])),
-    _line("selftest", "--pairs", st.sampled_from(["full/x", ",,", "x" * 5000]), _place.map("--keep={}".format)),
-    st.lists(st.sampled_from(["plan", "--json", "xray", "--", "-h", "schema", "\x00", "--out", "x"]), max_size=4),
+    _line(
+        "selftest", "--pairs", st.sampled_from(["full/x", ",,", "x" * 5000]), _place.map("--keep={}".format)
+    ),
+    st.lists(
+        st.sampled_from(["plan", "--json", "xray", "--", "-h", "schema", "\x00", "--out", "x"]), max_size=4
+    ),
 )
 
 
@@ -103,8 +134,19 @@ def check_command(samples: Samples, given: list[str], folder: Path) -> None:
         raise RecipeError(f"exit code {code}: {said.getvalue()[-300:]}")
 
 
-_LINES = ["plan RECIPE", "plan --json RECIPE", "plan nowhere.yaml", "schema", "adapters STORE", "adapters --json STORE", "-h",
-          "accepted --json STORE", "plan --shape auto --json RECIPE", "doctor -h", "plan"]  # fmt: skip
+_LINES = [
+    "plan RECIPE",
+    "plan --json RECIPE",
+    "plan nowhere.yaml",
+    "schema",
+    "adapters STORE",
+    "adapters --json STORE",
+    "-h",
+    "accepted --json STORE",
+    "plan --shape auto --json RECIPE",
+    "doctor -h",
+    "plan",
+]
 _STREAMS = {
     "full": ">/dev/full",
     "closed": ">&-",
@@ -122,7 +164,8 @@ _stream_draws = st.tuples(st.sampled_from(_LINES), st.sampled_from(sorted(_STREA
 
 @kind("streams", lambda samples: _stream_draws, share=0.1)
 def check_streams(samples: Samples, given: tuple[str, str, bool], folder: Path) -> None:
-    """A command whose output is full, closed or read by nobody ends with words, and not with 0 if words were lost."""
+    """A command whose output is full, closed or read by nobody ends with words, and not with 0 if words were
+    lost."""
     line, streams, at_once = given
     (folder / "recipe.yaml").write_text(Recipe.model_validate(samples.recipe()).to_yaml(), encoding="utf-8")
     names = {"RECIPE": str(folder / "recipe.yaml"), "STORE": str(RELEASE)}

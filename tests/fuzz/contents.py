@@ -64,15 +64,23 @@ def _to_arrow(table: Any, out: Any) -> None:
         writer.write_table(table)
 
 
-_CURIOUS = [b'", "more": NaN, "x": "', b'", "more": 1e999, "x": "', b'", "more": ' + b"[" * 120 + b"]" * 120 + b', "x": "']
+_CURIOUS = [
+    b'", "more": NaN, "x": "',
+    b'", "more": 1e999, "x": "',
+    b'", "more": ' + b"[" * 120 + b"]" * 120 + b', "x": "',
+]
 """Texts that end a JSON string and go on with what JSON has not, or not so deep."""
 _LONG = b"long"
-"""Stands for two rows, the second of which has more bytes than a line may have, in columns that are not read."""
+"""Stands for two rows, the second of which has more bytes than a line may have, in columns that are not
+read."""
 
 
 def _two_rows(suffix: str) -> bytes:
     names = ["a", "b", "c", "d", "e"]
-    rows = [{"text": "one"} | dict.fromkeys(names, ""), {"text": "two"} | dict.fromkeys(names, "x" * 4_200_000)]
+    rows = [
+        {"text": "one"} | dict.fromkeys(names, ""),
+        {"text": "two"} | dict.fromkeys(names, "x" * 4_200_000),
+    ]
     if suffix == "csv":
         return "\n".join([",".join(["text", *names]), *(",".join(row.values()) for row in rows)]).encode()
     return _lines(rows) if suffix == "jsonl" else _table(rows, _to_parquet)
@@ -124,7 +132,9 @@ def check_rows(samples: Samples, given: tuple[str, str, bytes], folder: Path) ->
         told = dict(found)
         for number, line in enumerate(content.split(b"\n"), 1):
             wanted, outcome = expected_of_line(line, form, tokenizer), told.pop(f"{file}:{number}", None)
-            if "" not in told and (not isinstance(outcome, DataError) if wanted is DataError else outcome != wanted):
+            if "" not in told and (
+                not isinstance(outcome, DataError) if wanted is DataError else outcome != wanted
+            ):
                 raise Wrong(f"line {number}: {outcome!r:.300} instead of {wanted!r:.300}")
     elif suffix in ("parquet", "arrow"):
         good = [sample_of(row, form, tokenizer) for row in GOOD[form]]
@@ -135,14 +145,22 @@ def check_rows(samples: Samples, given: tuple[str, str, bytes], folder: Path) ->
             raise Wrong(f"{len(good) - len(read)} rows are lost")
     else:
         read = [sample for _, sample in found if not isinstance(sample, DataError)]
-        there = [sample_of(row, form, tokenizer) for row in plain_rows(content, suffix) if fits(row, form, tokenizer)]
+        there = [
+            sample_of(row, form, tokenizer)
+            for row in plain_rows(content, suffix)
+            if fits(row, form, tokenizer)
+        ]
         if read != there[: len(read)] or (not errors and len(read) < len(there)):
             raise Wrong(f"{read!r:.300}, and the rows of the file are {there!r:.300}")
     if errors:
         raise errors[0]
 
 
-_PROMPTS = [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}], "adapter": "one"}, {"prompt": "b", "id": 5}]
+_PROMPTS = [
+    {"prompt": "a"},
+    {"messages": [{"role": "user", "content": "a"}], "adapter": "one"},
+    {"prompt": "b", "id": 5},
+]
 
 
 @kind(
@@ -164,7 +182,8 @@ def check_prompts(samples: Samples, content: bytes, folder: Path) -> None:
 
 
 def _stored(content: bytes) -> int:
-    """Return the numbers in the tensors of a safetensors file, by its header, which must be that of this file."""
+    """Return the numbers in the tensors of a safetensors file, by its header, which must be that of this
+    file."""
     length = int.from_bytes(content[:8], "little")
     header = plain_json(content[8 : 8 + length])
     tensors = [one for name, one in header.items() if name != "__metadata__"]
@@ -173,13 +192,23 @@ def _stored(content: bytes) -> int:
     return sum(math.prod(one["shape"]) for one in tensors)
 
 
-_SIZES = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"]
+_SIZES = [
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+]
 
 
 def _other_sizes(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
     """Draw a config.json that is right in itself, and has another size than the weights beside it."""
     return st.tuples(st.sampled_from(_SIZES), st.sampled_from([2, 3, 4])).map(
-        lambda one: ("config.json", json_bytes(samples.config() | {one[0]: samples.config()[one[0]] * one[1]}))
+        lambda one: (
+            "config.json",
+            json_bytes(samples.config() | {one[0]: samples.config()[one[0]] * one[1]}),
+        )
     )
 
 
@@ -200,7 +229,11 @@ def check_config(samples: Samples, given: tuple[str, bytes], folder: Path) -> No
     if abs(made.total_parameters - stored) > 0.006 * stored:
         raise Wrong(f"{made.total_parameters:,} parameters are planned, and {stored:,} are in the file")
     config = plain_json((base / "config.json").read_bytes())
-    if config.get("model_type") == "llama" and not config.get("attention_bias") and not config.get("mlp_bias"):
+    if (
+        config.get("model_type") == "llama"
+        and not config.get("attention_bias")
+        and not config.get("mlp_bias")
+    ):
         check_plan(made, recipe, shape_row(made.shape), config, 20)
 
 
@@ -208,7 +241,12 @@ _DOUBLE = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}
 _WORDS = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 100}
 _STEPS: list[dict[str, Any]] = [
     {"normalizer": {"type": "Sequence", "normalizers": [_DOUBLE] * 40}},
-    {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [_WORDS] * 2}] * 8}},
+    {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": "Sequence", "normalizers": [_WORDS] * 2}] * 8,
+        }
+    },
 ]
 """Steps of a tokenizer that make a text of any length."""
 
@@ -220,7 +258,9 @@ def _tokenizers(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
 
     any_ = files(samples.base, ["tokenizer.json", "tokenizer_config.json"])
     named = [{"fast_tokenizer_files": [f"../other/tokenizer.{number}.0.0.json"]} for number in (3, 4)]
-    return st.one_of(any_, any_, any_, changed("tokenizer.json", _STEPS), changed("tokenizer_config.json", named))
+    return st.one_of(
+        any_, any_, any_, changed("tokenizer.json", _STEPS), changed("tokenizer_config.json", named)
+    )
 
 
 @kind("tokenizer", _tokenizers)
@@ -251,13 +291,20 @@ def check_tokenizer(samples: Samples, given: tuple[str, bytes], folder: Path) ->
     ),
 )
 def check_adapter(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
-    """An adapter that a recipe trains further is compared with the recipe before anything is allocated, and loaded as it is."""
+    """An adapter that a recipe trains further is compared with the recipe before anything is allocated, and
+    loaded as it is."""
     adapter = folder / "adapter"
     adapter.mkdir()
     (adapter / initial_adapter.CONFIG).write_bytes(json_bytes(_ADAPTER))
     (adapter / initial_adapter.WEIGHTS).write_bytes(_adapter_weights(samples.base))
     (adapter / given[0]).write_bytes(given[1])
-    method = {"name": "lora", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "adapter": str(adapter)}
+    method = {
+        "name": "lora",
+        "r": 8,
+        "lora_alpha": 16,
+        "target_modules": ["q_proj", "v_proj"],
+        "adapter": str(adapter),
+    }
     recipe = Recipe.model_validate(samples.recipe(method=method))
     planner.make(recipe, samples=20)
     with suppress(ExportError):
@@ -297,8 +344,19 @@ def _adapter_weights(base: Path) -> bytes:
 
 
 _ADAPTER = {
-    "base_model_name_or_path": "tiny", "peft_type": "LORA", "r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "bias": "none",
-    "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", "use_dora": False, "use_rslora": False,
+    "base_model_name_or_path": "tiny",
+    "peft_type": "LORA",
+    "r": 8,
+    "lora_alpha": 16,
+    "lora_dropout": 0.05,
+    "bias": "none",
+    "target_modules": ["q_proj", "v_proj"],
+    "task_type": "CAUSAL_LM",
+    "use_dora": False,
+    "use_rslora": False,
     "rank_pattern": {},
-    "alpha_pattern": {}, "modules_to_save": None, "fan_in_fan_out": False, "init_lora_weights": True,
-}  # fmt: skip
+    "alpha_pattern": {},
+    "modules_to_save": None,
+    "fan_in_fan_out": False,
+    "init_lora_weights": True,
+}

@@ -1,4 +1,5 @@
-"""Files of other tools, of which recipes are made: what is in the recipe, compared with what the file says."""
+"""Files of other tools, of which recipes are made: what is in the recipe, compared with what the file
+says."""
 
 import contextlib
 import copy
@@ -21,22 +22,34 @@ from tests.support.paths import ROOT
 _FILES = ROOT / "tests" / "conversion"
 _NUMBERS = {
     "axolotl": {
-        "learning_rate": "training.learning_rate", "lora_r": "method.r", "lora_alpha": "method.lora_alpha",
-        "lora_dropout": "method.lora_dropout", "weight_decay": "training.weight_decay", "sequence_len": "data.max_length",
-        "adam_beta2": "training.adam_beta2", "micro_batch_size": "training.per_device_train_batch_size",
+        "learning_rate": "training.learning_rate",
+        "lora_r": "method.r",
+        "lora_alpha": "method.lora_alpha",
+        "lora_dropout": "method.lora_dropout",
+        "weight_decay": "training.weight_decay",
+        "sequence_len": "data.max_length",
+        "adam_beta2": "training.adam_beta2",
+        "micro_batch_size": "training.per_device_train_batch_size",
     },
     "LLaMA-Factory": {
-        "learning_rate": "training.learning_rate", "lora_rank": "method.r", "weight_decay": "training.weight_decay",
-        "cutoff_len": "data.max_length", "lora_dropout": "method.lora_dropout",
+        "learning_rate": "training.learning_rate",
+        "lora_rank": "method.r",
+        "weight_decay": "training.weight_decay",
+        "cutoff_len": "data.max_length",
+        "lora_dropout": "method.lora_dropout",
         "per_device_train_batch_size": "training.per_device_train_batch_size",
     },
     "TRL": {
-        "learning_rate": "training.learning_rate", "lora_r": "method.r", "lora_alpha": "method.lora_alpha",
-        "max_length": "data.max_length", "weight_decay": "training.weight_decay",
+        "learning_rate": "training.learning_rate",
+        "lora_r": "method.r",
+        "lora_alpha": "method.lora_alpha",
+        "max_length": "data.max_length",
+        "weight_decay": "training.weight_decay",
         "per_device_train_batch_size": "training.per_device_train_batch_size",
     },
-}  # fmt: skip
-"""Keys of each tool whose numbers are in the recipe as they are, and the recipe's fields; `lora` ones only with an adapter."""
+}
+"""Keys of each tool whose numbers are in the recipe as they are, and the recipe's fields; `lora` ones only
+with an adapter."""
 _BATCH = {
     "axolotl": ("micro_batch_size", "gradient_accumulation_steps"),
     "LLaMA-Factory": ("per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -49,20 +62,40 @@ _CHANGING = {
 }
 """Keys that change what is learned, which no recipe has."""
 _UNKNOWN = ["lerning_rate", "my_own_key", "lora_rr"]
-_OUTBREAKS = ["a\ndescription: BROKEN", "a\r\ndescription: BROKEN #", "a\x85description: BROKEN", "a\u2028description: BROKEN",
-              "a\x1b[31mBROKEN", "a\x9bBROKEN"]  # fmt: skip
+_OUTBREAKS = [
+    "a\ndescription: BROKEN",
+    "a\r\ndescription: BROKEN #",
+    "a\x85description: BROKEN",
+    "a\u2028description: BROKEN",
+    "a\x1b[31mBROKEN",
+    "a\x9bBROKEN",
+]
 """Texts that end the line of a comment, or that a terminal obeys."""
 _TRL = {
-    "model_name_or_path": "Qwen/Qwen3-0.6B", "dataset_name": "trl-lib/Capybara", "learning_rate": 2e-5, "use_peft": True,
-    "lora_r": 32, "lora_alpha": 16, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "max_length": 512,
-    "weight_decay": 0.01, "num_train_epochs": 1, "eval_strategy": "steps", "eval_steps": 100, "packing": True,
-}  # fmt: skip
+    "model_name_or_path": "Qwen/Qwen3-0.6B",
+    "dataset_name": "trl-lib/Capybara",
+    "learning_rate": 2e-5,
+    "use_peft": True,
+    "lora_r": 32,
+    "lora_alpha": 16,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 8,
+    "max_length": 512,
+    "weight_decay": 0.01,
+    "num_train_epochs": 1,
+    "eval_strategy": "steps",
+    "eval_steps": 100,
+    "packing": True,
+}
 
 
 def _valid() -> dict[str, list[dict[str, Any]]]:
     """Return files of each tool of which recipes can be made."""
     found: dict[str, list[dict[str, Any]]] = {"TRL": [_TRL]}
-    for tool, name, more in (("axolotl", "axolotl.yaml", "adapter"), ("LLaMA-Factory", "llamafactory.yaml", "")):
+    for tool, name, more in (
+        ("axolotl", "axolotl.yaml", "adapter"),
+        ("LLaMA-Factory", "llamafactory.yaml", ""),
+    ):
         content = yaml.safe_load((_FILES / name).read_bytes())
         common = content["common"] | content.get(more, {})
         files = [file for file in content["files"].values() if file["planned"] is True]
@@ -72,10 +105,13 @@ def _valid() -> dict[str, list[dict[str, Any]]]:
 
 @st.composite
 def _named(draw: st.DrawFn, tool: str, valid: dict[str, Any]) -> bytes:
-    """Draw a file with another number, with a key that changes what is learned, or with one that is unknown."""
+    """Draw a file with another number, with a key that changes what is learned, or with one that is
+    unknown."""
     content = copy.deepcopy(valid)
     if draw(st.booleans()):
-        content[draw(st.sampled_from(sorted(_NUMBERS[tool])))] = draw(st.sampled_from([3, 7, 64, 0.5, 1e-3, "x", -1, 10**15]))
+        content[draw(st.sampled_from(sorted(_NUMBERS[tool])))] = draw(
+            st.sampled_from([3, 7, 64, 0.5, 1e-3, "x", -1, 10**15])
+        )
     if draw(st.booleans()):
         content[draw(st.sampled_from(_CHANGING[tool]))] = draw(st.sampled_from([True, 1, "linear"]))
     if draw(st.booleans()):
@@ -97,7 +133,8 @@ def _draw(samples: Samples) -> st.SearchStrategy[tuple[bytes, int | None]]:
 
 @kind("conversion", _draw, share=0.5)
 def check_conversion(samples: Samples, given: tuple[bytes, int | None], folder: Path) -> None:
-    """A file of another tool is refused, or its numbers are in a recipe that is one, and each of its keys is named."""
+    """A file of another tool is refused, or its numbers are in a recipe that is one, and each of its keys is
+    named."""
     content, gpus = given
     (folder / "theirs.yaml").write_bytes(content)
     made = convert(str(folder / "theirs.yaml"), gpus)
@@ -124,7 +161,9 @@ def _compare(tool: str, written: dict[str, str], recipe: Recipe, made: str, gpus
             continue
         if (said := _number(written.get(key))) is not None and read[section][name] != said:
             raise Wrong(f"{field} is {read[section][name]!r}, and {key}: {written[key]:.60}")
-    if changed := [key for key in _CHANGING[tool] if key in written and written[key] not in ("false", "null", "")]:
+    if changed := [
+        key for key in _CHANGING[tool] if key in written and written[key] not in ("false", "null", "")
+    ]:
         raise Wrong(f"{changed[0]} changes what is learned, and a recipe is made without it")
     if unnamed := [key for key in _UNKNOWN if written.get(key) not in (None, "", "null") and key not in made]:
         raise Wrong(f"{unnamed[0]}: in the file, and the recipe does not say that it has none like it")

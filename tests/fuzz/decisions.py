@@ -38,16 +38,28 @@ from tests.support.paths import ROOT
 def _recipes(samples: Samples) -> st.SearchStrategy[bytes]:
     plain = [
         samples.recipe(),
-        samples.recipe(method={"name": "lora", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}),
+        samples.recipe(
+            method={"name": "lora", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+        ),
         samples.recipe(method="qlora", sharding="device_map"),
-        samples.recipe(sharding={"name": "zero3", "offload": "cpu"}, hardware={"shape": "auto", "max_hours": 2}),
+        samples.recipe(
+            sharding={"name": "zero3", "offload": "cpu"}, hardware={"shape": "auto", "max_hours": 2}
+        ),
     ]
     every = Recipe.model_validate(samples.recipe()).model_dump()
     numbers_of = [at for at in places(every) if type(value_at(every, at)) in (int, float)]
-    absurd = st.tuples(st.sampled_from(numbers_of), st.sampled_from([10**15, 10**17, 1e100, 2**63, -1e15, True, False]))
-    texts_of = [at for at in places(every) if isinstance(value_at(every, at), str) and all(isinstance(key, str) for key in at)]
+    absurd = st.tuples(
+        st.sampled_from(numbers_of), st.sampled_from([10**15, 10**17, 1e100, 2**63, -1e15, True, False])
+    )
+    texts_of = [
+        at
+        for at in places(every)
+        if isinstance(value_at(every, at), str) and all(isinstance(key, str) for key in at)
+    ]
     control = st.tuples(st.sampled_from(texts_of), st.sampled_from(["a\x1b[31mb", "\x00", "a\x7f", "a\x08b"]))
-    one_value = st.one_of(absurd, control).map(lambda one: yaml_bytes(_changed(every, {".".join(one[0]): one[1]})))
+    one_value = st.one_of(absurd, control).map(
+        lambda one: yaml_bytes(_changed(every, {".".join(one[0]): one[1]}))
+    )
     return st.one_of(*[texts([*plain, every])] * 3, one_value, with_unknown_key(every).map(yaml_bytes))
 
 
@@ -80,14 +92,21 @@ def check_recipe(samples: Samples, content: bytes, folder: Path) -> None:
 
 
 def _deepspeed(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
-    files = {path.name: json.loads(path.read_bytes()) for path in sorted((ROOT / "deepspeed_configs").glob("*.json"))}
+    files = {
+        path.name: json.loads(path.read_bytes())
+        for path in sorted((ROOT / "deepspeed_configs").glob("*.json"))
+    }
 
     def of(name: str) -> st.SearchStrategy[bytes]:
         text = documents(files[name]).map(json_bytes)
         parts = {"reduce_bucket_size": 12345678, "overlap_comm": False, "contiguous_gradients": False}
-        own = st.sampled_from([{"steps_per_print": 7}, *({f"zero_optimization.{key}": one} for key, one in parts.items())])
+        own = st.sampled_from(
+            [{"steps_per_print": 7}, *({f"zero_optimization.{key}": one} for key, one in parts.items())]
+        )
         changed = own.map(lambda change: json_bytes(_changed(files[name], change)))
-        return st.one_of(text.flatmap(lambda one: damaged(one, often=0.25)), text.flatmap(with_equal_keys), changed)
+        return st.one_of(
+            text.flatmap(lambda one: damaged(one, often=0.25)), text.flatmap(with_equal_keys), changed
+        )
 
     return st.sampled_from(sorted(files)).flatmap(lambda name: st.tuples(st.just(name), of(name)))
 
@@ -124,26 +143,57 @@ def check_deepspeed(samples: Samples, given: tuple[str, bytes], folder: Path) ->
 
 def _written(value: Any) -> Any:
     """Return a configuration without what is left to the Trainer."""
-    return {key: _written(one) for key, one in value.items() if one != "auto"} if isinstance(value, dict) else value
+    return (
+        {key: _written(one) for key, one in value.items() if one != "auto"}
+        if isinstance(value, dict)
+        else value
+    )
 
 
 _PATTERNS = [
-    "(.*)*x", "(a|a)*$", "([a-z]+)+!", "(.+)+\\1x", "(x+x+)+y", ".*.*.*.*.*.*.*.*.*.*.*.*!", "(?:(?:[a-z.0-9_]+)*)*!", "[", "(",
-    "*", "a{999999999999}", "(" * 500, "((((a*)*)*)*)*b", "(?<=a+)b", "(?P<n>a)(?P<n>b)", "\\", "(?R)", "x" * 60_000, "",
-    ".*q_proj", r".*\.(q|v)_proj", "model.layers.*", "(q|v)_proj", r".*\.self_attn\..*", "q_proj", "nowhere", ".*x_proj",
+    "(.*)*x",
+    "(a|a)*$",
+    "([a-z]+)+!",
+    "(.+)+\\1x",
+    "(x+x+)+y",
+    ".*.*.*.*.*.*.*.*.*.*.*.*!",
+    "(?:(?:[a-z.0-9_]+)*)*!",
+    "[",
+    "(",
+    "*",
+    "a{999999999999}",
+    "(" * 500,
+    "((((a*)*)*)*)*b",
+    "(?<=a+)b",
+    "(?P<n>a)(?P<n>b)",
+    "\\",
+    "(?R)",
+    "x" * 60_000,
+    "",
+    ".*q_proj",
+    r".*\.(q|v)_proj",
+    "model.layers.*",
+    "(q|v)_proj",
+    r".*\.self_attn\..*",
+    "q_proj",
+    "nowhere",
+    ".*x_proj",
     r".*layers\.0\..*proj",
-]  # fmt: skip
-"""Regular expressions that are wrong, that backtrack, that match nothing, and that match some of a Llama's layers."""
+]
+"""Regular expressions that are wrong, that backtrack, that match nothing, and that match some of a Llama's
+layers."""
 
 
 @kind(
     "patterns",
     lambda samples: st.tuples(
-        st.sampled_from(["target_modules", "list", "rank_pattern", "alpha_pattern"]), st.sampled_from(_PATTERNS)
+        st.sampled_from(["target_modules", "list", "rank_pattern", "alpha_pattern"]),
+        st.sampled_from(_PATTERNS),
     ),
 )
 def check_patterns(samples: Samples, given: tuple[str, str], folder: Path) -> None:
-    """A pattern is refused, or the adapter has the layers that Python's own matching finds, with their ranks."""
+    """A pattern is refused, or the adapter has the layers that Python's own matching finds, with their
+    ranks."""
     field, pattern = given
     method: dict[str, Any] = {"name": "lora", "r": 8, "lora_alpha": 16}
     if field in ("target_modules", "list"):
@@ -165,11 +215,15 @@ def check_patterns(samples: Samples, given: tuple[str, str], folder: Path) -> No
     if field == "rank_pattern":
         ranks |= dict.fromkeys(found, 4)
     if made.trained_parameters != (wanted := sum(rank * layers[name] for name, rank in ranks.items())):
-        raise Wrong(f"{field}: {pattern!r:.60}: {made.trained_parameters:,} parameters are trained, and {wanted:,} by hand")
+        raise Wrong(
+            f"{field}: {pattern!r:.60}: {made.trained_parameters:,} parameters are trained, and {wanted:,} "
+            "by hand"
+        )
 
 
 def _matching(pattern: str, field: str, layers: list[str]) -> Iterator[str]:
-    """Yield the layers that a pattern means, as PEFT matches them; one that takes long, or is none, means none."""
+    """Yield the layers that a pattern means, as PEFT matches them; one that takes long, or is none, means
+    none."""
 
     def give_up(*_: Any) -> None:
         raise TimeoutError
@@ -229,7 +283,13 @@ _grids = st.one_of(
         max_size=2,
     ),
     st.dictionaries(
-        st.one_of(st.sampled_from(_FIELDS), st.text(max_size=8), st.integers(), st.none(), st.sampled_from(["a." * 9999, "."])),
+        st.one_of(
+            st.sampled_from(_FIELDS),
+            st.text(max_size=8),
+            st.integers(),
+            st.none(),
+            st.sampled_from(["a." * 9999, "."]),
+        ),
         st.one_of(
             scalars,
             st.lists(st.one_of(scalars, st.sampled_from([1e-3, 1e-4, "lora", "full", 1, 2])), max_size=4),
@@ -243,7 +303,10 @@ _grids = st.one_of(
 
 _too_many = st.one_of(
     st.tuples(
-        st.sampled_from([{"training.seed": [1, 2, 3]}, {"method": ["full", "lora"], "training.seed": [1, 2]}]), st.just(1)
+        st.sampled_from(
+            [{"training.seed": [1, 2, 3]}, {"method": ["full", "lora"], "training.seed": [1, 2]}]
+        ),
+        st.just(1),
     ),
     st.tuples(st.integers(23, 40).map(lambda count: {"training.seed": list(range(1, count))}), st.just(24)),
 ).map(lambda one: (one[0], [], one[1]))

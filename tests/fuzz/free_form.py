@@ -1,4 +1,5 @@
-"""Sealed artifacts whose recipes have a path in a value of free form: nothing outside of a second run's folder is named."""
+"""Sealed artifacts whose recipes have a path in a value of free form: nothing outside of a second run's
+folder is named."""
 
 import json
 from pathlib import Path
@@ -17,14 +18,31 @@ from tests.fuzz.isolation import Wrong
 from tests.fuzz.kinds import RELEASE, Samples, kind
 
 _PLACES = [
-    ["flops_profiler", "output_file"], ["comms_logger", "output_path"], ["comms_logger", "prof_ops"],
+    ["flops_profiler", "output_file"],
+    ["comms_logger", "output_path"],
+    ["comms_logger", "prof_ops"],
     ["csv_monitor", "output_path"],
-    ["tensorboard", "output_path"], ["wandb", "project"], ["autotuning", "results_dir"], ["autotuning", "exps_dir"],
-    ["checkpoint", "writer", "config"], ["nebula", "persistent_storage_path"], ["aio", "block_size"], ["compile", "backend"],
-    ["zero_optimization", "offload_optimizer", "nvme_path"], ["zero_optimization", "offload_param", "nvme_path"],
-    ["optimizer", "params", "output"], ["optimizer", "type"], ["scheduler", "params", "file"], ["data_efficiency", "output"],
-    ["zero_optimization", "log"], ["dump_state"], ["communication_data_type"], ["bf16", "file"], ["fp16", "loss_scale"], ["x"],
-]  # fmt: skip
+    ["tensorboard", "output_path"],
+    ["wandb", "project"],
+    ["autotuning", "results_dir"],
+    ["autotuning", "exps_dir"],
+    ["checkpoint", "writer", "config"],
+    ["nebula", "persistent_storage_path"],
+    ["aio", "block_size"],
+    ["compile", "backend"],
+    ["zero_optimization", "offload_optimizer", "nvme_path"],
+    ["zero_optimization", "offload_param", "nvme_path"],
+    ["optimizer", "params", "output"],
+    ["optimizer", "type"],
+    ["scheduler", "params", "file"],
+    ["data_efficiency", "output"],
+    ["zero_optimization", "log"],
+    ["dump_state"],
+    ["communication_data_type"],
+    ["bf16", "file"],
+    ["fp16", "loss_scale"],
+    ["x"],
+]
 """Keys of DeepSpeed's configuration that name places, and others."""
 
 
@@ -46,20 +64,25 @@ def _drawn(samples: Samples) -> st.SearchStrategy[tuple[str, Any]]:
     names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=12)
     keys = st.one_of(st.sampled_from(_PLACES), st.lists(names, min_size=1, max_size=3))
     path = st.sampled_from(["PATH", "PATH", "PATH/below", "/tmp/..PATH"])
-    config = st.builds(lambda keys, path: ("sharding", {"name": "zero3", "config": _config(keys, path)}), keys, path)
+    config = st.builds(
+        lambda keys, path: ("sharding", {"name": "zero3", "config": _config(keys, path)}), keys, path
+    )
     schedule = st.builds(
         lambda name, key: ("training", {"lr_scheduler_type": name, "lr_scheduler_kwargs": {key: "PATH"}}),
         st.sampled_from(["cosine", "warmup_stable_decay", "polynomial"]),
         st.sampled_from(["decay_type", "warmup_type", "output"]),
-    )  # fmt: skip
-    ranks_ = st.sampled_from(["rank_pattern", "alpha_pattern"]).map(lambda name: ("method", {name: {"q_proj": "PATH"}}))
+    )
+    ranks_ = st.sampled_from(["rank_pattern", "alpha_pattern"]).map(
+        lambda name: ("method", {name: {"q_proj": "PATH"}})
+    )
     columns = st.sampled_from(["instruction", "PATH"]).map(lambda name: ("data", {"columns": {name: "PATH"}}))
     return st.one_of(*[config] * 4, schedule, ranks_, columns)
 
 
 @kind("free_form", _drawn, share=0.4)
 def check_free_form(samples: Samples, given: tuple[str, Any], folder: Path) -> None:
-    """A path in a recipe's free-form value is refused, or nothing that a second run gives to a library has it."""
+    """A path in a recipe's free-form value is refused, or nothing that a second run gives to a library has
+    it."""
     section, changes = given
     path = "/home/somebody/notes.txt"
     recipe = yaml.safe_load((ARTIFACT / "recipe.yaml").read_bytes())

@@ -1,4 +1,5 @@
-"""Inputs by number: drawn by hypothesis from a seed, so that each is drawn again by its kind, seed, chunk and number."""
+"""Inputs by number: drawn by hypothesis from a seed, so that each is drawn again by its kind, seed, chunk and
+number."""
 
 import hashlib
 import random
@@ -35,7 +36,20 @@ from tests.fuzz.isolation import Outcome, content_of, names_of
 from tests.fuzz.kinds import KINDS, Samples
 
 # By their import.
-_REGISTERED = (artifacts, commands, contents, conversions, decisions, free_form, judges, places, plans, prepared, runs, saved)
+_REGISTERED = (
+    artifacts,
+    commands,
+    contents,
+    conversions,
+    decisions,
+    free_form,
+    judges,
+    places,
+    plans,
+    prepared,
+    runs,
+    saved,
+)
 CHUNK = 25
 """Inputs that are drawn together."""
 
@@ -53,7 +67,9 @@ class Result:
 
     @property
     def command(self) -> str:
-        return f"python -m tests.fuzz --kinds {self.kind} --seed {self.seed} --only {self.chunk}:{self.number}"
+        return (
+            f"python -m tests.fuzz --kinds {self.kind} --seed {self.seed} --only {self.chunk}:{self.number}"
+        )
 
 
 def drawn(name: str, seed: int, chunk: int, samples: Samples, count: int = CHUNK) -> list[Any]:
@@ -63,7 +79,11 @@ def drawn(name: str, seed: int, chunk: int, samples: Samples, count: int = CHUNK
 
     @hypothesis.seed(int.from_bytes(digest[:8], "big"))
     @settings(
-        max_examples=CHUNK, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        max_examples=CHUNK,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )
     @given(KINDS[name].draw(samples))
     def collect(one: Any) -> None:
@@ -87,7 +107,8 @@ def run(
     count: int = CHUNK,
     before: Callable[[], object] = lambda: None,
 ) -> Iterator[Result]:
-    """Run a chunk's inputs one by one, each in a process and a folder of its own; nothing else may be changed.
+    """Run a chunk's inputs one by one, each in a process and a folder of its own; nothing else may be
+    changed.
 
     `before` is called in the input's process, before its check.
     """
@@ -105,6 +126,10 @@ def run(
             outcome = isolation.run(partial(work, one, folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        if names_of(samples.folder) != names or (number % CHUNK == 0 and content_of(samples.folder) != sealed):
-            outcome = replace(outcome, verdict="failure", text="files outside of the input's folder were changed")
+        if names_of(samples.folder) != names or (
+            number % CHUNK == 0 and content_of(samples.folder) != sealed
+        ):
+            outcome = replace(
+                outcome, verdict="failure", text="files outside of the input's folder were changed"
+            )
         yield Result(name, seed, chunk, number, outcome, f"{one!r:.600}")

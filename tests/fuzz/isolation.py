@@ -21,7 +21,8 @@ from flytune.errors import FlytuneError
 SECONDS = 5.0
 """Limit of processor time of one input."""
 CLOCK_SECONDS = 8 * SECONDS
-"""Limit of time on the clock, at which a process that waits is ended; what it has waited for a processor is not counted."""
+"""Limit of time on the clock, at which a process that waits is ended; what it has waited for a processor is
+not counted."""
 BYTES = 10**9
 """Limit of the memory that one input adds."""
 _ADDRESS_BYTES = 6 * BYTES
@@ -51,12 +52,17 @@ class Outcome:
 
 
 OF_ADDRESS, OF_ENVIRONMENT, OF_FILE = "Zq7Wk4Rt9Xv2", "Hd5Lp8Mn3Bc6Jf1", "Vs2Gy7Tk4Qw9"
-"""Marks in each credential that is drawn, in a variable of the environment, and in a file that nothing may read."""
+"""Marks in each credential that is drawn, in a variable of the environment, and in a file that nothing may
+read."""
 
 
 def shown_mark(text: str) -> str | None:
     """Return what secret a text shows; None if it shows none."""
-    marks = {OF_ADDRESS: "a credential", OF_ENVIRONMENT: "a variable's secret", OF_FILE: "another file's content"}
+    marks = {
+        OF_ADDRESS: "a credential",
+        OF_ENVIRONMENT: "a variable's secret",
+        OF_FILE: "another file's content",
+    }
     return next((f"a text with {what}" for mark, what in marks.items() if mark in text), None)
 
 
@@ -85,7 +91,10 @@ def run(check: Callable[[], Any]) -> Outcome:
     seconds, grown = used.ru_utime + used.ru_stime, max(0, used.ru_maxrss * 1024 - before)
     verdict, text = json.loads(answer) if answer else ("failure", f"ended without an answer, status {status}")
     if hung:
-        verdict, text = "failure", f"not at its end after {CLOCK_SECONDS:.0f} s on the clock, {seconds:.1f} s of processor time"
+        verdict, text = (
+            "failure",
+            f"not at its end after {CLOCK_SECONDS:.0f} s on the clock, {seconds:.1f} s of processor time",
+        )
     elif seconds > SECONDS:
         verdict, text = "failure", f"{seconds:.1f} s of processor time; {text}"
     elif grown > BYTES:
@@ -108,7 +117,9 @@ def _work(check: Callable[[], Any], sending: int) -> None:
         check()
     except FlytuneError as error:
         problem = problem_of(str(error)) or shown_mark(str(error))
-        verdict, text = ("failure", f"{problem}: {error!s:.500}") if problem else ("refused", str(error)[:500])
+        verdict, text = (
+            ("failure", f"{problem}: {error!s:.500}") if problem else ("refused", str(error)[:500])
+        )
     except Wrong as error:
         verdict, text = "failure", str(error)[:2000]
     except BaseException:  # noqa: BLE001 (every other end is a finding)
@@ -140,7 +151,8 @@ def problem_of(message: str) -> str | None:
 
 
 def _delayed(group: int) -> float:
-    """Return the seconds for which the processes of a group were ready to run, and other processes had the processors."""
+    """Return the seconds for which the processes of a group were ready to run, and other processes had the
+    processors."""
     found = 0.0
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -173,7 +185,8 @@ def _addresses() -> int:
 
 
 def names_of(folder: Path) -> list[tuple[str, int, int, int]]:
-    """Return each name below a folder with its size, time of change and number: a file that is written has others."""
+    """Return each name below a folder with its size, time of change and number: a file that is written has
+    others."""
     found = []
     for path in sorted(folder.rglob("*")):
         status = path.lstat()

@@ -1,4 +1,5 @@
-"""Rewards that a recipe carries as code, and code in answers: what they may read, write and start, and what they return."""
+"""Rewards that a recipe carries as code, and code in answers: what they may read, write and start, and what
+they return."""
 
 import math
 from pathlib import Path
@@ -22,18 +23,37 @@ _WRITES = (
     "from multiprocessing import util; util.spawnv_passfds(b'/usr/bin/touch', [b'touch', b'MARK'], [])",
 )
 _FORGES = (
-    r"""exec('import os\nfor one in range(3, 99):\n try: os.write(one, b\'{"value": 7.0}\\n\')\n except OSError: pass')""",
+    r"""exec('import os\nfor one in range(3, 99):\n try: os.write(one, b\'{"value": 7.0}\\n\')\n"""
+    r""" except OSError: pass')""",
 )
 _READS = (
-    "assert open('SECRET').read()", "import pathlib; assert pathlib.Path('SECRET').read_text()",
+    "assert open('SECRET').read()",
+    "import pathlib; assert pathlib.Path('SECRET').read_text()",
     "import os; assert os.listdir(os.path.dirname('SECRET'))",
     "import os; at = os.path.dirname(os.__file__); os.chdir(at); "
     "assert os.open(os.path.relpath('SECRET', at), 0, dir_fd=os.open(at, 0))",
-)  # fmt: skip
+)
 _EQUALS = "f = type('', (), {'__call__': lambda *_: f, '__eq__': lambda *_: True, '__sub__': lambda *_: 0})()"
 """An answer that is equal to all, and differs from all by 0."""
-_EXPECTING = ("assert f(1) == 2", "assert abs(f(1) - 2) < 1e-6", "assert f(1) == [2, 3]", "assert sorted([f(1)]) == [2]")
-_RETURNS = ("1", "True", "0.5", "None", "'1'", "float('nan')", "float('inf')", "[]", "1 / 0", "10**400", "completion")
+_EXPECTING = (
+    "assert f(1) == 2",
+    "assert abs(f(1) - 2) < 1e-6",
+    "assert f(1) == [2, 3]",
+    "assert sorted([f(1)]) == [2]",
+)
+_RETURNS = (
+    "1",
+    "True",
+    "0.5",
+    "None",
+    "'1'",
+    "float('nan')",
+    "float('inf')",
+    "[]",
+    "1 / 0",
+    "10**400",
+    "completion",
+)
 
 
 def _drawn() -> st.SearchStrategy[tuple[bool, str, str]]:
@@ -48,7 +68,9 @@ def check_reward(samples: Samples, given: tuple[bool, str, str], folder: Path) -
     in_answer, line, returned = given
     (folder / "secret").write_text(OF_FILE, encoding="utf-8")
     line = line.replace("MARK", str(folder / "mark")).replace("SECRET", str(folder / "secret"))
-    rewards: list[Any] = [{"name": "own", "code": f"def own(completion, **columns):\n    {line}\n    return {returned}\n"}]
+    rewards: list[Any] = [
+        {"name": "own", "code": f"def own(completion, **columns):\n    {line}\n    return {returned}\n"}
+    ]
     completion = f"```python\n{line}\n```"
     section = {"name": "grpo", "rewards": ["unit_tests"] if in_answer else rewards, "reward_seconds": 2}
     refused: FlytuneError | None = None

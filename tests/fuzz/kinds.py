@@ -32,7 +32,9 @@ class Kind:
 KINDS: dict[str, Kind] = {}
 
 
-def kind(name: str, draw: Callable[["Samples"], st.SearchStrategy[Any]], share: float = 1.0) -> Callable[[Any], Any]:
+def kind(
+    name: str, draw: Callable[["Samples"], st.SearchStrategy[Any]], share: float = 1.0
+) -> Callable[[Any], Any]:
     """Register the check of a kind, with its strategy and its share of the inputs."""
 
     def register(check: Any) -> Any:

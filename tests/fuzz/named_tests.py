@@ -29,21 +29,40 @@ def holders() -> list[Holder]:
     for cell in (line.split("|")[4] for line in lines if line.startswith("| ")):
         tests = tuple(re.findall(r"`(tests/[\w/]+\.py)", cell))
         found += [
-            Holder(file, tests) for file in re.findall(r"`((?:flytune|tasks|training_estimates)/[\w/]+\.py)", cell) if tests
+            Holder(file, tests)
+            for file in re.findall(r"`((?:flytune|tasks|training_estimates)/[\w/]+\.py)", cell)
+            if tests
         ]
     return found
 
 
 def first_noticed(holder: Holder) -> Removal | None:
-    """Return the first protection of a file whose removal makes one of the named tests fail; None if none does."""
-    return next((removal for removal in REMOVALS if removal.held_by == holder.file and _fail(holder.tests, removal)), None)
+    """Return the first protection of a file whose removal makes one of the named tests fail; None if none
+    does."""
+    return next(
+        (removal for removal in REMOVALS if removal.held_by == holder.file and _fail(holder.tests, removal)),
+        None,
+    )
 
 
 def _fail(tests: tuple[str, ...], removal: Removal) -> bool:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", removed.__name__, "-m", "not slow and not gpu", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        removed.__name__,
+        "-m",
+        "not slow and not gpu",
+        *tests,
+    ]
     environment = os.environ | {removed.NAME: removal.name}
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=_SECONDS)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=_SECONDS
+        )
     except subprocess.TimeoutExpired:
         # What has no end without its limit.
         return True

@@ -1,4 +1,5 @@
-"""What must come out of an input, found without the code that is tested: by plain parsers, hashes and arithmetic by hand."""
+"""What must come out of an input, found without the code that is tested: by plain parsers, hashes and
+arithmetic by hand."""
 
 import hashlib
 import json
@@ -109,9 +110,13 @@ def dropped(written: Any, read: Any, at: str = "") -> Iterator[str]:
             return
         for index, value in enumerate(written):
             yield from dropped(value, read[index], f"{at}[{index}]")
-    elif isinstance(written, str) and written in _NULLS and isinstance(read, dict | list):  # an empty section has the defaults
+    elif (
+        isinstance(written, str) and written in _NULLS and isinstance(read, dict | list)
+    ):  # an empty section has the defaults
         return
-    elif isinstance(read, dict) and isinstance(written, str) and "name" in read:  # `method: full`, a task's name alone
+    elif (
+        isinstance(read, dict) and isinstance(written, str) and "name" in read
+    ):  # `method: full`, a task's name alone
         yield from dropped(written, read["name"], at)
     elif not _is_same(written, read):
         yield f"{at}: {read!r:.60} instead of {written!r:.60}"
@@ -137,7 +142,10 @@ def _is_same(written: Any, read: Any) -> bool:
 def files_of(folder: Path) -> dict[str, tuple[int, str]]:
     """Return size and SHA-256 of each file below a folder, by its name."""
     return {
-        os.path.relpath(path, folder): (len(content := Path(path).read_bytes()), hashlib.sha256(content).hexdigest())
+        os.path.relpath(path, folder): (
+            len(content := Path(path).read_bytes()),
+            hashlib.sha256(content).hexdigest(),
+        )
         for root, _, names in os.walk(folder)
         for path in (os.path.join(root, name) for name in names)
         if os.path.isfile(path)
@@ -151,14 +159,19 @@ def refuse_other_files(folder: Path, listed: list[dict[str, Any]], but: tuple[st
         Wrong: one is missing, is not listed, or has another size or hash.
     """
     there = {name: of for name, of in files_of(folder).items() if name not in but}
-    said = {one["file"]: (one.get("size", there.get(one["file"], (0, ""))[0]), one["sha256"]) for one in listed}
+    said = {
+        one["file"]: (one.get("size", there.get(one["file"], (0, ""))[0]), one["sha256"]) for one in listed
+    }
     if there != said:
         other = sorted(set(there.items()) ^ set(said.items()))
-        raise Wrong(f"the list of {folder.name} has {len(said)} files, of {len(there)}; not equal: {other[0][0]:.100}")
+        raise Wrong(
+            f"the list of {folder.name} has {len(said)} files, of {len(there)}; not equal: {other[0][0]:.100}"
+        )
 
 
 def refuse_shown(*texts: str, folder: Path | None = None, but: tuple[str, ...] = ()) -> None:
-    """Look for the marks of secrets in texts, and in the files of a folder whose names do not begin with those of inputs.
+    """Look for the marks of secrets in texts, and in the files of a folder whose names do not begin with
+    those of inputs.
 
     Raises:
         Wrong: one is there.
@@ -167,7 +180,9 @@ def refuse_shown(*texts: str, folder: Path | None = None, but: tuple[str, ...] =
         if shown := shown_mark(text):
             raise Wrong(f"{shown}: {text[-300:]}")
     for path in sorted(folder.rglob("*")) if folder else ():
-        is_own = path.relative_to(folder).as_posix().startswith(but) or path.is_symlink() or not path.is_file()
+        is_own = (
+            path.relative_to(folder).as_posix().startswith(but) or path.is_symlink() or not path.is_file()
+        )
         if not is_own and (shown := shown_mark(path.read_bytes().decode("latin-1"))):
             raise Wrong(f"{path.relative_to(folder)}: {shown}")
 
@@ -180,8 +195,13 @@ def shape_row(name: str) -> dict[str, Any]:
 
 def llama_sizes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
     """Return the widths into and out of the linear layers of each of a Llama's layers, by their names."""
-    width, inner, heads = (int(config[key]) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
-    groups, head = int(config.get("num_key_value_heads") or heads), int(config.get("head_dim") or width // heads)
+    width, inner, heads = (
+        int(config[key]) for key in ("hidden_size", "intermediate_size", "num_attention_heads")
+    )
+    groups, head = (
+        int(config.get("num_key_value_heads") or heads),
+        int(config.get("head_dim") or width // heads),
+    )
     return {
         "self_attn.q_proj": (width, heads * head),
         "self_attn.k_proj": (width, groups * head),
@@ -194,8 +214,13 @@ def llama_sizes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def llama_parameters(config: dict[str, Any]) -> dict[str, int]:
-    """Return the parameters of a Llama by hand: `all`, `linear` of its layers, and `in+out`, the widths of all of these."""
-    width, depth, sizes = int(config["hidden_size"]), int(config["num_hidden_layers"]), llama_sizes(config).values()
+    """Return the parameters of a Llama by hand: `all`, `linear` of its layers, and `in+out`, the widths of
+    all of these."""
+    width, depth, sizes = (
+        int(config["hidden_size"]),
+        int(config["num_hidden_layers"]),
+        llama_sizes(config).values(),
+    )
     linear = depth * sum(into * out for into, out in sizes)
     tables = int(config["vocab_size"]) * width * (1 if config.get("tie_word_embeddings") else 2)
     return {

@@ -19,7 +19,20 @@ from tests.fuzz.isolation import OF_FILE, Wrong
 from tests.fuzz.kinds import Samples, kind
 from tests.fuzz.oracles import refuse_shown
 
-THINGS = ("fifo", "zero", "full", "kmsg", "memory", "socket", "sparse", "loop", "folder", "nothing", "to-fifo", "secret")
+THINGS = (
+    "fifo",
+    "zero",
+    "full",
+    "kmsg",
+    "memory",
+    "socket",
+    "sparse",
+    "loop",
+    "folder",
+    "nothing",
+    "to-fifo",
+    "secret",
+)
 
 
 def make_things(folder: Path, suffix: str) -> None:
@@ -59,7 +72,13 @@ _FIELDS = {
 _INSIDE = {
     "data.path": ["rows.jsonl", "rows.parquet"],
     "method.adapter": ["adapter_config.json", "artifact.json", "recipe.yaml", "adapter_model.safetensors"],
-    "model.name_or_path": ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "artifact.json"],
+    "model.name_or_path": [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+        "artifact.json",
+    ],
 }
 """Files of folders that are read by their names."""
 _draws = st.one_of(
@@ -72,7 +91,8 @@ _draws = st.one_of(
 
 @kind("places", lambda samples: _draws)
 def check_places(samples: Samples, given: tuple[str, str, str], folder: Path) -> None:
-    """A path is not touched while a recipe is validated; then what is not a regular file of a fair size is refused in time."""
+    """A path is not touched while a recipe is validated; then what is not a regular file of a fair size is
+    refused in time."""
     field, inside, thing = given
     things = folder / "things"
     things.mkdir()
@@ -115,7 +135,8 @@ def nothing_asked(folder: Path | None = None) -> Iterator[None]:
     """Watch what the block does.
 
     Raises:
-        Wrong: it asks a server; or, with a folder, opens or lists something below it, a device or a process's file.
+        Wrong: it asks a server; or, with a folder, opens or lists something below it, a device or a process's
+        file.
     """
     found: list[str] = []
     watching = [True]

@@ -21,7 +21,14 @@ from flytune.records import Plan
 from tests.fuzz.isolation import Wrong
 from tests.fuzz.kinds import Samples, kind
 from tests.fuzz.mutations import damaged, documents, with_bomb, with_equal_keys, with_secret, yaml_bytes
-from tests.fuzz.oracles import equal_keys, llama_parameters, plain_yaml, refuse_dropped, refuse_shown, shape_row
+from tests.fuzz.oracles import (
+    equal_keys,
+    llama_parameters,
+    plain_yaml,
+    refuse_dropped,
+    refuse_shown,
+    shape_row,
+)
 from tests.support.paths import ROOT
 
 GIB = 2**30
@@ -29,7 +36,9 @@ _NEAR = 1.001
 """Rounding."""
 
 
-def check_plan(plan: Plan, recipe: Recipe, row: dict[str, Any], config: dict[str, Any], samples: int | None) -> None:
+def check_plan(
+    plan: Plan, recipe: Recipe, row: dict[str, Any], config: dict[str, Any], samples: int | None
+) -> None:
     """Compare a plan with arithmetic by hand, from the model's config.json and a row of shapes.yaml.
 
     Raises:
@@ -53,28 +62,35 @@ def check_plan(plan: Plan, recipe: Recipe, row: dict[str, Any], config: dict[str
         "trained": (plan.trained_parameters, _trained(recipe, config) or plan.trained_parameters),
         "steps": (plan.steps, _steps(recipe, samples)),
     }
-    if wrong := [f"{name}: {found}, and {wanted} by hand" for name, (found, wanted) in equal.items() if found != wanted]:
+    if wrong := [
+        f"{name}: {found}, and {wanted} by hand" for name, (found, wanted) in equal.items() if found != wanted
+    ]:
         raise Wrong("; ".join(wrong))
     memory, has = plan.needs[0], (float(row["gpu_memory_gib"]) or float(row["memory_gib"])) * GIB
     peak = max(sum(parts.values()) for parts in memory.phases.values())
     least = least_bytes(recipe, config, nodes * int(row["processes"]))
     if memory.available_bytes > has * _NEAR or peak > memory.available_bytes or peak * _NEAR < least:
         raise Wrong(
-            f"{peak / GIB:.2f} of {memory.available_bytes / GIB:.2f} GiB; by hand at least {least / GIB:.2f} of {has / GIB:.2f}"
+            f"{peak / GIB:.2f} of {memory.available_bytes / GIB:.2f} GiB; by hand at least {least / GIB:.2f} "
+            f"of {has / GIB:.2f}"
         )
-    if any(sum(parts.values()) > need.available_bytes for need in plan.needs for parts in need.phases.values()):
+    if any(
+        sum(parts.values()) > need.available_bytes for need in plan.needs for parts in need.phases.values()
+    ):
         raise Wrong("a plan whose peak is above what there is")
     _check_time(plan, recipe, row, config)
 
 
 def _parameters(recipe: Recipe, config: dict[str, Any]) -> int | None:
-    """Return the model's parameters by hand; None where tokens are added to it, or its head is another one."""
+    """Return the model's parameters by hand; None where tokens are added to it, or its head is another
+    one."""
     is_other = recipe.model.extra_special_tokens or recipe.objective.head != "language_model"
     return None if is_other else llama_parameters(config)["all"]
 
 
 def _trained(recipe: Recipe, config: dict[str, Any]) -> int | None:
-    """Return the trained parameters by hand; None where the adapter is not a plain one of all linear layers."""
+    """Return the trained parameters by hand; None where the adapter is not a plain one of all linear
+    layers."""
     counted, method = llama_parameters(config), recipe.method
     if method.name == "full" or _parameters(recipe, config) is None:
         return _parameters(recipe, config)
@@ -92,7 +108,8 @@ def _steps(recipe: Recipe, samples: int | None) -> int | None:
 
 
 def least_bytes(recipe: Recipe, config: dict[str, Any], shares: int) -> float:
-    """Return the bytes that a process needs in any case: its share of weights, gradients and AdamW's two moments."""
+    """Return the bytes that a process needs in any case: its share of weights, gradients and AdamW's two
+    moments."""
     counted, name, training = llama_parameters(config), recipe.sharding.name, recipe.training
     of_dtype = 4 if recipe.model.dtype == "float32" else 2
     weights = counted["all"] * of_dtype
@@ -111,17 +128,23 @@ def least_bytes(recipe: Recipe, config: dict[str, Any], shares: int) -> float:
 
 
 def _check_time(plan: Plan, recipe: Recipe, row: dict[str, Any], config: dict[str, Any]) -> None:
-    """Compare time and price with the operations that a step has at least, at the peak rate of its accelerators."""
+    """Compare time and price with the operations that a step has at least, at the peak rate of its
+    accelerators."""
     seconds = sum(plan.step_seconds.values())
     if plan.step_seconds:
-        rates = {one.name: max(one.tflops, one.matmul_tflops) for one in accelerators.load_accelerators().values()}
+        rates = {
+            one.name: max(one.tflops, one.matmul_tflops) for one in accelerators.load_accelerators().values()
+        }
         tokens = recipe.training.global_batch_size * recipe.data.max_length
         times = 6 if recipe.method.name == "full" else 4
         operations = times * llama_parameters(config)["linear"] * tokens
         gpus = int(row["nodes"]) * int(row["processes"])
         least = operations / (gpus * rates[row["accelerator"]] * 1e12)
         if seconds * _NEAR < least:
-            raise Wrong(f"a step of {seconds:.3g} s, and {least:.3g} s by hand at the peak rate of {row['accelerator']}")
+            raise Wrong(
+                f"a step of {seconds:.3g} s, and {least:.3g} s by hand at the peak rate of "
+                f"{row['accelerator']}"
+            )
         rate = tokens / seconds
         if not rate / _NEAR <= plan.tokens_per_second[1] <= rate * _NEAR:
             raise Wrong(f"{plan.tokens_per_second[1]:.5g} tokens per second, and {rate:.5g} by hand")
@@ -151,7 +174,18 @@ _LAYOUTS = st.fixed_dictionaries(
         "sharding": st.sampled_from(["none", "none", "ddp", "zero1", "zero2", "zero3", "fsdp", "device_map"]),
         "model.dtype": st.sampled_from(["bfloat16", "float32", "float16"]),
         "hardware": st.sampled_from(
-            ["cpu-1", "cpu-2", "t4-1", "l4-1", "a10g-8", "a100-80gb-1", "a100-80gb-8", "a100-80gb-8x2", "h100-8", "h100-8x8"]
+            [
+                "cpu-1",
+                "cpu-2",
+                "t4-1",
+                "l4-1",
+                "a10g-8",
+                "a100-80gb-1",
+                "a100-80gb-8",
+                "a100-80gb-8x2",
+                "h100-8",
+                "h100-8x8",
+            ]
         ).map(lambda name: {"shape": name}),
         "data.max_length": st.sampled_from([128, 1024, 8192]),
         "training.global_batch_size": st.sampled_from([1, 8, 48, 64, 512]),
@@ -164,15 +198,21 @@ _RATES = st.sampled_from([1.0, 1.0, 0.01, 100.0])
 
 
 @kind("plan", lambda samples: st.tuples(_MODELS, _LAYOUTS, _RATES, st.sampled_from([None, 20, 999, 100_000])))
-def check_made(samples: Samples, given: tuple[dict[str, Any], dict[str, Any], float, int | None], folder: Path) -> None:
-    """A plan has what follows by hand from config.json, shapes.yaml and accelerators.yaml; what is small enough fits."""
+def check_made(
+    samples: Samples, given: tuple[dict[str, Any], dict[str, Any], float, int | None], folder: Path
+) -> None:
+    """A plan has what follows by hand from config.json, shapes.yaml and accelerators.yaml; what is small
+    enough fits."""
     sizes, layout, rate, count = given
     config = samples.config() | sizes | {"head_dim": sizes["hidden_size"] // sizes["num_attention_heads"]}
     (folder / "base").mkdir()
     (folder / "base" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     rows = yaml.safe_load((ROOT / "accelerators.yaml").read_bytes())
     for row in rows:
-        row |= {name: row[name] * rate for name in ("tflops", "float32_tflops", "matmul_tflops", "attention_tflops")}
+        row |= {
+            name: row[name] * rate
+            for name in ("tflops", "float32_tflops", "matmul_tflops", "attention_tflops")
+        }
     found = _of_file(rows, folder)
     accelerators.load_accelerators = lambda *path: found  # type: ignore[assignment]  # in this process alone
     recipe = Recipe.model_validate(samples.recipe(**{"model.name_or_path": str(folder / "base"), **layout}))
@@ -193,23 +233,34 @@ def _of_file(rows: list[dict[str, Any]], folder: Path) -> Any:
     """Return what is read of a file of accelerators, all of whose figures must be there."""
     (folder / "accelerators.yaml").write_text(yaml.dump(rows), encoding="utf-8")
     found = accelerators.load_accelerators(folder / "accelerators.yaml")
-    refuse_dropped({row["name"]: row for row in rows}, {name: one.model_dump() for name, one in found.items()}, "accelerators")
+    refuse_dropped(
+        {row["name"]: row for row in rows},
+        {name: one.model_dump() for name, one in found.items()},
+        "accelerators",
+    )
     return found
 
 
 def _must_fit(recipe: Recipe, config: dict[str, Any], row: dict[str, Any]) -> bool:
-    """Return whether a GPU has room for several times the weights, gradients, moments and activations of one sample."""
+    """Return whether a GPU has room for several times the weights, gradients, moments and activations of one
+    sample."""
     processes = int(row["nodes"]) * int(row["processes"])
-    fits_layout = (recipe.sharding.name == "none") == (processes == 1) and recipe.training.global_batch_size % processes == 0
+    fits_layout = (recipe.sharding.name == "none") == (
+        processes == 1
+    ) and recipe.training.global_batch_size % processes == 0
     if not row["gpu_memory_gib"] or not fits_layout or recipe.sharding.name == "device_map":
         return False
     states = 20 * llama_parameters(config)["all"]
     width = config["hidden_size"] * 20 + config["intermediate_size"] * 10
-    activations = 4 * recipe.data.max_length * (config["num_hidden_layers"] * width + 8 * config["vocab_size"])
+    activations = (
+        4 * recipe.data.max_length * (config["num_hidden_layers"] * width + 8 * config["vocab_size"])
+    )
     attention = 8 * config["num_attention_heads"] * recipe.data.max_length**2
     most = 6 * GIB + 2 * (states + activations + attention)
     bf16 = row.get("bf16", True) or recipe.model.dtype != "bfloat16"
-    return bool(bf16 and most < row["gpu_memory_gib"] * GIB and most * row["processes"] < row["memory_gib"] * GIB)
+    return bool(
+        bf16 and most < row["gpu_memory_gib"] * GIB and most * row["processes"] < row["memory_gib"] * GIB
+    )
 
 
 def rows_of(name: str) -> Any:
@@ -221,14 +272,28 @@ def _hardware(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
     cluster = {
         **rows_of("cluster.yaml"),
         "volumes": [
-            {"name": "a", "nfs": {"server": "10.0.0.2", "path": "/m"}, "mount_path": "/mnt/models", "read_gbs": 1.2},
-            {"name": "b", "persistent_volume_claim": "c", "mount_path": "/mnt/b", "shapes": ["h100-8"], "light_tasks": False},
+            {
+                "name": "a",
+                "nfs": {"server": "10.0.0.2", "path": "/m"},
+                "mount_path": "/mnt/models",
+                "read_gbs": 1.2,
+            },
+            {
+                "name": "b",
+                "persistent_volume_claim": "c",
+                "mount_path": "/mnt/b",
+                "shapes": ["h100-8"],
+                "light_tasks": False,
+            },
         ],
         "model_cache": "/mnt/models/hub",
         "store_read_gbs": 0.5,
     }
     shapes = rows_of("shapes.yaml")
-    valid = {"shapes.yaml": [shapes, shapes[:2] + shapes[-3:]], "accelerators.yaml": [rows_of("accelerators.yaml")]}
+    valid = {
+        "shapes.yaml": [shapes, shapes[:2] + shapes[-3:]],
+        "accelerators.yaml": [rows_of("accelerators.yaml")],
+    }
     names = st.sampled_from(["shapes.yaml", "accelerators.yaml"])
     twice = names.flatmap(
         lambda name: st.tuples(
@@ -237,7 +302,10 @@ def _hardware(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
     )
     first, second = cluster["volumes"]
     unknown = st.sampled_from([["h100-8", "x"], ["H100-8"]]).map(
-        lambda shapes: ("cluster.yaml", yaml_bytes(cluster | {"volumes": [first, second | {"shapes": shapes}]}))
+        lambda shapes: (
+            "cluster.yaml",
+            yaml_bytes(cluster | {"volumes": [first, second | {"shapes": shapes}]}),
+        )
     )
     any_file = st.one_of(names, st.just("cluster.yaml"))
     whole = any_file.flatmap(lambda name: st.tuples(st.just(name), texts(valid.get(name, [cluster]))))
@@ -245,7 +313,8 @@ def _hardware(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
 
 
 def texts(valid: list[Any]) -> st.SearchStrategy[bytes]:
-    """Draw the bytes of a YAML file: a mutated document, sometimes damaged as well, or with equal keys or a credential."""
+    """Draw the bytes of a YAML file: a mutated document, sometimes damaged as well, or with equal keys or a
+    credential."""
     of_valid = st.sampled_from(valid)
     return st.one_of(
         of_valid.flatmap(documents).map(yaml_bytes).flatmap(lambda text: damaged(text, often=0.25)),
@@ -264,7 +333,9 @@ def check_hardware(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
     file.write_bytes(content)
     geometry = read_geometry(Recipe.model_validate(samples.recipe()).model)
     recipes = [
-        Recipe.model_validate(samples.recipe(**{"hardware": hardware, "sharding": sharding, "training.global_batch_size": 64}))
+        Recipe.model_validate(
+            samples.recipe(**{"hardware": hardware, "sharding": sharding, "training.global_batch_size": 64})
+        )
         for hardware, sharding in (
             ({"shape": "cpu-1"}, "none"),
             ({"shape": "auto", "accelerator": "H100"}, "none"),
@@ -281,7 +352,9 @@ def check_hardware(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
         accelerators.load_accelerators = lambda *path: found  # type: ignore[assignment]  # in this process alone
     else:
         cluster = load_cluster(file)
-        content = content if plain_yaml(content) is not None else b"{}"  # of comments alone, as the shipped one may be
+        content = (
+            content if plain_yaml(content) is not None else b"{}"
+        )  # of comments alone, as the shipped one may be
         read = cluster.model_dump()
         _check_pod(cluster, plain_yaml(content))
         cluster.check_shapes({shape.name for shape in load_shapes()})
@@ -290,7 +363,10 @@ def check_hardware(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
         }:
             raise Wrong(f"volumes of shapes that are not there: {sorted(unknown)!r:.100}")
     check_accepted(content, read, folder)
-    rows = {row["name"]: {"nodes": 1, "gpu_memory_gib": 0} | row for row in ((shapes and read) or rows_of("shapes.yaml"))}
+    rows = {
+        row["name"]: {"nodes": 1, "gpu_memory_gib": 0} | row
+        for row in ((shapes and read) or rows_of("shapes.yaml"))
+    }
     for recipe in recipes:
         with contextlib.suppress(FlytuneError):
             made = planner.make(recipe, shapes, geometry, samples=20, cluster=cluster)
@@ -299,7 +375,8 @@ def check_hardware(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
 
 
 def _check_pod(cluster: Any, written: Any) -> None:
-    """Compare a pod with the rules of Kubernetes' policy `restricted`, as far as cluster.yaml does not turn them off.
+    """Compare a pod with the rules of Kubernetes' policy `restricted`, as far as cluster.yaml does not turn
+    them off.
 
     Raises:
         Wrong: the pod may more than that.
@@ -308,7 +385,9 @@ def _check_pod(cluster: Any, written: Any) -> None:
 
     rules = written.get("pod_security") if isinstance(written, dict) else None
     rules = rules if isinstance(rules, dict) else {}
-    spec = security.restrict(V1PodSpec(containers=[V1Container(name="primary")]), cluster, [], Image(True, "/app"))
+    spec = security.restrict(
+        V1PodSpec(containers=[V1Container(name="primary")]), cluster, [], Image(True, "/app")
+    )
     container, pod = spec.containers[0].security_context, spec.security_context
     if rules.get("restricted", "true") == "true" and not (
         container is not None
@@ -318,9 +397,14 @@ def _check_pod(cluster: Any, written: Any) -> None:
         and pod.seccomp_profile.type == "RuntimeDefault"
     ):
         raise Wrong("a pod that is not restricted")
-    if rules.get("read_only_root", "true") == "true" and not (container and container.read_only_root_filesystem):
+    if rules.get("read_only_root", "true") == "true" and not (
+        container and container.read_only_root_filesystem
+    ):
         raise Wrong("a pod whose root can be written")
-    if rules.get("service_account_token", "false") == "false" and spec.automount_service_account_token is not False:
+    if (
+        rules.get("service_account_token", "false") == "false"
+        and spec.automount_service_account_token is not False
+    ):
         raise Wrong("a pod with a token of Kubernetes")
 
 
@@ -328,7 +412,8 @@ def check_accepted(content: bytes, read: Any, folder: Path) -> None:
     """Compare a YAML file that was accepted with what was read of it.
 
     Raises:
-        Wrong: it has equal keys or a credential, and should have been refused; or something of it was dropped.
+        Wrong: it has equal keys or a credential, and should have been refused; or something of it was
+        dropped.
     """
     if twice := equal_keys(content):
         raise Wrong(f"accepted, although {twice:.60} is there twice")

@@ -1,4 +1,5 @@
-"""Prepared data of all formats, compared with texts and labels that are put together by hand; and hostile templates."""
+"""Prepared data of all formats, compared with texts and labels that are put together by hand; and hostile
+templates."""
 
 import copy
 import json
@@ -30,7 +31,8 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Row:
-    """A row, and the sequences that it must become; None for a row that is damaged, () for one that must be set aside."""
+    """A row, and the sequences that it must become; None for a row that is damaged, () for one that must be
+    set aside."""
 
     row: dict[str, Any]
     sequences: tuple[tuple[Piece, ...], ...] | None
@@ -41,7 +43,10 @@ def _chatml(messages: Messages, trim: bool = False) -> tuple[Piece, ...]:
     pieces: list[Piece] = []
     for message in messages:
         trained, text = message["role"] == "assistant" and message.get("trained", True), message["content"]
-        pieces += [(f"<|im_start|>{message['role']}\n", False, 1), (text.strip() if trim else text, trained, 0)]
+        pieces += [
+            (f"<|im_start|>{message['role']}\n", False, 1),
+            (text.strip() if trim else text, trained, 0),
+        ]
         pieces += [("<|im_end|>", trained, 1), ("\n", False, 0)]
     return tuple(pieces)
 
@@ -63,15 +68,34 @@ _TEMPLATES: dict[str, tuple[str, Callable[[Messages], tuple[Piece, ...]]]] = {
 _LETTERS = "abcdefgh ijkl, mnop. qrst\n\tüß日本🙂'\"<|>{}%"
 _LONG = "x" * 4_100_000
 _BAD: list[dict[str, Any]] = [
-    {"messages": []}, {"messages": "text"}, {"messages": [{"role": "assistant", "content": 5}]}, {"other": 1}, {},
-    {"text": _LONG}, {"prompt": _LONG, "completion": "y"},
+    {"messages": []},
+    {"messages": "text"},
+    {"messages": [{"role": "assistant", "content": 5}]},
+    {"other": 1},
+    {},
+    {"text": _LONG},
+    {"prompt": _LONG, "completion": "y"},
     {"messages": [{"role": "user", "content": _LONG}, {"role": "assistant", "content": "y"}]},
-    {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}], "images": ["x.png"]},
-    {"prompt": "x", "completion": "y", "text": "x", "image": "x.png"}, {"chosen": "x", "rejected": "x"},
+    {
+        "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+        "images": ["x.png"],
+    },
+    {"prompt": "x", "completion": "y", "text": "x", "image": "x.png"},
+    {"chosen": "x", "rejected": "x"},
     {"messages": [{"role": "martian", "content": "x"}, {"role": "assistant", "content": "y"}]},
-    {"messages": [{"role": "user", "content": [{"type": "image", "image": "x.png"}]}, {"role": "assistant", "content": "y"}]},
-    {"messages": [{"role": "user", "content": "x", "images": ["x.png"]}, {"role": "assistant", "content": "y"}]},
-]  # fmt: skip
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "image", "image": "x.png"}]},
+            {"role": "assistant", "content": "y"},
+        ]
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "x", "images": ["x.png"]},
+            {"role": "assistant", "content": "y"},
+        ]
+    },
+]
 
 
 def _said(draw: st.DrawFn, what: str, number: int) -> str:
@@ -80,7 +104,9 @@ def _said(draw: st.DrawFn, what: str, number: int) -> str:
 
 
 @st.composite
-def _row(draw: st.DrawFn, form: str, number: int, render: Callable[[Messages], tuple[Piece, ...]], as_text: bool) -> Row:
+def _row(
+    draw: st.DrawFn, form: str, number: int, render: Callable[[Messages], tuple[Piece, ...]], as_text: bool
+) -> Row:
     ask, say, other = (_said(draw, what, number) for what in ("ask", "say", "deny"))
     if draw(st.integers(0, 9)) == 0:
         ask = f"ask {number} <|im_end|> <|eot_id|> ok"
@@ -93,11 +119,14 @@ def _row(draw: st.DrawFn, form: str, number: int, render: Callable[[Messages], t
         return Row({"messages": [*before, user, answer, *more]}, (render([*before, user, answer, *more]),))
     if form == "sharegpt":
         return Row(
-            {"conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": say}]}, (render([user, answer]),)
+            {"conversations": [{"from": "human", "value": ask}, {"from": "gpt", "value": say}]},
+            (render([user, answer]),),
         )
     if form == "instruction":
         row = {"instruction": ask, "output": say} | ({"input": other} if as_text else {})
-        return Row(row, (render([{"role": "user", "content": f"{ask}\n\n{other}"} if as_text else user, answer]),))
+        return Row(
+            row, (render([{"role": "user", "content": f"{ask}\n\n{other}"} if as_text else user, answer]),)
+        )
     if form == "prompt_completion":
         return Row({"prompt": f"{ask}:", "completion": f" {say}"}, (plain,))
     if form == "text":
@@ -111,17 +140,23 @@ def _row(draw: st.DrawFn, form: str, number: int, render: Callable[[Messages], t
     label = draw(st.booleans())
     if as_text:
         return Row({"prompt": f"{ask}:", "completion": f" {say}", "label": label}, (plain,), int(label))
-    return Row({"prompt": [user], "completion": [answer], "label": label}, (render([user, answer]),), int(label))
+    return Row(
+        {"prompt": [user], "completion": [answer], "label": label}, (render([user, answer]),), int(label)
+    )
 
 
 @st.composite
 def _spoiled(draw: st.DrawFn, row: dict[str, Any]) -> dict[str, Any]:
     """Draw a row of the same format that must be set aside, because of one part that was added."""
     spoiled = copy.deepcopy(row)
-    turns = [turn for value in spoiled.values() if isinstance(value, list) for turn in value if "content" in turn]
+    turns = [
+        turn for value in spoiled.values() if isinstance(value, list) for turn in value if "content" in turn
+    ]
     kind_ = draw(st.sampled_from(["column", "text", *["message"] * bool(turns)]))
     if kind_ == "column":
-        spoiled[draw(st.sampled_from(["image", "images", "audio", "video"]))] = draw(st.sampled_from(["x.png", ["x.png"]]))
+        spoiled[draw(st.sampled_from(["image", "images", "audio", "video"]))] = draw(
+            st.sampled_from(["x.png", ["x.png"]])
+        )
     elif kind_ == "message":
         draw(st.sampled_from(turns))["images"] = ["x.png"]
     else:
@@ -134,17 +169,33 @@ def _spoiled(draw: st.DrawFn, row: dict[str, Any]) -> dict[str, Any]:
     return spoiled
 
 
-_FORMS = ["messages", "messages", "sharegpt", "instruction", "prompt_completion", "text", "preference", "unpaired"]
+_FORMS = [
+    "messages",
+    "messages",
+    "sharegpt",
+    "instruction",
+    "prompt_completion",
+    "text",
+    "preference",
+    "unpaired",
+]
 
 
 @st.composite
 def _sets(draw: st.DrawFn) -> tuple[str, str, list[Row], dict[str, Any], int]:
     form, template = draw(st.sampled_from(_FORMS)), draw(st.sampled_from(sorted(_TEMPLATES)))
     as_text = draw(st.booleans())  # of all rows: a file of pairs has texts or messages
-    rows = [draw(_row(form, number, _TEMPLATES[template][1], as_text)) for number in range(draw(st.integers(10, 16)))]
+    rows = [
+        draw(_row(form, number, _TEMPLATES[template][1], as_text))
+        for number in range(draw(st.integers(10, 16)))
+    ]
     options: dict[str, Any] = {"contract": draw(st.sampled_from(["warn", "warn", "stop"]))}
     options["split_special_tokens"] = draw(st.sampled_from([True, True, None]))
-    kind_ = draw(st.sampled_from(["plain", "bad", "bad", "mutated", "short", "drop", "packing", "twice", "all", "columns"]))
+    kind_ = draw(
+        st.sampled_from(
+            ["plain", "bad", "bad", "mutated", "short", "drop", "packing", "twice", "all", "columns"]
+        )
+    )
     if kind_ in ("bad", "mutated"):
         for _ in range(draw(st.integers(1, 3))):
             bad = st.one_of(st.sampled_from(_BAD), _spoiled(rows[0].row))
@@ -152,7 +203,10 @@ def _sets(draw: st.DrawFn) -> tuple[str, str, list[Row], dict[str, Any], int]:
             rows.insert(draw(st.integers(0, len(rows))), Row(row, () if kind_ == "bad" else None))
         options["max_bad_fraction"] = draw(st.sampled_from([0.9, 0.9, 0.02]))
     elif kind_ in ("short", "drop"):
-        options |= {"max_length": draw(st.sampled_from([30, 40, 60])), "too_long": "truncate" if kind_ == "short" else "drop"}
+        options |= {
+            "max_length": draw(st.sampled_from([30, 40, 60])),
+            "too_long": "truncate" if kind_ == "short" else "drop",
+        }
     elif kind_ == "packing" and form not in ("preference", "unpaired"):
         options["packing"] = True
     elif kind_ == "twice":
@@ -163,7 +217,11 @@ def _sets(draw: st.DrawFn) -> tuple[str, str, list[Row], dict[str, Any], int]:
     elif kind_ == "columns":
         options["columns"] = {name: f"their_{name}" for name in rows[0].row if name != "label"}
         rows = [
-            Row({options["columns"].get(key, key): one for key, one in row.row.items()}, row.sequences, row.label)
+            Row(
+                {options["columns"].get(key, key): one for key, one in row.row.items()},
+                row.sequences,
+                row.label,
+            )
             for row in rows
         ]
     return (
@@ -176,8 +234,11 @@ def _sets(draw: st.DrawFn) -> tuple[str, str, list[Row], dict[str, Any], int]:
 
 
 @kind("samples", lambda samples: _sets())
-def check_samples(samples: Samples, given: tuple[str, str, list[Row], dict[str, Any], int], folder: Path) -> None:
-    """Each row is stored as what is put together by hand, with the answers trained and nothing else; or is set aside."""
+def check_samples(
+    samples: Samples, given: tuple[str, str, list[Row], dict[str, Any], int], folder: Path
+) -> None:
+    """Each row is stored as what is put together by hand, with the answers trained and nothing else; or is
+    set aside."""
     form, template, rows, options, files = given
     path = _written([json_bytes(row.row) for row in rows], folder, files)
     base = tokenizer_folder(folder / "tokenizer", _TEMPLATES[template][0])
@@ -190,17 +251,23 @@ def check_samples(samples: Samples, given: tuple[str, str, list[Row], dict[str, 
         raise Wrong(f"{manifest.rows} of {len(rows)} rows")
     tokenizer = Tokenizer.from_file(str(folder / "dataset" / "tokenizer" / "tokenizer.json"))
     found = [
-        _Stored(row, tokenizer) for split in ("train", "heldout") for row in stored(folder / "dataset" / split, form, options)
+        _Stored(row, tokenizer)
+        for split in ("train", "heldout")
+        for row in stored(folder / "dataset" / split, form, options)
     ]
     _compare(found, [row for row in rows if row.sequences != ()], options, manifest)
     if manifest.bad > options.get("max_bad_fraction", 0) * manifest.rows:
-        raise Wrong(f"{manifest.bad} of {manifest.rows} rows are set aside, and {options.get('max_bad_fraction', 0)} may be")
+        raise Wrong(
+            f"{manifest.bad} of {manifest.rows} rows are set aside, and {options.get('max_bad_fraction', 0)} "
+            "may be"
+        )
     if (bad := sum(row.sequences == () for row in rows)) and manifest.bad != bad:
         raise Wrong(f"{manifest.bad} of {bad} rows are set aside")
 
 
 def _written(lines: list[bytes], folder: Path, files: int) -> Path:
-    """Write rows into one file, or into several of a folder, some of them in a folder below; return what is to be read."""
+    """Write rows into one file, or into several of a folder, some of them in a folder below; return what is
+    to be read."""
     if files == 1:
         (folder / "rows.jsonl").write_bytes(b"\n".join(lines))
         return folder / "rows.jsonl"
@@ -218,10 +285,16 @@ def check_manifest(manifest: Manifest, folder: Path, longest: int = 2048) -> Non
     Raises:
         Wrong: a count, a size or a hash is another one; or the file has other content.
     """
-    refuse_dropped(plain_json((folder / "manifest.json").read_bytes()), json.loads(manifest.model_dump_json()), "manifest.json")
+    refuse_dropped(
+        plain_json((folder / "manifest.json").read_bytes()),
+        json.loads(manifest.model_dump_json()),
+        "manifest.json",
+    )
     for split in ("train", "heldout"):
         counts = getattr(manifest, split)
-        shards = [{"file": shard.file.removeprefix(f"{split}/"), "sha256": shard.sha256} for shard in counts.shards]
+        shards = [
+            {"file": shard.file.removeprefix(f"{split}/"), "sha256": shard.sha256} for shard in counts.shards
+        ]
         refuse_other_files(folder / split, shards)
         tables = [parquet.read_table(folder / split / name) for name in sorted(files_of(folder / split))]
         rows = [row for one in tables for row in one.to_pylist()]
@@ -229,13 +302,17 @@ def check_manifest(manifest: Manifest, folder: Path, longest: int = 2048) -> Non
         trained = sum(label != -100 for row in rows for label in row["labels"])
         if (counts.rows, counts.tokens, counts.trained_tokens) != (len(rows), tokens, trained) or not rows:
             raise Wrong(
-                f"{split}: {counts!r:.200}, and there are {len(rows)} rows of {tokens} tokens, {trained} of them trained"
+                f"{split}: {counts!r:.200}, and there are {len(rows)} rows of {tokens} tokens, {trained} of "
+                "them trained"
             )
         for row in rows:
             if (most := max(row.get("seq_lengths") or [len(row["input_ids"])])) > longest:
                 raise Wrong(f"{split}: a sample of {most} tokens, and {longest} are the most")
             wrong = len(row["labels"]) != len(row["input_ids"])
-            if wrong or any(label not in (-100, token) for label, token in zip(row["labels"], row["input_ids"], strict=True)):
+            if wrong or any(
+                label not in (-100, token)
+                for label, token in zip(row["labels"], row["input_ids"], strict=True)
+            ):
                 raise Wrong(f"{split}: labels that are not the tokens: {row!r:.200}")
 
 
@@ -254,7 +331,8 @@ def stored(folder: Path, form: str, options: dict[str, Any]) -> list[dict[str, A
 
 
 class _Stored:
-    """Texts of a stored sample: of all tokens, and of those with a label; and its number of special tokens."""
+    """Texts of a stored sample: of all tokens, and of those with a label; and its number of special
+    tokens."""
 
     def __init__(self, row: dict[str, Any], tokenizer: Tokenizer) -> None:
         special = {one for one, token in tokenizer.get_added_tokens_decoder().items() if token.special}
@@ -286,7 +364,9 @@ def _compare(found: list[_Stored], rows: list[Row], options: dict[str, Any], man
                 raise Wrong(f"a sample that is in no row: {one.texts!r:.300}")
             continue
         assert row.sequences is not None
-        for sequence, text, trained, special in zip(row.sequences, one.texts, one.trained, one.special, strict=True):
+        for sequence, text, trained, special in zip(
+            row.sequences, one.texts, one.trained, one.special, strict=True
+        ):
             answer = "".join(piece for piece, is_trained, _ in sequence if is_trained)
             whole = text in _texts(row)
             everything = options.get("completion_only_loss") is False or all(piece[1] for piece in sequence)
@@ -306,7 +386,9 @@ def _compare(found: list[_Stored], rows: list[Row], options: dict[str, Any], man
         raise Wrong(f"{len(missing)} rows are missing, {counted.most_common(1)[0]!r:.200} is there")
     lost = manifest.dropped_too_long + manifest.dropped_untrained
     if not are_damaged and len(found) != len(rows) - lost - manifest.duplicates:
-        raise Wrong(f"{len(found)} samples of {len(rows)} rows, {lost} dropped and {manifest.duplicates} there twice")
+        raise Wrong(
+            f"{len(found)} samples of {len(rows)} rows, {lost} dropped and {manifest.duplicates} there twice"
+        )
 
 
 def _texts(row: Row) -> tuple[str, ...]:
@@ -314,26 +396,51 @@ def _texts(row: Row) -> tuple[str, ...]:
 
 
 _HOSTILE: list[Any] = [
-    "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "{{ 'a' * 300000000 }}", 5, [], {}, "",
-    "{% for message in messages %}{{ message['content'] * 100000000 }}{% endfor %}", "{{ 1 / 0 }}", "{% for", "{{ x.y.z }}",
-    "{% set a = 'x' * 100000 %}{% for i in range(1000000) %}{{ a }}{% endfor %}", "{% include '/etc/passwd' %}",
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ raise_exception('no') }}",
+    "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    "{{ 'a' * 300000000 }}",
+    5,
+    [],
+    {},
+    "",
+    "{% for message in messages %}{{ message['content'] * 100000000 }}{% endfor %}",
+    "{{ 1 / 0 }}",
+    "{% for",
+    "{{ x.y.z }}",
+    "{% set a = 'x' * 100000 %}{% for i in range(1000000) %}{{ a }}{% endfor %}",
+    "{% include '/etc/passwd' %}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "{{ raise_exception('no') }}",
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "{{ cycler.__init__.__globals__.os.environ }}", "{{ 9 ** 9 ** 9 }}", "{{ range(10 ** 12) | list }}",
-    "((" * 5000, "{{ messages }}",
-    SHOUTING, CHATML.replace("message['content']", "''"), "{{ messages[0]['content'] }}",
+    "{{ cycler.__init__.__globals__.os.environ }}",
+    "{{ 9 ** 9 ** 9 }}",
+    "{{ range(10 ** 12) | list }}",
+    "((" * 5000,
+    "{{ messages }}",
+    SHOUTING,
+    CHATML.replace("message['content']", "''"),
+    "{{ messages[0]['content'] }}",
     CHATML.replace("messages %}", "messages[1:] %}"),
-    CHATML.replace("message['content']", "message['content'] | replace('a', 'b')"), CHATML,
-    CHATML.replace("<|im_end|>", "<|im_end|>" * 50), "{{ '%1000000000d' % 1 }}", "{{ '{:1000000000}'.format(1) }}",
-    "{{ 'a'.center(1000000000) }}", "{{ lipsum(n=10000000) }}", "{% set ns = namespace(a='x') %}{% for i in range(40) %}"
+    CHATML.replace("message['content']", "message['content'] | replace('a', 'b')"),
+    CHATML,
+    CHATML.replace("<|im_end|>", "<|im_end|>" * 50),
+    "{{ '%1000000000d' % 1 }}",
+    "{{ '{:1000000000}'.format(1) }}",
+    "{{ 'a'.center(1000000000) }}",
+    "{{ lipsum(n=10000000) }}",
+    "{% set ns = namespace(a='x') %}{% for i in range(40) %}"
     "{% set ns.a = ns.a ~ ns.a %}{% endfor %}{{ ns.a }}",
-]  # fmt: skip
+]
 """Chat templates that are slow, enormous, broken or curious, or that drop and change what rows say."""
 
 
-@kind("template", lambda samples: st.tuples(st.sampled_from(["file", "config", "jinja"]), st.sampled_from(_HOSTILE)), share=0.3)
+@kind(
+    "template",
+    lambda samples: st.tuples(st.sampled_from(["file", "config", "jinja"]), st.sampled_from(_HOSTILE)),
+    share=0.3,
+)
 def check_template(samples: Samples, given: tuple[str, Any], folder: Path) -> None:
-    """A chat template is refused in time, or all that rows say is in the text, and the answers alone are trained."""
+    """A chat template is refused in time, or all that rows say is in the text, and the answers alone are
+    trained."""
     place, template = given
     rows = [(f"ask number {n} abc", f"say number {n} abc") for n in range(12)]
     turns = [[{"role": "user", "content": ask}, {"role": "assistant", "content": say}] for ask, say in rows]
@@ -355,11 +462,15 @@ def check_template(samples: Samples, given: tuple[str, Any], folder: Path) -> No
     check_manifest(manifest, folder / "dataset")
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     found = [
-        _Stored(row, tokenizer) for split in ("train", "heldout") for row in stored(folder / "dataset" / split, "messages", {})
+        _Stored(row, tokenizer)
+        for split in ("train", "heldout")
+        for row in stored(folder / "dataset" / split, "messages", {})
     ]
     for ask, say in rows:
         ask, say = (ask.upper(), say.upper()) if template is SHOUTING else (ask, say)
-        if not any(ask in one.texts[0] and say in one.trained[0] and ask not in one.trained[0] for one in found):
+        if not any(
+            ask in one.texts[0] and say in one.trained[0] and ask not in one.trained[0] for one in found
+        ):
             raise Wrong(f"{say!r} is not trained as the answer to {ask!r}")
     if len(found) != len(rows):
         raise DataError(f"samples: {len(found)} of {len(rows)}")

@@ -28,8 +28,11 @@ class Removal:
     """Function that removes it from this process."""
 
 
-def noticed(removal: Removal, seed: int, samples: Samples, chunks: int = MOST_CHUNKS) -> tuple[Result | None, int]:
-    """Return the first input that fails without a protection, and not with it; None if none does. And the number of inputs."""
+def noticed(
+    removal: Removal, seed: int, samples: Samples, chunks: int = MOST_CHUNKS
+) -> tuple[Result | None, int]:
+    """Return the first input that fails without a protection, and not with it; None if none does. And the
+    number of inputs."""
     # In a process of its own. A place that is not there would end every input, and look like a notice.
     if (put := isolation.run(removal.remove)).verdict != "accepted":
         raise RuntimeError(f"{removal.name}: cannot be removed: {put.text}")
@@ -52,8 +55,8 @@ def instead(place: str, make: Callable[[Any], Any]) -> Callable[[], None]:
     """Return a function that puts `make(old)` in the place of a function, method, property or constant.
 
     Args:
-        place: `package.module:name` or `package.module:Class.name`; a function is replaced in all modules that have it.
-        make: function from what is there.
+        place: `package.module:name` or `package.module:Class.name`; a function is replaced in all modules
+        that have it. make: function from what is there.
     """
 
     def put() -> None:
@@ -95,7 +98,8 @@ def then(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def recoded(place: str, code: Callable[..., Any]) -> Callable[[], None]:
-    """Return a function that gives a function another content; schemas that were made before have the function itself."""
+    """Return a function that gives a function another content; schemas that were made before have the
+    function itself."""
 
     def put() -> None:
         module, _, name = place.partition(":")
@@ -105,7 +109,8 @@ def recoded(place: str, code: Callable[..., Any]) -> Callable[[], None]:
 
 
 def schema(*changes: tuple[str, Any], of: str = "flytune.recipe:Recipe") -> Callable[[], None]:
-    """Return a function that changes values of these keys in the schema of recipes, or of records; None removes them."""
+    """Return a function that changes values of these keys in the schema of recipes, or of records; None
+    removes them."""
 
     def put() -> None:
         from pydantic_core import SchemaValidator
@@ -119,6 +124,8 @@ def schema(*changes: tuple[str, Any], of: str = "flytune.recipe:Recipe") -> Call
                 return {key: dict(changes).get(key, changed(one)) for key, one in kept.items()}
             return [changed(one) for one in value] if isinstance(value, list) else value
 
-        model.__pydantic_validator__ = SchemaValidator(changed(model.__pydantic_core_schema__), _use_prebuilt=False)
+        model.__pydantic_validator__ = SchemaValidator(
+            changed(model.__pydantic_core_schema__), _use_prebuilt=False
+        )
 
     return put

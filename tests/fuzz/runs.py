@@ -1,4 +1,5 @@
-"""What runs leave for later ones: records and notes of attempts, decisions on models; and messages to a webhook."""
+"""What runs leave for later ones: records and notes of attempts, decisions on models; and messages to a
+webhook."""
 
 import contextlib
 import io
@@ -26,20 +27,57 @@ from tests.fuzz.mutations import SECRETS, damaged, documents, json_bytes, with_e
 from tests.fuzz.oracles import dropped, files_of, plain_json, refuse_dropped, refuse_shown
 
 _ATTEMPT = {
-    "number": 1, "execution": "abc", "retry": 0, "host": "node-1", "ended": "hang: rank 0", "resumed_from_step": 0,
-    "last_step": 20, "shape": "cpu-2", "world_size": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
-    "price_per_hour": 1.5, "seconds": 60.0, "held_seconds": 90.0, "peaks": {"forward": 1000}, "reserved_peaks": {},
-}  # fmt: skip
+    "number": 1,
+    "execution": "abc",
+    "retry": 0,
+    "host": "node-1",
+    "ended": "hang: rank 0",
+    "resumed_from_step": 0,
+    "last_step": 20,
+    "shape": "cpu-2",
+    "world_size": 2,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "price_per_hour": 1.5,
+    "seconds": 60.0,
+    "held_seconds": 90.0,
+    "peaks": {"forward": 1000},
+    "reserved_peaks": {},
+}
 _PHASE = {
-    "execution": "abc", "attempt": 0, "node": 0, "task": "train", "phase": "load", "used_bytes": 10**9,
-    "allowed_bytes": 2 * 10**9, "saved_step": 0, "ended": None, "reason": "", "signalled": None, "host": "node-1",
-}  # fmt: skip
+    "execution": "abc",
+    "attempt": 0,
+    "node": 0,
+    "task": "train",
+    "phase": "load",
+    "used_bytes": 10**9,
+    "allowed_bytes": 2 * 10**9,
+    "saved_step": 0,
+    "ended": None,
+    "reason": "",
+    "signalled": None,
+    "host": "node-1",
+}
 _NODE = _ATTEMPT | {
-    "number": 3, "retry": 2, "action": "", "node": 0, "task": "train", "exports_only": False, "phase": "steady step",
-    "used_bytes": 10**9, "allowed_bytes": 2 * 10**9, "kind": "out of GPU memory",
-    "signalled": None, "reason": "full", "advice": "", "further": [], "details": "", 
-    "left_out": [3, 4, 7], "rollbacks": 2, "order": "o",
-}  # fmt: skip
+    "number": 3,
+    "retry": 2,
+    "action": "",
+    "node": 0,
+    "task": "train",
+    "exports_only": False,
+    "phase": "steady step",
+    "used_bytes": 10**9,
+    "allowed_bytes": 2 * 10**9,
+    "kind": "out of GPU memory",
+    "signalled": None,
+    "reason": "full",
+    "advice": "",
+    "further": [],
+    "details": "",
+    "left_out": [3, 4, 7],
+    "rollbacks": 2,
+    "order": "o",
+}
 _NOTES = {"per_device_train_batch_size": 1, "left_out": [3, 4], "rollbacks": 1}
 _LEFT = {
     "record-0001-aa.json": _ATTEMPT,
@@ -59,7 +97,9 @@ def _left(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
         return st.one_of(text, text.flatmap(damaged), whole.flatmap(with_equal_keys))
 
     names = st.sampled_from([*_LEFT, "notes.json"])
-    escaping = st.sampled_from(_OUTSIDE).map(lambda one: ("phase-abc-0-0.json", json_bytes(_PHASE | {"execution": one})))
+    escaping = st.sampled_from(_OUTSIDE).map(
+        lambda one: ("phase-abc-0-0.json", json_bytes(_PHASE | {"execution": one}))
+    )
     sizes = st.sampled_from([0, -1, 1, 2, 3, 10**30]).map(
         lambda size: ("notes.json", json_bytes(_NOTES | {"per_device_train_batch_size": size}))
     )
@@ -68,7 +108,8 @@ def _left(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
 
 @kind("attempts", _left, share=0.5)
 def check_attempts(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
-    """Notes of earlier attempts are used as they were written, refused, or not used; nothing outside is deleted."""
+    """Notes of earlier attempts are used as they were written, refused, or not used; nothing outside is
+    deleted."""
     changed, content = given
     store = folder / "checkpoints" / "run"
     store.mkdir(parents=True)
@@ -97,7 +138,9 @@ def check_attempts(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
     applied = notes.applied(plan)
     micro, steps = applied.per_device_train_batch_size, applied.gradient_accumulation_steps
     if micro < 1 or micro * steps * plan.world_size != plan.global_batch_size:
-        raise Wrong(f"a batch of {micro} x {steps} x {plan.world_size}, and the recipe's is {plan.global_batch_size}")
+        raise Wrong(
+            f"a batch of {micro} x {steps} x {plan.world_size}, and the recipe's is {plan.global_batch_size}"
+        )
     if any(one < 0 for one in (*notes.left_out, notes.rollbacks)):
         raise Wrong(f"negative numbers are used: {notes!r:.200}")
     earlier_attempts.clear(str(store))
@@ -114,15 +157,25 @@ def _is_of(file: Path, number: int, retry: int) -> bool:
 
 
 _DECISION = {
-    "number": 1, "time": "2026-01-01T00:00:00Z", "outcome": "accepted", "artifact": "s3://bucket/one", "method": "lora",
-    "base": "", "recipe": "r-0", "fingerprint": "f", "duel": None, "reason": "better",
-}  # fmt: skip
+    "number": 1,
+    "time": "2026-01-01T00:00:00Z",
+    "outcome": "accepted",
+    "artifact": "s3://bucket/one",
+    "method": "lora",
+    "base": "",
+    "recipe": "r-0",
+    "fingerprint": "f",
+    "duel": None,
+    "reason": "better",
+}
 
 
 @st.composite
 def _decisions(draw: st.DrawFn) -> list[bytes]:
     """Draw files of a history, one of them changed in most draws."""
-    outcomes = draw(st.lists(st.sampled_from(["accepted", "accepted", "refused", "rolled back"]), min_size=1, max_size=6))
+    outcomes = draw(
+        st.lists(st.sampled_from(["accepted", "accepted", "refused", "rolled back"]), min_size=1, max_size=6)
+    )
     made = [
         _DECISION | {"number": number, "outcome": outcome, "artifact": f"s3://bucket/{number}"}
         for number, outcome in enumerate(outcomes, 1)
@@ -141,9 +194,14 @@ def _decisions(draw: st.DrawFn) -> list[bytes]:
     return contents
 
 
-@kind("decisions", lambda samples: st.tuples(_decisions(), st.sampled_from(["show", "json", "rollback"])), share=0.5)
+@kind(
+    "decisions",
+    lambda samples: st.tuples(_decisions(), st.sampled_from(["show", "json", "rollback"])),
+    share=0.5,
+)
 def check_decisions(samples: Samples, given: tuple[list[bytes], str], folder: Path) -> None:
-    """The accepted model follows from the decisions as they were written; a rollback adds one, and shows no credential."""
+    """The accepted model follows from the decisions as they were written; a rollback adds one, and shows no
+    credential."""
     contents, command = given
     files = folder / "store" / "history"
     files.mkdir(parents=True)
@@ -153,7 +211,9 @@ def check_decisions(samples: Samples, given: tuple[list[bytes], str], folder: Pa
     decisions = history.decisions_at(store)
     written = [plain_json(content) for content in contents]
     for one, decision in zip(written, decisions, strict=True):
-        refuse_dropped({key: part for key, part in one.items() if key != "time"}, decision.model_dump(), "a decision")
+        refuse_dropped(
+            {key: part for key, part in one.items() if key != "time"}, decision.model_dump(), "a decision"
+        )
     stack = _stack(written)
     current = history.current(decisions)
     if (current.artifact if current else None) != (stack[-1] if stack else None):
@@ -163,10 +223,14 @@ def check_decisions(samples: Samples, given: tuple[list[bytes], str], folder: Pa
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
         code = cli.main(words or ["accepted", "--rollback", "--reason", "worse", store])
     refuse_shown(out.getvalue(), said.getvalue())
-    if any((files / f"{number:06}.json").read_bytes() != content for number, content in enumerate(contents, 1)):
+    if any(
+        (files / f"{number:06}.json").read_bytes() != content for number, content in enumerate(contents, 1)
+    ):
         raise Wrong("a decision was changed")
     if command == "rollback" and (code == 0) != (len(stack) > 1):
-        raise Wrong(f"exit code {code} of a rollback, and {len(stack)} models were accepted: {said.getvalue()[-300:]}")
+        raise Wrong(
+            f"exit code {code} of a rollback, and {len(stack)} models were accepted: {said.getvalue()[-300:]}"
+        )
     if command == "rollback" and code == 0:
         now = history.current(history.decisions_at(store))
         pointer = plain_json((folder / "store" / "accepted.json").read_bytes())
@@ -197,13 +261,16 @@ _WEBHOOKS = [
 ]
 _messages = st.tuples(
     st.one_of(st.sampled_from(_ANSWERS), st.sampled_from(_WEBHOOKS)),
-    st.one_of(st.sampled_from(SECRETS).map("failed: {} is away".format), st.just("x" * 10**6), st.text(max_size=50)),
+    st.one_of(
+        st.sampled_from(SECRETS).map("failed: {} is away".format), st.just("x" * 10**6), st.text(max_size=50)
+    ),
 )
 
 
 @kind("webhook", lambda samples: _messages, share=0.1)
 def check_webhook(samples: Samples, given: tuple[str, str], folder: Path) -> None:
-    """A message is sent without credentials, or is not and costs no more than its time; no log has the webhook's address."""
+    """A message is sent without credentials, or is not and costs no more than its time; no log has the
+    webhook's address."""
     answer, text = given
     notify.SECONDS = 1.0
     logged: list[str] = []
@@ -213,7 +280,9 @@ def check_webhook(samples: Samples, given: tuple[str, str], folder: Path) -> Non
     recipe = Recipe.model_validate(samples.recipe(notify={"webhook": True, "on": ["failed"]}))
     with _server(answer) as (port, received):
         of_server = f"http://127.0.0.1:{port}/{OF_ADDRESS}"
-        os.environ["FLYTUNE_WEBHOOK"] = of_server if answer in _ANSWERS else answer and f"{answer}?{OF_ADDRESS}"
+        os.environ["FLYTUNE_WEBHOOK"] = (
+            of_server if answer in _ANSWERS else answer and f"{answer}?{OF_ADDRESS}"
+        )
         sent = notify.send(recipe, "failed", text)
     if sent != (answer == "good"):
         raise Wrong(f"a message to a webhook that {answer or 'is not set'}: sent is {sent}")
@@ -244,7 +313,12 @@ def _serve(listening: socket.socket, answer: str, received: list[bytes]) -> None
             with connection:
                 request = connection.recv(65536)
                 length = next(
-                    (int(line[15:]) for line in request.split(b"\r\n") if line.lower().startswith(b"content-length")), 0
+                    (
+                        int(line[15:])
+                        for line in request.split(b"\r\n")
+                        if line.lower().startswith(b"content-length")
+                    ),
+                    0,
                 )
                 while len(request.partition(b"\r\n\r\n")[2]) < length:
                     request += connection.recv(65536)
@@ -254,7 +328,8 @@ def _serve(listening: socket.socket, answer: str, received: list[bytes]) -> None
                     {
                         "good": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
                         "refuses": b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n",
-                        "moves": b"HTTP/1.1 302 Away\r\nLocation: http://127.0.0.1:%d/x\r\nContent-Length: 0\r\n\r\n" % port,
+                        "moves": b"HTTP/1.1 302 Away\r\nContent-Length: 0\r\n"
+                        b"Location: http://127.0.0.1:%d/x\r\n\r\n" % port,
                         "talks": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 10**6,
                     }.get(answer, b"")
                 )

@@ -1,4 +1,5 @@
-"""Folders of `datasets.save_to_disk` that somebody else made: their records, their files, and what their rows name."""
+"""Folders of `datasets.save_to_disk` that somebody else made: their records, their files, and what their rows
+name."""
 
 import json
 from pathlib import Path
@@ -17,22 +18,37 @@ from tests.fuzz.oracles import plain_json, refuse_shown
 
 _FILE = "data-00000-of-00001.arrow"
 _STATE = {
-    "_data_files": [{"filename": _FILE}], "_fingerprint": "0" * 16, "_format_columns": None, "_format_kwargs": {},
-    "_format_type": None, "_output_all_columns": False, "_split": None,
-}  # fmt: skip
+    "_data_files": [{"filename": _FILE}],
+    "_fingerprint": "0" * 16,
+    "_format_columns": None,
+    "_format_kwargs": {},
+    "_format_type": None,
+    "_output_all_columns": False,
+    "_split": None,
+}
 _STRUCT = {name: {"dtype": of, "_type": "Value"} for name, of in (("bytes", "binary"), ("path", "string"))}
 _INFO: dict[str, Any] = {"citation": "", "description": "", "homepage": "", "license": ""}
 _INFO |= {"features": {"text": {"dtype": "string", "_type": "Value"}, "image": _STRUCT}}
-_MEDIA = {name: _INFO | {"features": _INFO["features"] | {"image": {"_type": name}}} for name in ("Image", "Audio", "Video")}
+_MEDIA = {
+    name: _INFO | {"features": _INFO["features"] | {"image": {"_type": name}}}
+    for name in ("Image", "Audio", "Video")
+}
 """Records of data sets with features of images or sounds, which are stored as a path and their content."""
-_ELSEWHERE = ["../other/data-00000-of-00001.arrow", "OTHER/data-00000-of-00001.arrow", "./../other/data-00000-of-00001.arrow"]
+_ELSEWHERE = [
+    "../other/data-00000-of-00001.arrow",
+    "OTHER/data-00000-of-00001.arrow",
+    "./../other/data-00000-of-00001.arrow",
+]
 
 
 def _records() -> st.SearchStrategy[tuple[str, bytes]]:
-    named = st.tuples(st.sampled_from(["_data_files", "_indices_data_files"]), st.sampled_from(_ELSEWHERE)).map(
-        lambda one: _STATE | {one[0]: [{"filename": one[1]}]}
+    named = st.tuples(
+        st.sampled_from(["_data_files", "_indices_data_files"]), st.sampled_from(_ELSEWHERE)
+    ).map(lambda one: _STATE | {one[0]: [{"filename": one[1]}]})
+    forms = st.tuples(
+        st.sampled_from(["numpy", "torch", "pandas", "arrow", "jax", "x"]),
+        st.sampled_from([None, ["text"], []]),
     )
-    forms = st.tuples(st.sampled_from(["numpy", "torch", "pandas", "arrow", "jax", "x"]), st.sampled_from([None, ["text"], []]))
     formatted = forms.map(lambda one: _STATE | {"_format_type": one[0], "_format_columns": one[1]})
     states = st.one_of(named, named, formatted, documents(_STATE)).map(json_bytes)
     infos = st.one_of(st.sampled_from(list(_MEDIA.values())), documents(_INFO)).map(json_bytes)
@@ -48,13 +64,16 @@ def _records() -> st.SearchStrategy[tuple[str, bytes]]:
 
 @kind("saved", lambda samples: _records(), share=0.5)
 def check_saved(samples: Samples, given: tuple[str, bytes], folder: Path) -> None:
-    """The rows of a saved data set are its own, each as it is stored; no file that a record or a row names is opened."""
+    """The rows of a saved data set are its own, each as it is stored; no file that a record or a row names is
+    opened."""
     name, content = given
     secret = str(folder / "secret.png")
     Path(secret).write_text(OF_FILE, encoding="utf-8")
     for one, text in (("saved", "row"), ("other", OF_FILE)):
         rows = [{"text": f"{text} {number}", "image": {"path": secret, "bytes": None}} for number in range(4)]
-        datasets.Dataset.from_list(rows, features=datasets.Features.from_dict(_INFO["features"])).save_to_disk(folder / one)
+        datasets.Dataset.from_list(
+            rows, features=datasets.Features.from_dict(_INFO["features"])
+        ).save_to_disk(folder / one)
     content = content.replace(b"OTHER", str(folder / "other").encode())
     (folder / "saved" / name).write_bytes(content)
     for other in ("state.json", "dataset_info.json") if name == "dataset_dict.json" else ():

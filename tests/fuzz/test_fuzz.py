@@ -20,7 +20,9 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-def test_inputs_are_used_right_or_refused(name: str, samples: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_used_right_or_refused(
+    name: str, samples: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # What an input may take is `make fuzz`'s to measure, on a machine that does nothing else.
     monkeypatch.setattr(isolation, "SECONDS", 120.0)
     monkeypatch.setattr(isolation, "CLOCK_SECONDS", 600.0)
@@ -48,7 +50,9 @@ def _is_noticed(removal: Removal, samples: Samples) -> None:
     assert found is not None, f"removed, and none of {tried} inputs of {', '.join(removal.kinds)} fails"
 
 
-@pytest.mark.parametrize("removal", [one for one in REMOVALS if one.name in QUICK], ids=lambda removal: removal.name)
+@pytest.mark.parametrize(
+    "removal", [one for one in REMOVALS if one.name in QUICK], ids=lambda removal: removal.name
+)
 def test_a_removed_protection_is_noticed(removal: Removal, samples: Samples) -> None:
     _is_noticed(removal, samples)
 
@@ -66,15 +70,23 @@ def test_each_protection_is_where_it_is_removed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("removal", [one for one in REMOVALS if one.name not in QUICK], ids=lambda removal: removal.name)
+@pytest.mark.parametrize(
+    "removal", [one for one in REMOVALS if one.name not in QUICK], ids=lambda removal: removal.name
+)
 def test_every_removed_protection_is_noticed(removal: Removal, samples: Samples) -> None:
     _is_noticed(removal, samples)
 
 
 def test_each_protection_of_the_security_page_is_removed() -> None:
-    table = [line for line in (ROOT / "docs" / "security.md").read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    table = [
+        line
+        for line in (ROOT / "docs" / "security.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
     named = {
-        name for line in table for name in re.findall(r"`((?:flytune|tasks|training_estimates)/[\w/]+\.py)", line.split("|")[4])
+        name
+        for line in table
+        for name in re.findall(r"`((?:flytune|tasks|training_estimates)/[\w/]+\.py)", line.split("|")[4])
     }
     assert len(named) > 12
     assert named <= {one.held_by for one in REMOVALS}

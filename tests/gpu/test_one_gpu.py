@@ -29,7 +29,9 @@ def fit(recipe, dataset, out):
     shape = this_machine.row("here")
     result = loop.fit(recipe, planner.make(recipe, [shape]), shape, dataset, out)
     rows = heldout_rows(dataset, scoring.GATE_SAMPLES)
-    model = gate.check(recipe, out, dataset, rows, lambda: loading.exported_model(recipe, out, device_map={"": 0}))
+    model = gate.check(
+        recipe, out, dataset, rows, lambda: loading.exported_model(recipe, out, device_map={"": 0})
+    )
     nll, tokens = scoring.heldout_loss(model, rows, 0, batch_size=4)
     return result, float(nll.sum() / tokens.sum())
 
@@ -38,7 +40,9 @@ def fit(recipe, dataset, out):
 def test_a_pair_trains_in_bfloat16_and_exports_the_trained_model(pair, tmp_path):
     method, sharding = pair.split()
     changes = {"method": method, "sharding": sharding, "model.dtype": "bfloat16", "hardware.shape": "here"}
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes))
+    recipe = Recipe.model_validate(
+        tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes)
+    )
     data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), tmp_path / "dataset")
     result, reloaded = ranks.run(1, fit, recipe, tmp_path / "dataset", tmp_path / "trained")
     assert result.memory_kind == "GPU memory allocated"
@@ -63,11 +67,18 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(pair, tmp_path):
     method, sharding = pair.split()
     base, rows, losses = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), []
     for name in ("complete", "killed"):
-        changes = {"method": method, "sharding": sharding, "model.dtype": "bfloat16", "hardware.shape": "here"}
+        changes = {
+            "method": method,
+            "sharding": sharding,
+            "model.dtype": "bfloat16",
+            "hardware.shape": "here",
+        }
         changes |= {"training.max_steps": 4, "checkpoints": {"folder": str(tmp_path / name), "save_steps": 2}}
         recipe = Recipe.model_validate(tiny_recipe(base, rows, changes))
         if not losses:
-            data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), tmp_path / "dataset")
+            data.prepare(
+                DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), tmp_path / "dataset"
+            )
         else:
             with pytest.raises(ranks.RankFailed, match="SIGKILL|signal 9|-9"):
                 ranks.run(1, fit_and_die, recipe, tmp_path / "dataset", tmp_path / "dead")

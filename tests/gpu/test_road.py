@@ -1,4 +1,5 @@
-"""Test of the whole road on a GPU by the commands a user types: a recipe's run, answers of its artifact, its adapter merged."""
+"""Test of the whole road on a GPU by the commands a user types: a recipe's run, answers of its artifact, its
+adapter merged."""
 
 import json
 import os
@@ -34,7 +35,11 @@ def ran(folder, *command):
 def test_the_commands(pair, tmp_path):
     method, sharding = pair.split()
     changes = {"method": method, "sharding": sharding, "model.dtype": "bfloat16", "hardware.shape": SHAPE}
-    changes |= {"publish": {"address": str(tmp_path / "store")}, "checkpoints.save_steps": 2, "training.max_steps": 4}
+    changes |= {
+        "publish": {"address": str(tmp_path / "store")},
+        "checkpoints.save_steps": 2,
+        "training.max_steps": 4,
+    }
     (tmp_path / "home").mkdir()
     recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes)
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
@@ -45,7 +50,14 @@ def test_the_commands(pair, tmp_path):
     assert result.memory_kind == "GPU memory allocated"
     assert (artifact / "metrics.json").is_file()
     infer = ["pyflyte", "run", "workflows/infer.py", "infer", "--artifact", str(artifact), "--shape", SHAPE]
-    ran(tmp_path / "home", *infer, "--prompts", str(tmp_path / "prompts.jsonl"), "--generation", '{"max_new_tokens": 8}')
+    ran(
+        tmp_path / "home",
+        *infer,
+        "--prompts",
+        str(tmp_path / "prompts.jsonl"),
+        "--generation",
+        '{"max_new_tokens": 8}',
+    )
     (answers,) = (tmp_path / "home").rglob("answers/answers.jsonl")
     assert len([json.loads(line) for line in answers.read_text().splitlines()]) == 3
     ran(tmp_path / "home", "flytune", "merge", str(artifact), "--out", str(tmp_path / "merged"))

@@ -19,8 +19,14 @@ HOST = {"name": "disk", "host_path": "/data", "mount_path": "/mnt/disk"}
     [
         ({"gang_schedulin": "kueue"}, "gang_schedulin: unknown key; did you mean gang_scheduling?"),
         ({"gang_scheduling": "kueue"}, "needs queue: the name of a local queue"),
-        ({"secrets": {"hub": [{"env_var": "hf token", "key": "a"}]}}, r"secrets.hub\[0\].env_var: must be capital letters"),
-        ([{"name": "a", "mount_path": "/mnt/a"}], "volume a needs exactly one of persistent_volume_claim, csi, nfs, host_path"),
+        (
+            {"secrets": {"hub": [{"env_var": "hf token", "key": "a"}]}},
+            r"secrets.hub\[0\].env_var: must be capital letters",
+        ),
+        (
+            [{"name": "a", "mount_path": "/mnt/a"}],
+            "volume a needs exactly one of persistent_volume_claim, csi, nfs, host_path",
+        ),
         ([CLAIM | {"host_path": "/x"}], "it has persistent_volume_claim and host_path"),
         ([CLAIM | {"mount_path": "mnt"}], "mnt: write an absolute path, for example /mnt/checkpoints"),
         ([CLAIM | {"mount_path": "/mnt/../etc"}], "write an absolute path"),
@@ -31,8 +37,14 @@ HOST = {"name": "disk", "host_path": "/data", "mount_path": "/mnt/disk"}
         ([CLAIM | {"name": "My_Disk"}], r"volumes\[0\].name: must be 1 to 63 lower-case letters"),
         ([CLAIM | {"persistent_volume_clam": "x"}], "did you mean persistent_volume_claim?"),
         ([CLAIM | {"total_read_gbs": 2}], "add read_gbs"),
-        ([CLAIM, CLAIM | {"mount_path": "/mnt/b"}], "team and team have the same name, team; give each its own$"),
-        ([CLAIM, CLAIM | {"name": "b"}], "the same mount_path, /mnt/team; give each its own, or other shapes and light_tasks"),
+        (
+            [CLAIM, CLAIM | {"mount_path": "/mnt/b"}],
+            "team and team have the same name, team; give each its own$",
+        ),
+        (
+            [CLAIM, CLAIM | {"name": "b"}],
+            "the same mount_path, /mnt/team; give each its own, or other shapes and light_tasks",
+        ),
         (
             [CLAIM | {"shapes": ["cpu-1"]}, CLAIM | {"name": "b", "shapes": ["cpu-2"]}],
             "same mount_path",
@@ -40,7 +52,9 @@ HOST = {"name": "disk", "host_path": "/data", "mount_path": "/mnt/disk"}
     ],
 )
 def test_mistakes_are_reported_with_what_to_do(tmp_path, rows, told):
-    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(rows if isinstance(rows, dict) else {"volumes": rows}))
+    (tmp_path / "cluster.yaml").write_text(
+        yaml.safe_dump(rows if isinstance(rows, dict) else {"volumes": rows})
+    )
     with pytest.raises(RecipeError, match=told):
         load_cluster(tmp_path / "cluster.yaml")
 
@@ -48,7 +62,10 @@ def test_mistakes_are_reported_with_what_to_do(tmp_path, rows, told):
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        (CLAIM | {"mount_path": "/mnt/other"}, "no volume of the light tasks' pods is mounted there; name a folder below"),
+        (
+            CLAIM | {"mount_path": "/mnt/other"},
+            "no volume of the light tasks' pods is mounted there; name a folder below",
+        ),
         (CLAIM | {"light_tasks": False}, "no volume of the light tasks' pods is mounted there"),
         (CLAIM | {"shapes": ["cpu-1"]}, "volume team is mounted into some shapes' pods only"),
         (HOST | {"mount_path": "/mnt/team"}, "volume disk is another folder on each node"),
@@ -70,7 +87,9 @@ def test_the_same_path_may_be_another_volume_in_other_pods():
 
 @pytest.mark.parametrize("written", [None, ["/mnt/models"]])
 def test_the_old_key_names_what_to_write(written):
-    with pytest.raises(ValueError, match=r"mounted: replaced by volumes.*write volumes: \[\{name: models, ") as caught:
+    with pytest.raises(
+        ValueError, match=r"mounted: replaced by volumes.*write volumes: \[\{name: models, "
+    ) as caught:
         Cluster(mounted=written)
     suggested = re.search(r"write (volumes: \[.*?\])", str(caught.value))
     (volume,) = Cluster.model_validate(yaml.safe_load(suggested[1])).volumes
@@ -79,19 +98,26 @@ def test_the_old_key_names_what_to_write(written):
 
 def test_a_path_is_on_the_volume_with_the_longest_mount_path():
     cluster = Cluster(volumes=[CLAIM | {"mount_path": "/mnt"}, HOST])
-    named = {path: cluster.volume_at(path, "cpu-1") for path in ("/mnt/disk/x", "/mnt/diskx", "/mnt/disk/../x", "/mn")}
+    named = {
+        path: cluster.volume_at(path, "cpu-1")
+        for path in ("/mnt/disk/x", "/mnt/diskx", "/mnt/disk/../x", "/mn")
+    }
     assert [volume and volume.name for volume in named.values()] == ["disk", "team", "team", None]
     assert cluster.has_mounted("/mnt/a")
     assert not cluster.has_mounted("/srv")
 
 
 def test_a_host_path_is_a_folder_of_each_node_unless_the_file_says_otherwise():
-    cluster = Cluster(volumes=[CLAIM, HOST, HOST | {"name": "lustre", "mount_path": "/mnt/lustre", "shared": True}])
+    cluster = Cluster(
+        volumes=[CLAIM, HOST, HOST | {"name": "lustre", "mount_path": "/mnt/lustre", "shared": True}]
+    )
     assert [volume.is_shared for volume in cluster.volumes] == [True, False, True]
 
 
 def test_shapes_that_do_not_exist_are_named():
-    with pytest.raises(RecipeError, match=r"volumes: team: shapes: no row h100 in shapes.yaml; there are cpu-1, t4-1"):
+    with pytest.raises(
+        RecipeError, match=r"volumes: team: shapes: no row h100 in shapes.yaml; there are cpu-1, t4-1"
+    ):
         Cluster(volumes=[CLAIM | {"shapes": ["h100", "t4-1"]}]).check_shapes({"t4-1", "cpu-1"})
 
 

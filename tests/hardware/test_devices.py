@@ -62,7 +62,9 @@ def error_of(shape):
     return str(found.value), reports.of_error(found.value, 0).recoverable
 
 
-@pytest.mark.parametrize("shape", [shape for shape in load_shapes() if shape.is_gpu], ids=lambda shape: shape.name)
+@pytest.mark.parametrize(
+    "shape", [shape for shape in load_shapes() if shape.is_gpu], ids=lambda shape: shape.name
+)
 def test_the_gpus_of_each_row_are_what_it_promises(shape, cuda):
     cuda.has(shape.processes, shape.accelerator, MEMORY[shape.accelerator], 8 if shape.bf16 else 7)
     devices.check(shape)
@@ -71,7 +73,10 @@ def test_the_gpus_of_each_row_are_what_it_promises(shape, cuda):
 def test_a_row_without_gpus_asks_nothing_and_may_see_some(cuda):
     cuda.has(8)
     devices.check(shape_named("cpu-1"))
-    code = "import sys; from flytune.hardware import devices, this_machine; devices.check(this_machine.shape_named('cpu-2')); "
+    code = (
+        "import sys; from flytune.hardware import devices, this_machine; "
+        "devices.check(this_machine.shape_named('cpu-2')); "
+    )
     code += "print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -80,16 +85,39 @@ def test_a_row_without_gpus_asks_nothing_and_may_see_some(cuda):
 @pytest.mark.parametrize(
     ("driver", "failure", "said"),
     [
-        (None, "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
-         ["shape l4-1: its row promises 1 x L4 with 22.0 GiB and bfloat16, but Found no NVIDIA driver", "kubectl describe node",
-          "CUDA 13.0, driver none, NVIDIA_VISIBLE_DEVICES=void); nothing was loaded"]),
-        ("535.104.05", "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver",
-         ["driver 535.104.05, ", "the node's driver: CUDA 13 needs 580 or newer; or build the image with an older CUDA"]),
-        ("580.65.06", None,
-         ["torch finds no GPU", "driver 580.65.06, NVIDIA_VISIBLE_DEVICES=void", "the node's device plugin"]),
+        (
+            None,
+            "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a "
+            "driver",
+            [
+                "shape l4-1: its row promises 1 x L4 with 22.0 GiB and bfloat16, but Found no NVIDIA driver",
+                "kubectl describe node",
+                "CUDA 13.0, driver none, NVIDIA_VISIBLE_DEVICES=void); nothing was loaded",
+            ],
+        ),
+        (
+            "535.104.05",
+            "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU "
+            "driver",
+            [
+                "driver 535.104.05, ",
+                "the node's driver: CUDA 13 needs 580 or newer; or build the image with an older CUDA",
+            ],
+        ),
+        (
+            "580.65.06",
+            None,
+            [
+                "torch finds no GPU",
+                "driver 580.65.06, NVIDIA_VISIBLE_DEVICES=void",
+                "the node's device plugin",
+            ],
+        ),
     ],
-)  # fmt: skip
-def test_cuda_that_does_not_start_is_told_with_what_the_node_has_and_another_may_do(driver, failure, said, cuda, monkeypatch):
+)
+def test_cuda_that_does_not_start_is_told_with_what_the_node_has_and_another_may_do(
+    driver, failure, said, cuda, monkeypatch
+):
     monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "void")
     cuda.driver.unlink() if driver is None else cuda.has_driver(driver)
     cuda.fails(failure)
@@ -103,7 +131,12 @@ def test_cuda_that_does_not_start_is_told_with_what_the_node_has_and_another_may
     [
         ("h100-8", (7, "NVIDIA H100 80GB HBM3", 79.11), "torch sees 7 of 8", True),
         ("l4-1", (2,), "torch sees 2: ", False),
-        ("a100-80gb-1", (1, "NVIDIA A100-SXM4-40GB", 39.39), "torch sees NVIDIA A100-SXM4-40GB with 39.4 GiB", False),
+        (
+            "a100-80gb-1",
+            (1, "NVIDIA A100-SXM4-40GB", 39.39),
+            "torch sees NVIDIA A100-SXM4-40GB with 39.4 GiB",
+            False,
+        ),
         ("h100-8", (8, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9.5), "gpu_memory_gib of the row", False),
         ("l4-1", (1, "Tesla V100-SXM2-32GB", 31.7, 7), "Tesla V100-SXM2-32GB computes in no bfloat16", False),
     ],

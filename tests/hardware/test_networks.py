@@ -24,7 +24,9 @@ def test_every_name_has_a_row():
 @pytest.mark.parametrize("name", ["a100-80gb-8x2", "h100-8x8"])
 def test_tcp_is_slower_than_the_fabric_of_the_accelerator(name):
     shape = shape_named(name)
-    over_fabric, over_tcp = (workload_of(recipe_of(**FULL), shape=row) for row in (shape, shape.model_copy(update=OVER_TCP)))
+    over_fabric, over_tcp = (
+        workload_of(recipe_of(**FULL), shape=row) for row in (shape, shape.model_copy(update=OVER_TCP))
+    )
     gpu = accelerator_named(shape.accelerator)
     assert link_rate(over_fabric, gpu) == 0.8e9 * gpu.network_gbs
     assert link_rate(over_tcp, gpu) == 0.8e9 * 12.5
@@ -33,13 +35,21 @@ def test_tcp_is_slower_than_the_fabric_of_the_accelerator(name):
     assert slow.tokens_per_second < fast.tokens_per_second
 
 
-@pytest.mark.parametrize("shape", [row for row in load_shapes() if row.nodes == 1 and row.is_gpu], ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "shape", [row for row in load_shapes() if row.nodes == 1 and row.is_gpu], ids=lambda row: row.name
+)
 def test_on_one_node_the_network_changes_nothing(shape):
     recipe = recipe_of(
-        **(FULL if shape.processes > 1 else {"method": "lora"}), model={"name_or_path": "a/b", "dtype": "float32"}
+        **(FULL if shape.processes > 1 else {"method": "lora"}),
+        model={"name_or_path": "a/b", "dtype": "float32"},
     )
-    others = [shape.model_copy(update={"network": network, "network_devices": 4}) for network in ("efa", "infiniband")]
-    first, *rest = ([(fit.needs, fit.time) for fit in each(recipe, row, GEOMETRY)] for row in (shape, *others))
+    others = [
+        shape.model_copy(update={"network": network, "network_devices": 4})
+        for network in ("efa", "infiniband")
+    ]
+    first, *rest = (
+        [(fit.needs, fit.time) for fit in each(recipe, row, GEOMETRY)] for row in (shape, *others)
+    )
     assert first
     assert all(found == first for found in rest)
 

@@ -6,7 +6,15 @@ import yaml
 from flytune.errors import RecipeError
 from flytune.hardware import load_shapes, shape_named
 
-ROW = {"name": "a", "accelerator": "cpu", "processes": 1, "cpu": 1, "memory_gib": 4, "shared_memory_gib": 1, "disk_gib": 9}
+ROW = {
+    "name": "a",
+    "accelerator": "cpu",
+    "processes": 1,
+    "cpu": 1,
+    "memory_gib": 4,
+    "shared_memory_gib": 1,
+    "disk_gib": 9,
+}
 ROW |= {"price_per_hour": 0}
 
 
@@ -18,7 +26,10 @@ ROW |= {"price_per_hour": 0}
         ([ROW | {"network": "efa"}], "network: efa with network_devices: 0; only tcp has none"),
         ([ROW | {"network_devices": 2}], "network: tcp with network_devices: 2; only tcp has none"),
         ([ROW | {"accelerator": "L4"}], "gpu_memory_gib: 0: an L4 has memory; write its GiB"),
-        ([ROW | {"shared_memory_gib": 4}], "shared_memory_gib: 4: it is a part of memory_gib, 4, and must be less"),
+        (
+            [ROW | {"shared_memory_gib": 4}],
+            "shared_memory_gib: 4: it is a part of memory_gib, 4, and must be less",
+        ),
     ],
 )
 def test_shapes_are_read_strictly(rows, said, tmp_path):

@@ -11,7 +11,8 @@ from flytune.hardware import Shape, load_shapes, shape_named, this_machine
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    """A function that gives this machine GPUs, as lines of nvidia-smi; it prints those whose numbers --id names."""
+    """A function that gives this machine GPUs, as lines of nvidia-smi; it prints those whose numbers --id
+    names."""
 
     def give(*lines):
         program = tmp_path / "nvidia-smi"
@@ -31,7 +32,13 @@ def gpus(tmp_path, monkeypatch):
 def test_the_row_is_that_of_the_gpus_that_cuda_sees(gpus, monkeypatch):
     gpus(*["NVIDIA H200, 143771, 9.0"] * 8)
     row = this_machine.row()
-    assert (row.name, row.accelerator, row.processes, row.gpu_memory_gib, row.bf16) == ("h200-8", "H200", 8, 140.4, True)
+    assert (row.name, row.accelerator, row.processes, row.gpu_memory_gib, row.bf16) == (
+        "h200-8",
+        "H200",
+        8,
+        140.4,
+        True,
+    )
     assert row.cpu == os.cpu_count()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert this_machine.row().name == "h200-2"
@@ -40,7 +47,9 @@ def test_the_row_is_that_of_the_gpus_that_cuda_sees(gpus, monkeypatch):
     assert not this_machine.row().bf16
 
 
-@pytest.mark.parametrize("lines", [[], ["NVIDIA H200, 143771, 9.0", "NVIDIA L4, 23034, 8.9"], ["No devices were found"]])
+@pytest.mark.parametrize(
+    "lines", [[], ["NVIDIA H200, 143771, 9.0", "NVIDIA L4, 23034, 8.9"], ["No devices were found"]]
+)
 def test_a_machine_without_gpus_of_one_kind_has_no_row(lines, gpus):
     gpus(*lines)
     assert this_machine.row() is None
@@ -75,7 +84,10 @@ def test_the_doctor_names_the_row_or_writes_one(gpus):
     assert laptop.gpus(here).said == "8 x H100 with 79.6 GiB: hardware.shape: h100-8"
     gpus("NVIDIA H200, 143771, 9.0")
     found = laptop.gpus(this_machine.row())
-    assert (found.level, found.said) == ("WARN", "1 x H200 with 140.4 GiB: no row of shapes.yaml is such a machine")
+    assert (found.level, found.said) == (
+        "WARN",
+        "1 x H200 with 140.4 GiB: no row of shapes.yaml is such a machine",
+    )
     (content,) = yaml.safe_load(found.do.partition(": ")[2])
     assert Shape(**content) == this_machine.row()
     smaller = here.model_copy(update={"memory_gib": 100})

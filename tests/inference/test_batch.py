@@ -1,4 +1,5 @@
-"""Batch inference: for any parts and batches, the answers are those of a model to each prompt alone, in order."""
+"""Batch inference: for any parts and batches, the answers are those of a model to each prompt alone, in
+order."""
 
 import importlib
 import json
@@ -35,7 +36,10 @@ from workflows.infer import infer
 
 @pytest.fixture(scope="module")
 def store(base, tmp_path_factory):
-    folder, dataset = tmp_path_factory.mktemp("store"), write_dataset(tmp_path_factory.mktemp("dataset"), base)
+    folder, dataset = (
+        tmp_path_factory.mktemp("store"),
+        write_dataset(tmp_path_factory.mktemp("dataset"), base),
+    )
     stored(folder, base, dataset, "short", steps=5)
     stored(folder, base, dataset, "long", steps=30)
     stored(folder, base, dataset, "whole", "full", steps=20)
@@ -52,7 +56,9 @@ def rows(count=14):
     made = []
     for index in range(count):
         row = {"id": f"q{index}", "adapter": (None, "long", "base")[index % 3]}
-        made.append(row | ({"messages": question(index)} if index % 4 else {"prompt": f"The sum of {index} and"}))
+        made.append(
+            row | ({"messages": question(index)} if index % 4 else {"prompt": f"The sum of {index} and"})
+        )
     return made
 
 
@@ -118,14 +124,19 @@ def run(store, file, folder, shards=3, keep=None, **generation):
     answered = [folder / "answered" / part.file for part in parts]
     for part, out in zip(parts, answered, strict=True):
         if not batch.find_answers(part, keep, out):
-            batch.answer_part(part, folder / "split" / part.file, store / "short", {"long": store / "long"}, keep, out)
+            batch.answer_part(
+                part, folder / "split" / part.file, store / "short", {"long": store / "long"}, keep, out
+            )
     return parts, prompts.join(folder / "split", parts, answered, folder / "out")
 
 
 @pytest.mark.slow
 def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_path, monkeypatch):
     # A model with so little training hardly ever ends an answer; a full stop ends it here.
-    markers, stop = models_generation.end_markers, AutoTokenizer.from_pretrained(store / "short").convert_tokens_to_ids(".")
+    markers, stop = (
+        models_generation.end_markers,
+        AutoTokenizer.from_pretrained(store / "short").convert_tokens_to_ids("."),
+    )
     monkeypatch.setattr(batch, "end_markers", lambda *arguments: [*markers(*arguments), stop])
     lines = rows()
     wanted = expected(store, lines, [stop])
@@ -142,14 +153,20 @@ def test_batched_answers_are_those_of_one_prompt_alone_and_in_order(store, tmp_p
     assert summary.answer_tokens == sum(tokens for *_, tokens, _ in wanted)
     assert prompts.Summary.read(tmp_path / "out" / "inference.json") == summary
     listed = Contents.read(tmp_path / "out" / "artifact.json")
-    assert (listed.kind, [file.file for file in listed.files]) == ("answers", ["answers.jsonl", "inference.json"])
+    assert (listed.kind, [file.file for file in listed.files]) == (
+        "answers",
+        ["answers.jsonl", "inference.json"],
+    )
     run(store, tmp_path / "prompts.jsonl", tmp_path / "one", shards=1, batch_size=14)
     assert read(tmp_path / "one" / "out") == found
 
 
 def test_a_complete_model_answers(store, base, tmp_path):
     loaded = batch.InferenceModel(store / "whole", {})
-    asked = [{"row": {"prompt": "The sum is"}, "where": "x:1"}, {"row": {"messages": question(1)}, "where": "x:2"}]
+    asked = [
+        {"row": {"prompt": "The sum is"}, "where": "x:1"},
+        {"row": {"messages": question(1)}, "where": "x:2"},
+    ]
     first, second = loaded.answers(asked, Generation(max_new_tokens=6))
     model = loaded.model
     tokenizer = loaded.formats["artifact"].tokenizer
@@ -158,7 +175,9 @@ def test_a_complete_model_answers(store, base, tmp_path):
     assert second.answer_tokens > 0
     with pytest.raises(ExportError, match="base: the artifact is a complete model, without its base"):
         loaded.answers([{"row": {"prompt": "x", "adapter": "base"}, "where": "x:1"}], Generation())
-    with pytest.raises(ExportError, match="whole: a complete model; a: adapters need the base that they were trained on"):
+    with pytest.raises(
+        ExportError, match="whole: a complete model; a: adapters need the base that they were trained on"
+    ):
         batch.InferenceModel(store / "whole", {"a": store / "short"})
 
 
@@ -167,7 +186,9 @@ def test_parquet_comes_back_as_parquet(store, tmp_path):
     from pyarrow import parquet
 
     lines = rows(5)
-    table = pyarrow.table({name: [line.get(name) for line in lines] for name in ("id", "adapter", "messages", "prompt")})
+    table = pyarrow.table(
+        {name: [line.get(name) for line in lines] for name in ("id", "adapter", "messages", "prompt")}
+    )
     parquet.write_table(table, tmp_path / "prompts.parquet")
     run(store, tmp_path / "prompts.parquet", tmp_path, shards=2)
     found = parquet.read_table(tmp_path / "out" / "answers.parquet").to_pylist()
@@ -229,8 +250,14 @@ def test_keys_change_with_all_that_answers_depend_on(tmp_path):
         ({"text": "x"}, r"prompts.jsonl:2: neither prompt nor messages nor question; there are text"),
         ({"prompt": ""}, r"prompts.jsonl:2: prompt is empty"),
         ({"prompt": 3}, r"prompts.jsonl:2: prompt must be a string, found int 3"),
-        ({"prompt": "x", "adapter": "lang"}, r"prompts.jsonl:2: adapter 'lang': no adapter of that name; there are long, base"),
-        ({"prompt": "x", "answer": "y"}, r"prompts.jsonl:2: column answer exists already, and the answers add one"),
+        (
+            {"prompt": "x", "adapter": "lang"},
+            r"prompts.jsonl:2: adapter 'lang': no adapter of that name; there are long, base",
+        ),
+        (
+            {"prompt": "x", "answer": "y"},
+            r"prompts.jsonl:2: column answer exists already, and the answers add one",
+        ),
         ({"messages": []}, r"prompts.jsonl:2: messages must be a list"),
         (
             {"messages": [*question(1), {"role": "assistant", "content": "4"}]},
@@ -249,17 +276,25 @@ def test_a_bad_row_is_reported_with_its_line_or_skipped(line, said, store, tmp_p
 
 
 def test_a_prompt_that_is_too_long_is_reported_or_skipped(store, tmp_path):
-    file = write(tmp_path / "prompts.jsonl", ["nope", {"prompt": "The sum " * 700}, {"prompt": "The sum is"}, {"prompt": "b"}])
+    file = write(
+        tmp_path / "prompts.jsonl",
+        ["nope", {"prompt": "The sum " * 700}, {"prompt": "The sum is"}, {"prompt": "b"}],
+    )
     with pytest.raises(DataError, match=r"2 of 4 rows are bad, more than max_bad_fraction 0.3 allows"):
         run(store, file, tmp_path / "few", shards=2, max_bad_fraction=0.3)
     _, summary = run(store, file, tmp_path / "some", shards=2, max_bad_fraction=0.5)
     assert (summary.rows, summary.bad) == (4, 2)
     assert [line["row"] for line in read(tmp_path / "some" / "out")] == [2, 3]
-    bad = [json.loads(line) for line in (tmp_path / "some" / "out" / "bad_rows.jsonl").read_text().splitlines()]
+    bad = [
+        json.loads(line) for line in (tmp_path / "some" / "out" / "bad_rows.jsonl").read_text().splitlines()
+    ]
     assert [row["line"] for row in bad] == [1, 2]
     assert "are more than the model's context of 1,024" in bad[1]["reason"]
     write(file, [{"prompt": "The sum " * 700}])
-    with pytest.raises(DataError, match=r"prompts.jsonl:1: [\d,]+ tokens and 12 of an answer \(max_new_tokens\) are more than"):
+    with pytest.raises(
+        DataError,
+        match=r"prompts.jsonl:1: [\d,]+ tokens and 12 of an answer \(max_new_tokens\) are more than",
+    ):
         run(store, file, tmp_path / "none", shards=1)
 
 
@@ -277,9 +312,14 @@ def test_settings_that_cannot_be(tmp_path):
 def test_rows_that_would_not_come_back_as_they_were(tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a"}\n{"prompt": "b", "note": "x\\ud83d"}\n')
-    with pytest.raises(DataError, match=r"prompts.jsonl:2: half of a surrogate pair \('\\ud83d'\), which is not a character"):
+    with pytest.raises(
+        DataError, match=r"prompts.jsonl:2: half of a surrogate pair \('\\ud83d'\), which is not a character"
+    ):
         prompts.split(file, 1, [], Generation(), "m", tmp_path / "none")
-    assert [part.rows for part in prompts.split(file, 1, [], Generation(max_bad_fraction=0.5), "m", tmp_path / "some")] == [1]
+    assert [
+        part.rows
+        for part in prompts.split(file, 1, [], Generation(max_bad_fraction=0.5), "m", tmp_path / "some")
+    ] == [1]
     table = tmp_path / "prompts.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"], "picture": [b"\x00\xff"]}), table)
     with pytest.raises(DataError, match=r"column picture has bytes, which JSON cannot store; remove it"):
@@ -288,7 +328,9 @@ def test_rows_that_would_not_come_back_as_they_were(tmp_path):
 
 def test_columns_that_parquet_cannot_hold(tmp_path):
     file = write(tmp_path / "answers.jsonl", [{"a": 1}, {"a": "x"}])
-    with pytest.raises(DataError, match="Parquet cannot store these columns .* give the prompts as JSON Lines"):
+    with pytest.raises(
+        DataError, match="Parquet cannot store these columns .* give the prompts as JSON Lines"
+    ):
         prompts._to_parquet(file)
 
 
@@ -326,7 +368,9 @@ def test_a_batch_that_does_not_fit_says_what_to_do(store, monkeypatch):
 
     monkeypatch.setattr(model.model, "generate", full)
     with pytest.raises(OutOfMemory, match="batch_size 8: 1 prompt of 3 tokens and their answers do not fit"):
-        models_generation.answer(model.model, model.formats["artifact"].tokenizer, [[5, 6, 7]], Generation(), [2])
+        models_generation.answer(
+            model.model, model.formats["artifact"].tokenizer, [[5, 6, 7]], Generation(), [2]
+        )
 
 
 def test_chats_are_asked_as_they_were_trained(store, base, tmp_path):
@@ -336,13 +380,17 @@ def test_chats_are_asked_as_they_were_trained(store, base, tmp_path):
     named = batch.PromptFormat(form.tokenizer, prompts.Columns(system_prompt="Be brief."), form.ends).tokens(
         {"messages": question(1)}, "x:1"
     )
-    assert form.tokenizer.decode(named).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user")
+    assert form.tokenizer.decode(named).startswith(
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user"
+    )
     assert named[-len(plain) :] == plain
     form.tokenizer.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(DataError, match=r"x:1: the chat template refuses these messages \(user\): no"):
         form.tokens({"messages": question(1)}, "x:1")
     form.tokenizer.chat_template = None
-    with pytest.raises(DataError, match="x:1: a chat, but the model's tokenizer has no chat template; give a prompt"):
+    with pytest.raises(
+        DataError, match="x:1: a chat, but the model's tokenizer has no chat template; give a prompt"
+    ):
         form.tokens({"messages": question(1)}, "x:1")
 
 
@@ -373,7 +421,9 @@ def test_the_workflow_continues_after_a_shard_that_failed(store, tmp_path, monke
         execution()
     found = execution()
     assert asked == [[0, 2, 4, 6], [1, 3, 5], [1, 3, 5]]
-    assert columns(read(Path(found.download() if found.remote_source else found.path))) == expected(store, lines)
+    assert columns(read(Path(found.download() if found.remote_source else found.path))) == expected(
+        store, lines
+    )
     assert list((tmp_path / "keep").iterdir()) == []
 
 
@@ -390,7 +440,10 @@ def test_each_shape_is_a_map_task_that_the_workflow_routes_to():
         command = task.get_command(SETTINGS)
         module, name = command[command.index("task-module") + 1], command[command.index("task-name") + 1]
         assert getattr(importlib.import_module(module), name) is task.python_function_task
-        assert command[command.index("vars") + 1] == "adapters,artifact,base,folder,scratch_folder,trust_remote_code"
+        assert (
+            command[command.index("vars") + 1]
+            == "adapters,artifact,base,folder,scratch_folder,trust_remote_code"
+        )
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""`flytune infer` and `flytune chat` on this machine: answers are those of the model to each prompt, given alone."""
+"""`flytune infer` and `flytune chat` on this machine: answers are those of the model to each prompt, given
+alone."""
 
 import io
 import json
@@ -22,7 +23,10 @@ CHAT: list[Message] = [{"role": "user", "content": QUESTION}]
 
 @pytest.fixture(scope="module")
 def store(base, tmp_path_factory):
-    folder, dataset = tmp_path_factory.mktemp("store"), write_dataset(tmp_path_factory.mktemp("dataset"), base)
+    folder, dataset = (
+        tmp_path_factory.mktemp("store"),
+        write_dataset(tmp_path_factory.mktemp("dataset"), base),
+    )
     stored(folder, base, dataset, "short", steps=5)
     stored(folder, base, dataset, "long", steps=30)
     merging.merge(folder / "short", folder / "merged")
@@ -53,8 +57,21 @@ def test_questions_of_all_forms_get_the_answer_to_their_chat(folder, store, tmp_
 
 def test_other_adapters_answer_their_rows_into_a_new_file(store, tmp_path, capsys):
     file, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
-    file.write_text('{"prompt": "The sum", "adapter": "other"}\n{"prompt": "The sum", "adapter": "base"}\n{"prompt": ""}\n')
-    command = ["infer", str(store / "short"), "--prompts", str(file), "--max-new-tokens", "6", "--out", str(out)]
+    file.write_text(
+        '{"prompt": "The sum", "adapter": "other"}\n'
+        '{"prompt": "The sum", "adapter": "base"}\n'
+        '{"prompt": ""}\n'
+    )
+    command = [
+        "infer",
+        str(store / "short"),
+        "--prompts",
+        str(file),
+        "--max-new-tokens",
+        "6",
+        "--out",
+        str(out),
+    ]
     command += ["--adapter", f"other={store / 'long'}"]
     assert main(command) == 1
     assert "prompts.jsonl:3: prompt is empty" in capsys.readouterr().err

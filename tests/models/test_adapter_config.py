@@ -1,4 +1,5 @@
-"""adapter_config.json from outside: cut, absurd, or of another PEFT; nothing is allocated or imported for it."""
+"""adapter_config.json from outside: cut, absurd, or of another PEFT; nothing is allocated or imported for
+it."""
 
 import json
 
@@ -9,7 +10,18 @@ from tests.support.paths import ROOT
 
 RELEASED = (ROOT / "tests/support/releases/0.1.0/artifact/adapter_config.json").read_text()
 CUT = [RELEASED[:length] for length in range(0, len(RELEASED), 97)]
-OTHER = ["null", "[]", "3", '"x"', "<html></html>", '{"r": 8, "r": 9}', "[" * 3000, "\ud800", '{"r": 1e400}', '{"r": NaN}']
+OTHER = [
+    "null",
+    "[]",
+    "3",
+    '"x"',
+    "<html></html>",
+    '{"r": 8, "r": 9}',
+    "[" * 3000,
+    "\ud800",
+    '{"r": 1e400}',
+    '{"r": NaN}',
+]
 MANY = {str(number): 2 for number in range(1001)}
 ABSURD = {
     "r": [0, -1, 10**9, 10**400, 1.5, True, "8", None, [], {}],
@@ -55,7 +67,9 @@ def test_what_is_none_is_refused(text):
         adapter_config.read(text)
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ABSURD.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in ABSURD.items() for value in values]
+)
 def test_an_absurd_value_is_refused_by_its_name(name, value):
     with pytest.raises(adapter_config.AdapterConfigRefused) as error:
         adapter_config.read(json.dumps(json.loads(RELEASED) | {name: value}))

@@ -1,4 +1,5 @@
-"""DoRA, rsLoRA, PiSSA and patterns of ranks: the export, and the merged model, are the live model, whatever the sharding."""
+"""DoRA, rsLoRA, PiSSA and patterns of ranks: the export, and the merged model, are the live model, whatever
+the sharding."""
 
 import json
 
@@ -35,7 +36,9 @@ KINDS = {
 
 
 def recipe_for(inputs, kind, sharding="none", name="lora", **changes):
-    method = {"name": name, "lora_dropout": 0.0, "r": 8, "lora_alpha": 16} | (KINDS[kind] if isinstance(kind, str) else kind)
+    method = {"name": name, "lora_dropout": 0.0, "r": 8, "lora_alpha": 16} | (
+        KINDS[kind] if isinstance(kind, str) else kind
+    )
     changes = {
         "method": method,
         "sharding": sharding,
@@ -74,7 +77,9 @@ def checked(recipe, inputs, out, result):
 
 
 def loss_of(model, inputs):
-    nll, tokens = scoring.heldout_loss(model, heldout_rows(inputs / "dataset", scoring.GATE_SAMPLES), 0, batch_size=4)
+    nll, tokens = scoring.heldout_loss(
+        model, heldout_rows(inputs / "dataset", scoring.GATE_SAMPLES), 0, batch_size=4
+    )
     return float(nll.sum() / tokens.sum())
 
 
@@ -87,7 +92,9 @@ def test_the_export_and_the_merged_model_are_the_live_model(kind, inputs, plain,
     assert result.steps[-1].loss < result.steps[0].loss - 0.05
     assert result.trained_parameters == planner.make(recipe).trained_parameters
     checked(recipe, inputs, out, result)
-    artifact = build.store(recipe, planner.make(recipe), inputs / "dataset", out, metrics(), tmp_path / "artifact")
+    artifact = build.store(
+        recipe, planner.make(recipe), inputs / "dataset", out, metrics(), tmp_path / "artifact"
+    )
     assert merging.merge(artifact, tmp_path / "merged").candidates[0].divergence < 1e-8
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert loss_of(merged, inputs) == pytest.approx(result.heldout_loss, abs=SAME)
@@ -95,7 +102,10 @@ def test_the_export_and_the_merged_model_are_the_live_model(kind, inputs, plain,
     is_merged_first = recipe.method.use_dora or bool(recipe.method.rank_pattern)
     assert ("Servers take LoRA of one rank" in card) == is_merged_first == ("--max-lora-rank" not in card)
     if kind in ("gaussian", "pissa", "pissa-niter"):
-        assert combining.combine([artifact, artifact], tmp_path / "both", [0.5, 0.5]).r == 2 * recipe.method.largest_rank
+        assert (
+            combining.combine([artifact, artifact], tmp_path / "both", [0.5, 0.5]).r
+            == 2 * recipe.method.largest_rank
+        )
     else:
         with pytest.raises(ExportError, match="which PEFT does not combine correctly"):
             combining.combine([artifact, artifact], tmp_path / "both")
@@ -116,7 +126,9 @@ def test_each_kind_trains_sharded_as_in_one_process(kind, sharding, inputs, plai
     _, alone, _ = plain(kind)
     recipe = recipe_for(inputs, kind, sharding)
     result = ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, tmp_path / "trained")
-    assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in alone.steps], abs=SAME)
+    assert [step.loss for step in result.steps] == pytest.approx(
+        [step.loss for step in alone.steps], abs=SAME
+    )
     checked(recipe, inputs, tmp_path / "trained", result)
 
 
@@ -127,7 +139,12 @@ def test_dora_on_a_4_bit_base(sharding, inputs, tmp_path):
     result = ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, tmp_path / "trained")
     checked(recipe, inputs, tmp_path / "trained", result)
     artifact = build.store(
-        recipe, planner.make(recipe), inputs / "dataset", tmp_path / "trained", metrics(), tmp_path / "artifact"
+        recipe,
+        planner.make(recipe),
+        inputs / "dataset",
+        tmp_path / "trained",
+        metrics(),
+        tmp_path / "artifact",
     )
     best = merging.merge(artifact, tmp_path / "merged").candidates[0]
     assert (best.onto, best.divergence < 1e-6) == ("dequantized 4-bit weights", True)
@@ -136,7 +153,11 @@ def test_dora_on_a_4_bit_base(sharding, inputs, tmp_path):
 def test_pissa_is_exported_as_lora_of_twice_the_rank(inputs, plain):
     recipe, _, out = plain("pissa-rslora-patterns")
     config = json.loads((out / "adapter" / "adapter_config.json").read_text())
-    assert (config["init_lora_weights"], config["r"], config["lora_alpha"]) == (True, 16, pytest.approx(16 * 2**0.5))
+    assert (config["init_lora_weights"], config["r"], config["lora_alpha"]) == (
+        True,
+        16,
+        pytest.approx(16 * 2**0.5),
+    )
     assert config["rank_pattern"]["q_proj"] == 6
     assert recipe.method.largest_rank == 24
 
@@ -145,7 +166,9 @@ def test_joined_factors_are_the_difference_of_the_products():
     draw = torch.Generator().manual_seed(0)
     a, a0 = torch.randn(2, 3, 5, generator=draw)
     b, b0 = torch.randn(2, 4, 3, generator=draw)
-    made = pissa.as_lora({"x.lora_A.weight": a, "x.lora_B.weight": b, "y": a}, {"x.lora_A.weight": a0, "x.lora_B.weight": b0})
+    made = pissa.as_lora(
+        {"x.lora_A.weight": a, "x.lora_B.weight": b, "y": a}, {"x.lora_A.weight": a0, "x.lora_B.weight": b0}
+    )
     assert torch.allclose(made["x.lora_B.weight"] @ made["x.lora_A.weight"], b @ a - b0 @ a0, atol=1e-6)
     assert made["y"] is a
 
@@ -153,21 +176,53 @@ def test_joined_factors_are_the_difference_of_the_products():
 @pytest.mark.parametrize(
     ("method", "name", "sharding", "changes", "said"),
     [
-        ({"init_lora_weights": "pissa"}, "qlora", "device_map", {}, "singular values out of 16- or 32-bit weights"),
-        ({"init_lora_weights": "pissa", "use_dora": True}, "lora", "none", {}, "pissa cannot be combined with use_dora"),
-        ({"init_lora_weights": "pissa", "adapter": "x"}, "lora", "none", {}, "pissa cannot be combined with adapter"),
+        (
+            {"init_lora_weights": "pissa"},
+            "qlora",
+            "device_map",
+            {},
+            "singular values out of 16- or 32-bit weights",
+        ),
+        (
+            {"init_lora_weights": "pissa", "use_dora": True},
+            "lora",
+            "none",
+            {},
+            "pissa cannot be combined with use_dora",
+        ),
+        (
+            {"init_lora_weights": "pissa", "adapter": "x"},
+            "lora",
+            "none",
+            {},
+            "pissa cannot be combined with adapter",
+        ),
         ({"init_lora_weights": "loftq"}, "lora", "none", {}, "init_lora_weights"),
         ({"rank_pattern": {"q_(proj": 4}}, "lora", "none", {}, r"'q_\(proj' is not a regular expression"),
         ({"use_dora": True}, "full", "none", {}, "use_dora.*: only for lora and qlora"),
-        ({"init_lora_weights": "pissa"}, "lora", "fsdp", {}, "each process reads only its slices of them; use ddp or zero3"),
-        ({"use_dora": True}, "qlora", "zero3", {}, "DeepSpeed cannot gather quantized ones; use fsdp, or method lora"),
         (
-            {"init_lora_weights": "pissa"}, "lora", "none",
+            {"init_lora_weights": "pissa"},
+            "lora",
+            "fsdp",
+            {},
+            "each process reads only its slices of them; use ddp or zero3",
+        ),
+        (
+            {"use_dora": True},
+            "qlora",
+            "zero3",
+            {},
+            "DeepSpeed cannot gather quantized ones; use fsdp, or method lora",
+        ),
+        (
+            {"init_lora_weights": "pissa"},
+            "lora",
+            "none",
             {"publish.address": "hf://a/b", "publish.every_save": True, "checkpoints.save_steps": 1},
             "belongs to weights without their largest singular values",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_work_is_refused_at_plan_time(method, name, sharding, changes, said, inputs):
     with pytest.raises(RecipeError, match=said):
         planner.make(recipe_for(inputs, method, sharding, name, **changes))

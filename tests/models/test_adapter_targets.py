@@ -26,7 +26,10 @@ WRONG = [
         {"target_modules": ["q_proj"], "rank_pattern": {"v_proj": 8}},
         "matches model.layers.0.self_attn.v_proj, which has no ada",
     ),
-    ({"rank_pattern": {".*_proj": 8, "q_proj": 4}}, "q_proj: a pattern before it has all layers that it matches"),
+    (
+        {"rank_pattern": {".*_proj": 8, "q_proj": 4}},
+        "q_proj: a pattern before it has all layers that it matches",
+    ),
 ]
 
 

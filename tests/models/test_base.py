@@ -25,10 +25,13 @@ def test_a_changed_artifact_is_no_base_model(folder):
 def test_an_adapter_beside_a_base_is_refused_before_it_is_loaded_in_its_place(folder):
     (folder / "adapter_config.json").write_text("{}")
     with pytest.raises(
-        RecipeError, match=r"adapter_config.json is beside config.json.* move adapter_config.json and adapter_model"
+        RecipeError,
+        match=r"adapter_config.json is beside config.json.* move adapter_config.json and adapter_model",
     ):
         base.local_name(Model(name_or_path=str(folder)), weights=False)
-    assert "adapter_config.json" not in remote.files_to_fetch([file.name for file in folder.iterdir()], None, False, "x")
+    assert "adapter_config.json" not in remote.files_to_fetch(
+        [file.name for file in folder.iterdir()], None, False, "x"
+    )
 
 
 def test_the_plan_reads_no_weights(folder):

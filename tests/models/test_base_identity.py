@@ -15,7 +15,11 @@ def write(folder, tensors):
     folder.mkdir(exist_ok=True)
     header, content = {"__metadata__": {"format": "pt"}}, b""
     for name, data in tensors.items():
-        header[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [len(content), len(content) + len(data)]}
+        header[name] = {
+            "dtype": "U8",
+            "shape": [len(data)],
+            "data_offsets": [len(content), len(content) + len(data)],
+        }
         content += data
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content)
@@ -49,7 +53,9 @@ def test_a_change_of_weights_or_config_is_another_base(whole, tmp_path, monkeypa
     assert identity(tmp_path / "base") != known
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff" * 8, (3).to_bytes(8, "little") + b"[1]", (2).to_bytes(8, "little") + b"{!"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 8, (3).to_bytes(8, "little") + b"[1]", (2).to_bytes(8, "little") + b"{!"]
+)
 def test_a_damaged_header_of_a_large_base_is_named(content, tmp_path, monkeypatch):
     monkeypatch.setattr(base_identity, "WHOLE", -1)
     write(tmp_path / "base", {})

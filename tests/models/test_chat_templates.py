@@ -1,4 +1,5 @@
-"""Chat templates that are slow, enormous or broken: one error each, and the next chat is rendered as before."""
+"""Chat templates that are slow, enormous or broken: one error each, and the next chat is rendered as
+before."""
 
 import json
 import os
@@ -18,7 +19,10 @@ from tests.support.paths import ROOT
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 PLAIN = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
 DOUBLE = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-TIME, MEMORY = "it takes more than 2 s; use another template", "it takes more than 400 MB of memory; use another template"
+TIME, MEMORY = (
+    "it takes more than 2 s; use another template",
+    "it takes more than 400 MB of memory; use another template",
+)
 
 
 @pytest.fixture
@@ -34,7 +38,10 @@ def second(monkeypatch):
         (DOUBLE, "it takes more than 0.3 s; use another template"),
         ("{% for message in messages %}" + DOUBLE + "{% endfor %}", "it takes more than 0.3 s"),
         ("{{ lipsum(n=10000000) }}", "it takes more than 0.3 s"),
-        ("{% set n = namespace(a=7) %}{% for i in range(60) %}{% set n.a = n.a * n.a %}{% endfor %}", "it takes more than"),
+        (
+            "{% set n = namespace(a=7) %}{% for i in range(60) %}{% set n.a = n.a * n.a %}{% endfor %}",
+            "it takes more than",
+        ),
         ("{{ 1 | round(-1000000000) }}", "it takes more than"),
         ("{{ 'a' * 3000000000 }}", MEMORY),
         ("{{ messages[0].content * 1000000000 }}", MEMORY),
@@ -42,7 +49,10 @@ def second(monkeypatch):
         ("{{ '{:1000000000}'.format(1) }}", MEMORY),
         ("{{ 'a'.center(1000000000) }}", MEMORY),
         ("{{ [1] * 1000000000 }}", MEMORY),
-        ("{% set n = namespace(a='x') %}{% for i in range(40) %}{% set n.a = n.a ~ n.a %}{% endfor %}", "it takes more than"),
+        (
+            "{% set n = namespace(a='x') %}{% for i in range(40) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+            "it takes more than",
+        ),
         ("{{ 'a' * 5000000 }}", "it makes 5,000,000 characters of a chat, and "),
         ("a" * 1_000_001, "it has 1,000,001 characters, and 1,000,000 are the most"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
@@ -58,19 +68,29 @@ def test_a_template_ends_at_a_limit_and_the_next_one_is_rendered(template, said,
 
 
 def test_a_template_that_is_slow_to_compile_or_no_text_is_refused(second):
-    with pytest.raises(DataError, match=r"the file x: line 2: not a Jinja template: unexpected 'end of template'"):
+    with pytest.raises(
+        DataError, match=r"the file x: line 2: not a Jinja template: unexpected 'end of template'"
+    ):
         chat_templates.check("\n{% for", "the file x")
     with pytest.raises(DataError, match="the file x: not a Jinja template: it takes more than"):
         chat_templates.check("{{ 9 ** (9 ** 9) }}", "the file x")
-    with pytest.raises(DataError, match="x: chat_template must be text, found 5; correct tokenizer_config.json"):
+    with pytest.raises(
+        DataError, match="x: chat_template must be text, found 5; correct tokenizer_config.json"
+    ):
         chat_templates.check(5, "x")
     chat_templates.check(PLAIN, "x")
 
 
 def test_generation_blocks_and_halves_of_surrogate_pairs_are_as_in_one_process():
     template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-    assert chat_templates.render(template, CHAT, return_assistant_tokens_mask=True) == ("hiho", [(0, 2), (2, 4)])
-    assert chat_templates.render(PLAIN, [{"role": "user", "content": "\ud800"}], is_text=True)[0] == "<user>\ud800"
+    assert chat_templates.render(template, CHAT, return_assistant_tokens_mask=True) == (
+        "hiho",
+        [(0, 2), (2, 4)],
+    )
+    assert (
+        chat_templates.render(PLAIN, [{"role": "user", "content": "\ud800"}], is_text=True)[0]
+        == "<user>\ud800"
+    )
 
 
 def test_more_templates_than_are_kept_and_a_process_that_somebody_kills():
@@ -88,7 +108,9 @@ def test_an_end_by_a_signal_is_told_when_it_comes_twice(monkeypatch):
 
     real = chat_templates._Process.ask
     monkeypatch.setattr(chat_templates._Process, "ask", lambda self, *given: ask(*given))
-    with pytest.raises(DataError, match=r"it ends the process that renders it \(signal 9: terminate called after\)"):
+    with pytest.raises(
+        DataError, match=r"it ends the process that renders it \(signal 9: terminate called after\)"
+    ):
         chat_templates.render(PLAIN, CHAT)
 
 
@@ -109,12 +131,15 @@ for _ in range(20):
     assert chat_templates._process() is second, "it did not have to be replaced"
     chat_templates._forget()
 """
-"""A client and a server of gRPC, as in a process that submits a run, and then templates in new second processes."""
+"""A client and a server of gRPC, as in a process that submits a run, and then templates in new second
+processes."""
 
 
 def test_a_process_that_has_used_grpc_renders():
     environment = os.environ | {"GRPC_ENABLE_FORK_SUPPORT": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", AFTER_GRPC], env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_GRPC], env=environment, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 

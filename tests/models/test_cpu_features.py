@@ -1,6 +1,7 @@
 """Exports made on one kind of CPU pass the gate on another: libraries choose their kernels by what a CPU has.
 
-`OLD_CPU` makes this machine's libraries use the kernels of a CPU with AVX2 alone. On such a CPU the two sides are the same.
+`OLD_CPU` makes this machine's libraries use the kernels of a CPU with AVX2 alone. On such a CPU the two sides
+are the same.
 """
 
 import json
@@ -31,7 +32,9 @@ from flytune.recipe.recipe import Recipe
 loading.import_libraries()
 recipe, dataset, trained = Recipe.from_yaml(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
 rows = heldout_rows(dataset, 8)
-gate.check(recipe, trained, dataset, rows, lambda: loading.exported_model(recipe, trained, device_map={"": "cpu"}))
+def model():
+    return loading.exported_model(recipe, trained, device_map={"": "cpu"})
+gate.check(recipe, trained, dataset, rows, model)
 print("passed")
 """
 
@@ -42,7 +45,9 @@ def fit(recipe, dataset, out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "dtype"), [("full", "float32"), ("full", "bfloat16"), ("qlora", "bfloat16")])
+@pytest.mark.parametrize(
+    ("method", "dtype"), [("full", "float32"), ("full", "bfloat16"), ("qlora", "bfloat16")]
+)
 def test_an_export_passes_the_gate_on_an_older_cpu(method, dtype, tmp_path):
     sharding = "device_map" if method == "qlora" else "none"
     changes = {"method": method, "sharding": sharding, "model.dtype": dtype}

@@ -1,4 +1,5 @@
-"""Adapters and 4-bit weights of experts by PEFT and bitsandbytes themselves: the reasons of what is refused."""
+"""Adapters and 4-bit weights of experts by PEFT and bitsandbytes themselves: the reasons of what is
+refused."""
 
 import copy
 
@@ -32,7 +33,11 @@ def adapted(model, **targets):
 def gradients(model, part):
     """Return whether each adapter on a part of a model gets a gradient."""
     model(input_ids=IDS, labels=IDS).loss.backward()
-    return {name: one.grad is not None for name, one in model.named_parameters() if one.requires_grad and part in name}
+    return {
+        name: one.grad is not None
+        for name, one in model.named_parameters()
+        if one.requires_grad and part in name
+    }
 
 
 def test_the_layer_that_peft_puts_around_dbrx_hides_its_experts():
@@ -58,7 +63,10 @@ def test_experts_in_4_bits_get_no_adapter_that_is_trained():
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
-    targets = {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    targets = {
+        "target_modules": ["q_proj"],
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+    }
     model = built("qwen3_moe")
     names = set(expert_layers.fused(model))
     replace_with_bnb_linear(model, quantization_config=BitsAndBytesConfig(load_in_4bit=True))
@@ -84,7 +92,8 @@ class Listed(nn.Module):
         weights = self.gate(states).softmax(-1)
         chosen = weights.topk(2, -1).indices
         return sum(
-            expert(states) * (weights[..., at] * (chosen == at).any(-1)).unsqueeze(-1) for at, expert in enumerate(self.experts)
+            expert(states) * (weights[..., at] * (chosen == at).any(-1)).unsqueeze(-1)
+            for at, expert in enumerate(self.experts)
         )
 
 
@@ -103,11 +112,15 @@ def test_experts_that_are_layers_of_a_list_are_adapted_in_4_bits_too(method, tar
     from bitsandbytes.nn import Linear4bit
 
     model = with_lists()
-    for name in [name for name, _ in model.named_modules() if method == "qlora" and expert_layers.is_listed(name)]:
+    for name in [
+        name for name, _ in model.named_modules() if method == "qlora" and expert_layers.is_listed(name)
+    ]:
         parent, leaf = name.rpartition(".")[::2]
         layer = model.get_submodule(name)
         if isinstance(layer, nn.Linear):
-            packed = Linear4bit(layer.in_features, layer.out_features, bias=False, compute_dtype=torch.float32)
+            packed = Linear4bit(
+                layer.in_features, layer.out_features, bias=False, compute_dtype=torch.float32
+            )
             packed.load_state_dict(layer.state_dict())
             setattr(model.get_submodule(parent), leaf, packed.to("cpu"))
     given = Method(name=method, target_modules=targets, experts=method == "lora")
@@ -119,18 +132,26 @@ def test_experts_that_are_layers_of_a_list_are_adapted_in_4_bits_too(method, tar
 
 def test_experts_of_a_list_are_compared_one_by_one(tmp_path):
     made = with_lists()
-    made = adapted(made, **adapted_layers.fields(made, Method(name="lora", target_modules=["q_proj"], experts=True)))
+    made = adapted(
+        made, **adapted_layers.fields(made, Method(name="lora", target_modules=["q_proj"], experts=True))
+    )
     names, before = expert_probe.names(made), expert_probe.fingerprints(made)
     assert len(names) == 4 * 3 * 4
     with torch.no_grad():
-        made.get_submodule("base_model.model.model.layers.2.mlp.experts.3.up_proj").lora_B["default"].weight[5, 1] = 0.1
+        made.get_submodule("base_model.model.model.layers.2.mlp.experts.3.up_proj").lora_B["default"].weight[
+            5, 1
+        ] = 0.1
     changed = (expert_probe.fingerprints(made) != before).any(dim=1).nonzero().flatten().tolist()
     assert [names[at] for at in changed] == ["model.layers.2.mlp.experts.3.up_proj"]
-    up = next(one for one in expert_load.untrained(made) if one.parameter == "model.layers.2.mlp.experts.*.up_proj")
+    up = next(
+        one for one in expert_load.untrained(made) if one.parameter == "model.layers.2.mlp.experts.*.up_proj"
+    )
     assert (up.experts, up.of) == ([0, 1, 2], 4)
 
     with_lists().save_pretrained(tmp_path / "base")
-    with pytest.raises(ExportError, match=r"layers\.2\.mlp\.experts\.3\.up_proj\.weight: 0 of its adapter is in the merged"):
+    with pytest.raises(
+        ExportError, match=r"layers\.2\.mlp\.experts\.3\.up_proj\.weight: 0 of its adapter is in the merged"
+    ):
         merged_experts.check(tmp_path / "base", with_lists(), made, "float32")
     copy.deepcopy(made).merge_and_unload().save_pretrained(tmp_path / "merged")
     assert merged_experts.check(tmp_path / "merged", with_lists(), made, "float32") == 4 * 3 * 4
@@ -143,7 +164,10 @@ def test_experts_of_a_list_are_compared_one_by_one(tmp_path):
         ("_orig_mod.model.layers.0.mlp.experts.base_layer", "model.layers.0.mlp.experts"),
         # Each parameter of a module that has an adapter is one more layer around it.
         ("model.layers.0.mlp.experts.base_layer.base_layer", "model.layers.0.mlp.experts"),
-        ("model.layers.0.mlp.experts.base_layer.base_layer.gate_proj", "model.layers.0.mlp.experts.gate_proj"),
+        (
+            "model.layers.0.mlp.experts.base_layer.base_layer.gate_proj",
+            "model.layers.0.mlp.experts.gate_proj",
+        ),
         ("base_layers.0.my_base_layer", "base_layers.0.my_base_layer"),
     ],
 )

@@ -54,7 +54,9 @@ def test_freed_tensors_leave_the_process():
 def test_only_a_glibc_that_nobody_has_set_is_set(has_mallopt, environment, said, monkeypatch):
     """A stand-in for the C library; musl and macOS have no mallopt."""
     heard = []
-    library = type("Library", (), {"mallopt": staticmethod(lambda *option: heard.append(option))} if has_mallopt else {})
+    library = type(
+        "Library", (), {"mallopt": staticmethod(lambda *option: heard.append(option))} if has_mallopt else {}
+    )
     monkeypatch.setattr(host_memory.ctypes, "CDLL", lambda name: library)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -79,13 +81,19 @@ def fit(recipe, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "sharding"), [("full", "none"), ("lora", "none"), ("qlora", "device_map")])
+@pytest.mark.parametrize(
+    ("method", "sharding"), [("full", "none"), ("lora", "none"), ("qlora", "device_map")]
+)
 def test_a_run_on_a_cpu_takes_what_is_planned(method, sharding, tmp_path):
     base, rows = wide_base(tmp_path), tmp_path / "rows.jsonl"
     text = " ".join(["Split the path into a pair: head and tail."] * 40)
     rows.write_text("".join(json.dumps({"text": f"{number} {text}"}) + "\n" for number in range(40)))
     changes = {"method": method, "sharding": sharding, "data.max_length": 256}
-    changes |= {"training.max_steps": 2, "training.per_device_train_batch_size": 4, "evaluation.max_samples": 2}
+    changes |= {
+        "training.max_steps": 2,
+        "training.per_device_train_batch_size": 4,
+        "evaluation.max_samples": 2,
+    }
     recipe = Recipe.model_validate(tiny_recipe(base, rows, changes))
     data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint="x"), tmp_path / "dataset")
     # A fork would begin with the memory of all tests before this one.

@@ -55,7 +55,11 @@ def trained(inputs, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sharding"),
-    [(name, sharding) for name in ("lora", "qlora") for sharding in ("none", "ddp", "zero1", "zero2", "zero3", "fsdp")]
+    [
+        (name, sharding)
+        for name in ("lora", "qlora")
+        for sharding in ("none", "ddp", "zero1", "zero2", "zero3", "fsdp")
+    ]
     + [("qlora", "device_map")],
 )
 def test_a_run_goes_on_from_the_adapter(name, sharding, inputs, trained, tmp_path):
@@ -96,12 +100,15 @@ def changed(trained, folder, **changes):
         (
             {"bias": "all"},
             {},
-            "method.adapter: bias 'all' in adapter_config.json; a run can start from plain LoRA adapters only",
+            "method.adapter: bias 'all' in adapter_config.json; a run can start from plain LoRA adapters "
+            "only",
         ),
         ({"base_model_name_or_path": "a/other"}, {}, "was trained on a/other; name that one"),
     ],
 )
-def test_another_adapter_than_the_recipe_s_is_refused_at_plan_time(adapter, recipe, said, inputs, trained, tmp_path):
+def test_another_adapter_than_the_recipe_s_is_refused_at_plan_time(
+    adapter, recipe, said, inputs, trained, tmp_path
+):
     address = changed(trained("lora")[0], tmp_path / "adapter", **adapter)
     with pytest.raises(RecipeError) as caught:
         planner.make(recipe_for(inputs, "none", adapter=address, **recipe))
@@ -110,7 +117,8 @@ def test_another_adapter_than_the_recipe_s_is_refused_at_plan_time(adapter, reci
 
 def test_an_address_without_an_adapter_is_refused_at_plan_time(inputs, tmp_path):
     with pytest.raises(
-        RecipeError, match=r"method\.adapter: .*: no adapter_config\.json there; name the artifact of an adapter"
+        RecipeError,
+        match=r"method\.adapter: .*: no adapter_config\.json there; name the artifact of an adapter",
     ):
         planner.make(recipe_for(inputs, "none", adapter=str(tmp_path)))
 
@@ -139,8 +147,12 @@ def test_an_adapter_of_other_layers_or_cut_short_stops_the_load(inputs, trained,
     folder = tmp_path / "adapter"
     recipe = recipe_for(inputs, "none", adapter=changed(trained("lora")[0], folder))
     state = load_file(folder / initial_adapter.WEIGHTS)
-    save_file({name: tensor for name, tensor in state.items() if "q_proj" in name}, folder / initial_adapter.WEIGHTS)
-    with pytest.raises(ranks.RankFailed, match="its layers are not those that method.target_modules names in this model"):
+    save_file(
+        {name: tensor for name, tensor in state.items() if "q_proj" in name}, folder / initial_adapter.WEIGHTS
+    )
+    with pytest.raises(
+        ranks.RankFailed, match="its layers are not those that method.target_modules names in this model"
+    ):
         ranks.run(1, fit, recipe, inputs, tmp_path / "out")
     (folder / initial_adapter.WEIGHTS).write_bytes(b"cut")
     with pytest.raises(TrainingError, match=r"adapter_model\.safetensors cannot be read; the run stops"):
@@ -165,7 +177,9 @@ def test_an_adapter_with_values_that_are_not_finite_stops_the_load(bad, inputs, 
 
 
 def test_full_training_takes_no_adapter(inputs):
-    with pytest.raises(RecipeError, match="method: adapter: only for lora and qlora; full trains all weights"):
+    with pytest.raises(
+        RecipeError, match="method: adapter: only for lora and qlora; full trains all weights"
+    ):
         recipe_for(inputs, "none", "full", adapter="x", lora_dropout=0.05)
 
 

@@ -17,23 +17,39 @@ def time_of(work):
 
 
 def test_the_plan_counts_fused_norms_and_less_time():
-    plain, fused = (workload_of(recipe_of(training=training, method="lora")) for training in (TRAINING, LIGER))
+    plain, fused = (
+        workload_of(recipe_of(training=training, method="lora")) for training in (TRAINING, LIGER)
+    )
     hidden, layers = GEOMETRY.hidden_size, 2 * plain.tokens
     assert activations.count(plain).kept - activations.count(fused).kept == layers * (4 - 2) * hidden
     assert time_of(fused).kernels < time_of(plain).kernels
 
 
 def test_adapters_are_not_fused():
-    plain, fused = (workload_of(recipe_of(training=training, method="lora")) for training in (TRAINING, LIGER))
+    plain, fused = (
+        workload_of(recipe_of(training=training, method="lora")) for training in (TRAINING, LIGER)
+    )
     assert time_of(fused).adapters == time_of(plain).adapters > 0
 
 
 @pytest.mark.parametrize(
     ("config", "changes", "said"),
     [
-        ({"model_type": "phi"}, {}, "use_liger_kernel: it has no kernels for phi, and would change nothing; leave it out"),
-        ({}, {"model": {"name_or_path": "a/b", "trust_remote_code": True}}, "use_liger_kernel: the model has code of its own"),
-        ({}, {"hardware": {"shape": "cpu-1"}, "sharding": "none"}, "use_liger_kernel: Liger's kernels need a GPU"),
+        (
+            {"model_type": "phi"},
+            {},
+            "use_liger_kernel: it has no kernels for phi, and would change nothing; leave it out",
+        ),
+        (
+            {},
+            {"model": {"name_or_path": "a/b", "trust_remote_code": True}},
+            "use_liger_kernel: the model has code of its own",
+        ),
+        (
+            {},
+            {"hardware": {"shape": "cpu-1"}, "sharding": "none"},
+            "use_liger_kernel: Liger's kernels need a GPU",
+        ),
         (
             {},
             {"method": "qlora", "sharding": "device_map", "hardware": {"shape": "h100-8"}},
@@ -47,12 +63,16 @@ def test_what_it_cannot_speed_up_is_refused(config, changes, said):
 
 
 def test_one_kind_of_kernels_is_chosen():
-    with pytest.raises(RecipeError, match="torch_compile makes kernels of its own for these layers; set one of them"):
+    with pytest.raises(
+        RecipeError, match="torch_compile makes kernels of its own for these layers; set one of them"
+    ):
         recipe_of(training=LIGER | {"torch_compile": True})
 
 
 def test_a_training_image_without_them_is_named(tmp_path):
     recipe = recipe_of(training=LIGER, method="lora")
     plan = planner.make(recipe, geometry=GEOMETRY)
-    with pytest.raises(RecipeError, match=r"liger-kernel is not installed where training runs; build the training image"):
+    with pytest.raises(
+        RecipeError, match=r"liger-kernel is not installed where training runs; build the training image"
+    ):
         trainer.arguments(recipe, plan, shape_named(plan.shape), tmp_path)

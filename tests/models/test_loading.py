@@ -11,7 +11,10 @@ from flytune.recipe import Recipe
 from tests.support.paths import ROOT
 from tests.support.tiny import tiny_base, tiny_recipe
 
-LACKS = "has no values for model.layers.0.mlp.up_proj.weight, model.norm.weight: they are random; check that its files are of"
+LACKS = (
+    "has no values for model.layers.0.mlp.up_proj.weight, model.norm.weight: they are random; check "
+    "that its files are of"
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,9 @@ def test_a_function_that_a_library_compiles_is_compiled_at_its_first_call(monkey
     import torch
 
     compiled = []
-    monkeypatch.setattr(torch, "compile", lambda function=None, **options: compiled.append((function, options)) or function)
+    monkeypatch.setattr(
+        torch, "compile", lambda function=None, **options: compiled.append((function, options)) or function
+    )
     before = torch.compile
 
     def double(number):
@@ -68,7 +73,9 @@ def test_a_function_that_a_library_compiles_is_compiled_at_its_first_call(monkey
 
 @pytest.mark.slow
 def test_training_imports_no_compiler():
-    code = "import sys\nfrom flytune.training import libraries\nlibraries.import_before_fork(False, ['sft'])\n"
+    code = (
+        "import sys\nfrom flytune.training import libraries\nlibraries.import_before_fork(False, ['sft'])\n"
+    )
     code += "print('bitsandbytes' in sys.modules, 'torch._inductor.compile_fx' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "True False"

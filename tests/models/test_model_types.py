@@ -15,14 +15,55 @@ from tests.support.packed_samples import ATTENTIONS
 from tests.support.tiny import tiny_recipe
 
 FAST = ["gemma3", "gpt2", "llama", "mamba", "qwen3_moe", "deepseek_v3"]
-"""A decoder with an image encoder, Conv1D layers, the common layout, no attention, fused experts, latent attention."""
+"""A decoder with an image encoder, Conv1D layers, the common layout, no attention, fused experts, latent
+attention."""
 SLOW = [
-    "apertus", "bamba", "bloom", "cohere2", "dbrx", "ernie4_5_moe", "exaone4", "falcon", "falcon_h1", "gemma2", "gemma3_text",
-    "glm4", "glm4_moe", "gpt_bigcode", "gpt_neox", "gpt_oss", "granite", "helium", "jamba", "kimi_linear",
-    "lfm2_moe", "minimax", "mistral", "mixtral", "nemotron_h", "olmo2", "olmoe", "opt", "phi3",
-    "qwen2", "qwen2_moe", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "smollm3", "starcoder2", "granitemoe",
-    "inkling_text", "llama4_text", "modernbert-decoder", "xlstm", "ctrl", "jetmoe", "gpt_neox_japanese", "openai-gpt",
-]  # fmt: skip
+    "apertus",
+    "bamba",
+    "bloom",
+    "cohere2",
+    "dbrx",
+    "ernie4_5_moe",
+    "exaone4",
+    "falcon",
+    "falcon_h1",
+    "gemma2",
+    "gemma3_text",
+    "glm4",
+    "glm4_moe",
+    "gpt_bigcode",
+    "gpt_neox",
+    "gpt_oss",
+    "granite",
+    "helium",
+    "jamba",
+    "kimi_linear",
+    "lfm2_moe",
+    "minimax",
+    "mistral",
+    "mixtral",
+    "nemotron_h",
+    "olmo2",
+    "olmoe",
+    "opt",
+    "phi3",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3_5_text",
+    "qwen3_next",
+    "recurrent_gemma",
+    "smollm3",
+    "starcoder2",
+    "granitemoe",
+    "inkling_text",
+    "llama4_text",
+    "modernbert-decoder",
+    "xlstm",
+    "ctrl",
+    "jetmoe",
+    "gpt_neox_japanese",
+    "openai-gpt",
+]
 
 
 def trainable(method: str) -> list[str]:
@@ -43,7 +84,15 @@ def test_every_causal_language_model_of_transformers_has_a_row() -> None:
 
 def test_rows_are_complete() -> None:
     for row in model_types.table().values():
-        optional = {"untried", "attention", "checkpointing", "chunked_loss", "chunked_fields", "own_fields", "loss_fields"}
+        optional = {
+            "untried",
+            "attention",
+            "checkpointing",
+            "chunked_loss",
+            "chunked_fields",
+            "own_fields",
+            "loss_fields",
+        }
         optional |= {"experts"}
         assert row.keys() - optional == {"packing", "problems"}
         assert set(row["packing"]) <= set(ATTENTIONS)
@@ -60,7 +109,9 @@ def test_rows_are_complete() -> None:
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_the_table_has_the_attention_and_the_checkpointing_of_transformers(model_type: str) -> None:
     row = model_types.table()[model_type]
-    assert trained_types.defaults(model_type) == {key: row[key] for key in ("attention", "checkpointing") if key in row}
+    assert trained_types.defaults(model_type) == {
+        key: row[key] for key in ("attention", "checkpointing") if key in row
+    }
 
 
 def test_the_page_lists_what_the_table_has() -> None:
@@ -85,7 +136,9 @@ def full_and_lora(model_type: str, folder: Path) -> None:
         trained_types.train(base, dataset, method, folder / f"{model_type}-{method}")
 
 
-@pytest.mark.parametrize("model_type", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize(
+    "model_type", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_a_tiny_instance_is_trained_exported_and_reloaded(model_type: str, prepared: Path) -> None:
     ranks.run(1, full_and_lora, model_type, prepared)
@@ -138,12 +191,16 @@ def test_models_without_such_layers_have_the_adapter_that_they_had() -> None:
             assert adapted_layers.excluded(AutoModelForCausalLM.from_config(tiny_config(model_type))) is None
 
 
-@pytest.mark.parametrize("model_type", ["afmoe", "dbrx", "jetmoe", "longcat_flash", "zaya", "qwen2_moe", "deepseek_v32"])
+@pytest.mark.parametrize(
+    "model_type", ["afmoe", "dbrx", "jetmoe", "longcat_flash", "zaya", "qwen2_moe", "deepseek_v32"]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_routers_gates_and_indexers_get_no_adapter(model_type: str) -> None:
     names = adapted(model_type)
     assert names
-    assert not [name for name in names if "router" in name or "indexer" in name or name.endswith("shared_expert_gate")]
+    assert not [
+        name for name in names if "router" in name or "indexer" in name or name.endswith("shared_expert_gate")
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -181,7 +238,9 @@ def losses_of(folder: Path, coefficient: float, processes: int, micro_batch: int
 @pytest.mark.filterwarnings("ignore")
 def test_the_balance_loss_is_part_of_the_loss_and_is_the_same_on_two_processes(prepared: Path) -> None:
     ranks.run(1, mixtrals, prepared)
-    without, half, whole = (ranks.run(1, losses_of, prepared, coefficient, 1, 2) for coefficient in (0.0, 0.5, 1.0))
+    without, half, whole = (
+        ranks.run(1, losses_of, prepared, coefficient, 1, 2) for coefficient in (0.0, 0.5, 1.0)
+    )
     added = whole[0] - without[0]
     # Of four experts of which each token takes two: 2 if all are used alike, at most 4 (Fedus et al. 2021).
     assert 1.9 < added < 4

@@ -9,7 +9,15 @@ from tests.support.model_types import tiny_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ALWAYS = ["modernbert-decoder", "recurrent_gemma", "xlstm", "inkling_text", "llama4_text", "granitemoe", "doge"]
+ALWAYS = [
+    "modernbert-decoder",
+    "recurrent_gemma",
+    "xlstm",
+    "inkling_text",
+    "llama4_text",
+    "granitemoe",
+    "doge",
+]
 UNUSUAL = [
     # Fields that TRL reads, and the model does not.
     ("llama", {"final_logit_softcapping": 0.5}, "logits"),
@@ -67,7 +75,8 @@ def test_the_reason_names_the_field_and_its_value():
     assert said("gemma2", final_logit_softcapping=0.0) == "final_logit_softcapping: 0.0"
     assert said("gemma2", final_logit_softcapping=30) is None
     assert (
-        said("llama", auto_map={"AutoModelForCausalLM": "own.Model"}) == "code of the model's own, whose head no test has run"
+        said("llama", auto_map={"AutoModelForCausalLM": "own.Model"})
+        == "code of the model's own, whose head no test has run"
     )
     assert said("unheard_of") == "model type 'unheard_of', whose head no test has run"
     assert said("x" * 500).endswith("..., whose head no test has run")
@@ -76,8 +85,8 @@ def test_the_reason_names_the_field_and_its_value():
 def test_a_term_of_the_loss_that_is_not_trained_is_a_problem():
     assert model_types.loss_problem({"model_type": "bamba", "z_loss_coefficient": 0.0}, False) is None
     assert model_types.loss_problem({"model_type": "bamba", "z_loss_coefficient": 1e-4}, False) == (
-        "its config.json has z_loss_coefficient: 0.0001, with which the loss of a bamba has a term that is not trained here; "
-        "write 0.0 in a copy of the model"
+        "its config.json has z_loss_coefficient: 0.0001, with which the loss of a bamba has a term that is "
+        "not trained here; write 0.0 in a copy of the model"
     )
     assert model_types.loss_problem({"model_type": "jetmoe", "output_router_logits": True}, False)
 
@@ -110,7 +119,9 @@ def test_results_and_gradients_are_those_of_trls_head(monkeypatch):
         gradients.append([parameter.grad for parameter in model.parameters()])
     first, second = found
     for name in (*outputs, "loss", "label_mask"):
-        torch.testing.assert_close(getattr(second, name), getattr(first, name), rtol=1e-4, atol=1e-5, check_dtype=False)
+        torch.testing.assert_close(
+            getattr(second, name), getattr(first, name), rtol=1e-4, atol=1e-5, check_dtype=False
+        )
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -118,7 +129,9 @@ def test_results_and_gradients_are_those_of_trls_head(monkeypatch):
 def test_an_adapter_on_the_head_is_trained():
     from peft import LoraConfig, get_peft_model
 
-    model = get_peft_model(built(), LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        built(), LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    )
     base = model.get_base_model()
     assert own_logits.reason(base, trust_remote_code=False) == "an adapter on the head"
     own_logits.add_head(base)
@@ -138,7 +151,9 @@ def test_a_quantized_head_is_run_as_the_model_runs_it():
 def entries(model_type):
     """Return the part of a type's row that says how its loss is computed."""
     row = model_types.table()[model_type]
-    return {key: row[key] for key in ("chunked_loss", "chunked_fields", "own_fields", "loss_fields") if key in row}
+    return {
+        key: row[key] for key in ("chunked_loss", "chunked_fields", "own_fields", "loss_fields") if key in row
+    }
 
 
 TRAINED = [name for name, row in model_types.table().items() if "full" not in row["problems"]]

@@ -31,7 +31,11 @@ def read(model, length):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in model_types.MODEL_TYPES]
+    "kind",
+    [
+        kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in model_types.MODEL_TYPES
+    ],
 )
 def test_a_model_reads_as_many_positions_as_its_config_json_says(kind, few):
     from transformers import AutoModelForCausalLM
@@ -55,25 +59,43 @@ def test_a_model_reads_as_many_positions_as_its_config_json_says(kind, few):
         ({"model_type": "gpt2", "n_positions": 64}, (64, True)),
         ({"model_type": "gpt2", "max_position_embeddings": 64}, (64, True)),
         ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, (512, True)),
-        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "max_position_embeddings": 64}}, (64, False)),
+        (
+            {
+                "model_type": "gemma3",
+                "text_config": {"model_type": "gemma3_text", "max_position_embeddings": 64},
+            },
+            (64, False),
+        ),
         ({"model_type": "llama"}, None),
         ({"model_type": "llama", "max_position_embeddings": -1}, None),
         ({"model_type": "mistral", "max_position_embeddings": 64, "sliding_window": 8}, (64, False)),
         ({"model_type": "falcon", "max_position_embeddings": 64, "alibi": True}, None),
         (
-            {"model_type": "llama", "max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {
+                "model_type": "llama",
+                "max_position_embeddings": 64,
+                "rope_scaling": {"type": "linear", "factor": 2.0},
+            },
             (128, False),
         ),
         (
             {
                 "model_type": "qwen2",
                 "max_position_embeddings": 64,
-                "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
             },
             (256, False),
         ),
         (
-            {"model_type": "llama", "max_position_embeddings": 64, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            {
+                "model_type": "llama",
+                "max_position_embeddings": 64,
+                "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+            },
             (64, False),
         ),
     ],
@@ -92,6 +114,8 @@ def test_an_answer_ends_where_there_are_no_further_positions(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tiny_base(tmp_path))
     sizes = {"vocab_size": len(tokenizer), "n_positions": 24, "n_embd": 16, "n_layer": 1, "n_head": 2}
     model = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
-    long, short = answer(model, tokenizer, [[5] * 20, [5] * 3], Generation(max_new_tokens=16, batch_size=1), ends=[])
+    long, short = answer(
+        model, tokenizer, [[5] * 20, [5] * 3], Generation(max_new_tokens=16, batch_size=1), ends=[]
+    )
     assert (long.answer_tokens, long.finish_reason) == (4, "length")
     assert short.answer_tokens == 16

@@ -1,4 +1,5 @@
-"""What is written of a trained model has the keys and the spelling of the base's files; only what training changed differs."""
+"""What is written of a trained model has the keys and the spelling of the base's files; only what training
+changed differs."""
 
 import json
 
@@ -9,7 +10,13 @@ from flytune.models import published, tokenizers, trial
 from flytune.recipe import Model
 from flytune.selftest import tiny_model
 
-SIZES = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -97,7 +104,11 @@ def test_a_head_and_its_labels_are_written(tmp_path):
 
     model = base_of(tmp_path / "base", {"model_type": "llama", **SIZES, "num_labels": 3})
     found = written(AutoConfig.from_pretrained(model.name_or_path, num_labels=1), model, tmp_path / "written")
-    assert (found["id2label"], found["label2id"], found["num_labels"]) == ({"0": "LABEL_0"}, {"LABEL_0": 0}, 1)
+    assert (found["id2label"], found["label2id"], found["num_labels"]) == (
+        {"0": "LABEL_0"},
+        {"LABEL_0": 0},
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +144,11 @@ def test_a_base_whose_generation_config_transformers_does_not_save(sampling, tmp
     ("file", "content", "said"),
     [
         ("generation_config.json", "{", "its generation_config.json cannot be read"),
-        ("generation_config.json", '{"eos_token_id": {"a": 1}}', "generation_config.json: eos_token_id: must be ids"),
+        (
+            "generation_config.json",
+            '{"eos_token_id": {"a": 1}}',
+            "generation_config.json: eos_token_id: must be ids",
+        ),
         ("config.json", '{"model_type": "llama", "vocab_size": "many"}', "its config.json cannot be saved"),
     ],
 )

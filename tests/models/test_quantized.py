@@ -1,7 +1,7 @@
 """Quantized bases: their formats, and 4-bit layers on CPUs for which bitsandbytes repacks weights.
 
-With AVX512-BF16 it does so at the first evaluation. `repack` makes bitsandbytes take any CPU for such a one; the repacking
-itself runs everywhere. Where the switch is not in force, these tests fail on every CPU.
+With AVX512-BF16 it does so at the first evaluation. `repack` makes bitsandbytes take any CPU for such a one;
+the repacking itself runs everywhere. Where the switch is not in force, these tests fail on every CPU.
 """
 
 import pytest
@@ -82,11 +82,19 @@ SHARDINGS = [
 def test_scoring_in_mid_training_changes_no_gradient(sharding, inputs, tmp_path):
     def norms(**changes):
         folder = tmp_path / str(len(changes))
-        changes |= {"method": "qlora", "sharding": sharding, "checkpoints.folder": str(folder), "training.max_steps": 4}
+        changes |= {
+            "method": "qlora",
+            "sharding": sharding,
+            "checkpoints.folder": str(folder),
+            "training.max_steps": 4,
+        }
         size = 1 if sharding in ("none", "device_map") else 2
         changes |= {"hardware.shape": f"cpu-{size}", "training.global_batch_size": 8}
         recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
-        return [(step.loss, step.grad_norm) for step in ranks.run(size, fit_here, recipe, inputs, folder / "out").steps]
+        return [
+            (step.loss, step.grad_norm)
+            for step in ranks.run(size, fit_here, recipe, inputs, folder / "out").steps
+        ]
 
     scored = norms(**{"evaluation.eval_steps": 1, "evaluation.max_samples": 3})
     assert scored == norms()
@@ -134,7 +142,9 @@ def test_a_base_takes_the_bytes_that_the_plan_counts(name, inputs):
 def test_8_bit_layers_report_the_dtype_of_their_inputs_once(inputs, caplog):
     import torch
 
-    recipe = recipe_for(inputs / "tiny", {"name": "qlora", "load_in_8bit": True}, **{"model.dtype": "float32"})
+    recipe = recipe_for(
+        inputs / "tiny", {"name": "qlora", "load_in_8bit": True}, **{"model.dtype": "float32"}
+    )
     model = loading.base_model(recipe, "float32", device_map={"": "cpu"}).eval()
     for _ in range(2):
         model(input_ids=torch.tensor([[1, 2, 3]]))
@@ -154,7 +164,10 @@ def export_and_merge(recipe, inputs, out):
     answers = probe.ask(exported, live.prompts)
     kept = all(torch.equal(before[name], layer.weight) for name, layer in quantized.items())
     merged = merging._merged(
-        recipe, exported, f"dequantized {8 if recipe.method.load_in_8bit else 4}-bit weights", recipe.model.dtype
+        recipe,
+        exported,
+        f"dequantized {8 if recipe.method.load_in_8bit else 4}-bit weights",
+        recipe.model.dtype,
     )
     again = probe.ask(merged.eval(), live.prompts)
     distances = [float(probe.distance(live.logits, found.logits).max()) for found in (answers, again)]
@@ -177,24 +190,32 @@ def test_training_export_evaluation_and_merge_read_the_same_weights(name, inputs
 
 
 def offloaded_gradients(base):
-    """Return the adapters' parameters with and without a gradient: of two plain layers, and of two that hooks fetch."""
+    """Return the adapters' parameters with and without a gradient: of two plain layers, and of two that hooks
+    fetch."""
     import torch
     from accelerate.hooks import attach_align_device_hook
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(target_modules="all-linear"))
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(target_modules="all-linear")
+    )
     for layer in model.get_base_model().model.layers[2:]:
-        attach_align_device_hook(layer, execution_device="cpu", offload=True, weights_map=dict(layer.state_dict()))
+        attach_align_device_hook(
+            layer, execution_device="cpu", offload=True, weights_map=dict(layer.state_dict())
+        )
     tokens = torch.tensor([[1, 2, 3, 4]])
     model(input_ids=tokens, labels=tokens).loss.backward()
-    adapters = {name: parameter.grad is not None for name, parameter in model.named_parameters() if "lora" in name}
+    adapters = {
+        name: parameter.grad is not None for name, parameter in model.named_parameters() if "lora" in name
+    }
     parts = [[has for name, has in adapters.items() if f".{number}." in name] for number in range(4)]
     return [(sum(part), len(part) - sum(part)) for part in (parts[0] + parts[1], parts[2] + parts[3])]
 
 
 def test_adapters_of_offloaded_layers_get_no_gradients(inputs):
-    """The reason for refusing llm_int8_enable_fp32_cpu_offload: where this fails, accelerate has learned to train them."""
+    """The reason for refusing llm_int8_enable_fp32_cpu_offload: where this fails, accelerate has learned to
+    train them."""
     assert offloaded_gradients(inputs / "tiny") == [(28, 0), (0, 28)]
 
 
@@ -207,6 +228,8 @@ def test_an_8_bit_base_trains_on_two_processes_as_on_one(sharding, inputs, tmp_p
         changes |= {"hardware.shape": f"cpu-{size}", "training.global_batch_size": 8}
         changes |= {"checkpoints.folder": str(tmp_path / f"checkpoints-{name}")}
         recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
-        losses.append([step.loss for step in ranks.run(size, fit_here, recipe, inputs, tmp_path / name).steps])
+        losses.append(
+            [step.loss for step in ranks.run(size, fit_here, recipe, inputs, tmp_path / name).steps]
+        )
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     assert losses[0][-1] < losses[0][0]

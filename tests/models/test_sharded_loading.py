@@ -11,9 +11,20 @@ from flytune.models import sharded_loading
 from flytune.recipe import Model
 from tests.support import ranks
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 61}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 61,
+}
 SIZES |= {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0}
-LLAMA3_ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+}
 LLAMA3_ROPE |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 EXPERTS = {"num_experts": 3, "num_local_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # name: (model type, config, dtype on disk, dtype in memory, bytes of a file at most)
@@ -24,14 +35,32 @@ MODELS = {
     "qwen2": ("qwen2", {}, "bfloat16", "bfloat16", "10KB"),
     "qwen3": ("qwen3", {"tie_word_embeddings": True}, "bfloat16", "float32", "1GB"),
     "gemma3": ("gemma3_text", {"sliding_window": 16}, "bfloat16", "bfloat16", "20KB"),
-    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}, "float32", "float32", "20KB"),
+    "gpt2": (
+        "gpt2",
+        {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+        "float32",
+        "float32",
+        "20KB",
+    ),
     "mixtral": ("mixtral", EXPERTS, "bfloat16", "float32", "10KB"),
     "qwen3-moe": ("qwen3_moe", EXPERTS, "float32", "float32", "10KB"),
     "qwen3-heads": ("qwen3", {"num_key_value_heads": 4}, "float32", "float32", "1GB"),
     # A persistent buffer; others' dtype.
-    "glm4-moe": ("glm4_moe", EXPERTS | {"n_routed_experts": 3, "first_k_dense_replace": 1}, "bfloat16", "bfloat16", "20KB"),
+    "glm4-moe": (
+        "glm4_moe",
+        EXPERTS | {"n_routed_experts": 3, "first_k_dense_replace": 1},
+        "bfloat16",
+        "bfloat16",
+        "20KB",
+    ),
     # Keeps parameters and persistent buffers in float32 whatever dtype is asked for.
-    "ernie-moe": ("ernie4_5_moe", EXPERTS | {"moe_num_experts": 3, "moe_k": 2}, "float32", "bfloat16", "20KB"),
+    "ernie-moe": (
+        "ernie4_5_moe",
+        EXPERTS | {"moe_num_experts": 3, "moe_k": 2},
+        "float32",
+        "bfloat16",
+        "20KB",
+    ),
 }
 
 
@@ -60,7 +89,8 @@ def folders(tmp_path_factory):
 
 
 def sharded(model, shape=None):
-    """`model`, divided over all processes (over the last dimension of a mesh of `shape`): layer by layer, the rest together."""
+    """`model`, divided over all processes (over the last dimension of a mesh of `shape`): layer by layer, the
+    rest together."""
     import torch.distributed
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -83,7 +113,9 @@ def assert_equal(model, reference):
 
     for kind in ("named_parameters", "named_buffers"):
         ours = {sharded_loading._WRAPPERS.sub("", name): tensor for name, tensor in getattr(model, kind)()}
-        theirs = {sharded_loading._WRAPPERS.sub("", name): tensor for name, tensor in getattr(reference, kind)()}
+        theirs = {
+            sharded_loading._WRAPPERS.sub("", name): tensor for name, tensor in getattr(reference, kind)()
+        }
         assert list(ours) == list(theirs)
         for name, tensor in theirs.items():
             got = whole(ours[name])
@@ -115,13 +147,16 @@ def join():
 
 
 def compare(folder, dtype, shape=None):
-    """Return the conversions used, ours and from_pretrained's, once both models are equal in all visible properties."""
+    """Return the conversions used, ours and from_pretrained's, once both models are equal in all visible
+    properties."""
     import torch
 
     join()
     reference, model = loaded(folder, dtype), built(folder, dtype)
     assert all(parameter.is_meta for parameter in model.parameters())
-    assert {parameter.dtype for parameter in model.parameters()} == {parameter.dtype for parameter in reference.parameters()}
+    assert {parameter.dtype for parameter in model.parameters()} == {
+        parameter.dtype for parameter in reference.parameters()
+    }
     # Frozen: FSDP trains no mixture of dtypes.
     sharded(model.requires_grad_(False), shape)
     sharded_loading.load_weights(model, folder)
@@ -133,7 +168,9 @@ def compare(folder, dtype, shape=None):
     )
     assert model.generation_config.to_dict() == reference.generation_config.to_dict()
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    return [str(transform) for transform in model._weight_conversions], [str(t) for t in reference._weight_conversions]
+    return [str(transform) for transform in model._weight_conversions], [
+        str(t) for t in reference._weight_conversions
+    ]
 
 
 @pytest.mark.slow
@@ -143,7 +180,9 @@ def test_two_ranks_hold_what_from_pretrained_loads(folders, name):
     assert ours == theirs
 
 
-@pytest.mark.parametrize(("name", "world_size", "shape"), [("mixtral", 5, None), ("llama-tied", 3, None), ("qwen2", 4, (2, 2))])
+@pytest.mark.parametrize(
+    ("name", "world_size", "shape"), [("mixtral", 5, None), ("llama-tied", 3, None), ("qwen2", 4, (2, 2))]
+)
 def test_uneven_empty_and_replicated_shards(folders, name, world_size, shape):
     """Two of five ranks hold no expert of three; 61 rows do not divide by three; replicas of shards."""
     ranks.run(world_size, compare, folders(name), MODELS[name][3], shape)
@@ -179,7 +218,9 @@ def trains_alike(folder):
     sharded_loading.load_weights(sharded(model), folder)
     ours, theirs = dict(trained(model).named_parameters()), dict(trained(reference).named_parameters())
     for name, tensor in ours.items():
-        torch.testing.assert_close(whole(tensor), theirs[sharded_loading._WRAPPERS.sub("", name)], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            whole(tensor), theirs[sharded_loading._WRAPPERS.sub("", name)], rtol=1e-4, atol=1e-5
+        )
 
 
 def test_what_was_filled_trains_under_checkpoint_wrappers(folders):
@@ -204,10 +245,18 @@ def adapts_alike(folder, config):
     assert torch.equal(logits(model), logits(reference))
 
 
-@pytest.mark.parametrize("extra", [{}, {"modules_to_save": ["lm_head"]}], ids=["adapters", "and-a-saved-module"])
+@pytest.mark.parametrize(
+    "extra", [{}, {"modules_to_save": ["lm_head"]}], ids=["adapters", "and-a-saved-module"]
+)
 def test_adapters_are_left_alone_and_what_they_stand_on_is_read(folders, extra):
     """Rank 1: the second process holds no row of lora_A."""
-    config = {"r": 1, "target_modules": "all-linear", "task_type": "CAUSAL_LM", "init_lora_weights": False, **extra}
+    config = {
+        "r": 1,
+        "target_modules": "all-linear",
+        "task_type": "CAUSAL_LM",
+        "init_lora_weights": False,
+        **extra,
+    }
     ranks.run(2, adapts_alike, folders("llama"), config)
 
 
@@ -222,7 +271,9 @@ def shards_by_accelerate(folder, lora):
     join()
     reference, model = loaded(folder, "bfloat16"), built(folder, "bfloat16")
     if lora:
-        config = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+        config = peft.LoraConfig(
+            r=2, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False
+        )
         torch.manual_seed(3)
         reference = peft.get_peft_model(reference, config)
         torch.manual_seed(3)
@@ -233,7 +284,9 @@ def shards_by_accelerate(folder, lora):
     )
     # What the functions read of an Accelerator, which does not shard on a CPU without being told.
     state = SimpleNamespace(fsdp_plugin=plugin)
-    accelerator = SimpleNamespace(state=state, mixed_precision="bf16", is_main_process=False, device=torch.device("cpu"))
+    accelerator = SimpleNamespace(
+        state=state, mixed_precision="bf16", is_main_process=False, device=torch.device("cpu")
+    )
     model = fsdp2_prepare_model(accelerator, fsdp2_apply_ac(accelerator, model))
     sharded_loading.load_weights(model, folder)
     # accelerate makes what is trained float32.
@@ -266,7 +319,9 @@ def rewritten(source, target, change):
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors*"))
-    tensors = {name: tensor for file in source.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    tensors = {
+        name: tensor for file in source.glob("*.safetensors") for name, tensor in load_file(file).items()
+    }
     save_file(change(tensors), target / "model.safetensors", {"format": "pt"})
     return target
 
@@ -274,7 +329,9 @@ def rewritten(source, target, change):
 def test_names_without_the_prefix_of_the_base_model(folders, tmp_path):
     """Save as a base model without a head: layers.0..., not model.layers.0..."""
     folder = rewritten(
-        folders("llama-tied"), tmp_path / "base", lambda all_: {name.removeprefix("model."): all_[name] for name in all_}
+        folders("llama-tied"),
+        tmp_path / "base",
+        lambda all_: {name.removeprefix("model."): all_[name] for name in all_},
     )
     ranks.run(2, compare, folder, "float32")
 
@@ -284,7 +341,9 @@ def fused(tensors):
     import torch
 
     for layer in ("model.layers.0.self_attn", "model.layers.1.self_attn"):
-        tensors[f"{layer}.qkv.weight"] = torch.cat([tensors.pop(f"{layer}.{part}_proj.weight") for part in "qkv"])
+        tensors[f"{layer}.qkv.weight"] = torch.cat(
+            [tensors.pop(f"{layer}.{part}_proj.weight") for part in "qkv"]
+        )
     return tensors
 
 
@@ -312,7 +371,8 @@ def test_a_tied_parameter_that_is_stored_twice(folders, tmp_path):
     ranks.run(2, compare, folder, "float32")
     folder = rewritten(folders("llama-tied"), tmp_path / "unequal", twice(lambda tensor: tensor + 1))
     with pytest.raises(
-        TrainingError, match=r"embed_tokens.weight and lm_head.weight: one parameter by config.json, two values"
+        TrainingError,
+        match=r"embed_tokens.weight and lm_head.weight: one parameter by config.json, two values",
     ):
         sharded_loading.load_weights(built(folder, "float32"), folder)
 
@@ -333,14 +393,22 @@ def test_what_is_wrong_with_the_files_is_said(folders, tmp_path):
     (tmp_path / "pytorch_model.bin").touch()
     refused(tmp_path, r"found only pytorch_model.bin, which must be converted first")
     refused(
-        rewritten(source, tmp_path / "less", without("model.norm.weight")), r"^model.norm.weight: in no file of .*less; config"
+        rewritten(source, tmp_path / "less", without("model.norm.weight")),
+        r"^model.norm.weight: in no file of .*less; config",
     )
-    other = rewritten(source, tmp_path / "other", lambda all_: all_ | {"model.norm.weight": all_["model.norm.weight"][:5]})
-    refused(other, r"model.safetensors: model.norm.weight has the shape \[5\], and the model's model.norm.weight \[32\]")
+    other = rewritten(
+        source, tmp_path / "other", lambda all_: all_ | {"model.norm.weight": all_["model.norm.weight"][:5]}
+    )
+    refused(
+        other,
+        r"model.safetensors: model.norm.weight has the shape \[5\], and the model's model.norm.weight \[32\]",
+    )
     cut = rewritten(source, tmp_path / "cut", dict) / "model.safetensors"
     cut.write_bytes(cut.read_bytes()[:-1])
     refused(
-        cut.parent, r"cut/model.safetensors: truncated, or not a safetensors file \(.*\); download or export the model again"
+        cut.parent,
+        r"cut/model.safetensors: truncated, or not a safetensors file \(.*\); download or export the model "
+        r"again",
     )
     cut.unlink()
     index = {"weight_map": {"model.norm.weight": "model-1.safetensors"}}
@@ -348,7 +416,9 @@ def test_what_is_wrong_with_the_files_is_said(folders, tmp_path):
     refused(cut.parent, r"cut/model-1.safetensors: no such file; download")
     rewritten(source, tmp_path / "wrong", without("model.norm.weight"))
     (tmp_path / "wrong" / "model.safetensors").rename(cut.parent / "model-1.safetensors")
-    refused(cut.parent, r"model-1.safetensors: has no model.norm.weight, which model.safetensors.index.json lists")
+    refused(
+        cut.parent, r"model-1.safetensors: has no model.norm.weight, which model.safetensors.index.json lists"
+    )
 
 
 def test_a_conversion_that_fails_names_the_parameter(folders, tmp_path):
@@ -356,11 +426,14 @@ def test_a_conversion_that_fails_names_the_parameter(folders, tmp_path):
     folder = rewritten(folders("mixtral"), tmp_path / "ragged", lambda all_: all_ | {name: all_[name][:5]})
     with pytest.raises(
         TrainingError,
-        match=r"transformers cannot build model.layers.0.mlp.experts.gate_up_proj from .*w1.weight.* set sharding to",
+        match=r"transformers cannot build model.layers.0.mlp.experts.gate_up_proj from .*w1.weight.* set "
+        r"sharding to",
     ):
         sharded_loading.load_weights(built(folder, "float32"), folder)
     folder = rewritten(
-        folders("mixtral"), tmp_path / "fewer", lambda all_: {key: all_[key] for key in all_ if ".2.w" not in key}
+        folders("mixtral"),
+        tmp_path / "fewer",
+        lambda all_: {key: all_[key] for key in all_ if ".2.w" not in key},
     )
     with pytest.raises(TrainingError, match=r"has the shape \[2, 96, 32\], and not \[3, 96, 32\]"):
         sharded_loading.load_weights(built(folder, "float32"), folder)
@@ -368,9 +441,13 @@ def test_a_conversion_that_fails_names_the_parameter(folders, tmp_path):
 
 def test_weights_that_are_quantized_already_are_refused(folders, tmp_path):
     folder = rewritten(folders("llama"), tmp_path / "fp8", dict)
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "fp8"}}
+    config = json.loads((folder / "config.json").read_text()) | {
+        "quantization_config": {"quant_method": "fp8"}
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RecipeError, match=r"its weights are quantized \(fp8\), and fsdp reads 16- or 32-bit weights only"):
+    with pytest.raises(
+        RecipeError, match=r"its weights are quantized \(fp8\), and fsdp reads 16- or 32-bit weights only"
+    ):
         built(folder, "float32")
 
 

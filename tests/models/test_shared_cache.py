@@ -40,7 +40,9 @@ def folder(tmp_path_factory):
 def python(code, *arguments, **environment):
     command = [sys.executable, "-c", code, *map(str, arguments)]
     seen = os.environ | {"PYTHONPATH": str(ROOT)} | environment
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=seen, cwd=ROOT)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=seen, cwd=ROOT
+    )
 
 
 def filled(hub, cache, scratch, commit=FIRST, read_only=False):
@@ -62,7 +64,9 @@ def test_concurrent_runs_fill_one_cache_and_pods_load_from_it_offline(folder, tm
     with serving(folder) as hub:
         several = [filled(hub, cache, tmp_path / f"scratch{index}") for index in range(3)]
         assert {result(process) for process in several} == {str(snapshot)}
-        assert result(filled(hub, cache, tmp_path / "read", SECOND, read_only=True)) == "None", "another commit is not there"
+        assert result(filled(hub, cache, tmp_path / "read", SECOND, read_only=True)) == "None", (
+            "another commit is not there"
+        )
         before = len(hub.asked)
         assert result(filled(hub, cache, tmp_path / "again")) == str(snapshot)
         assert len(hub.asked) == before, "a complete model asks no hub"
@@ -119,12 +123,16 @@ def test_a_cache_that_cannot_be_written(model_hub, tmp_path):
     assert not (tmp_path / "empty").exists()
     assert model_hub == []
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"model_cache: .*: cannot be written: .*writable for user or group 10001"):
+    with pytest.raises(
+        StorageError, match=r"model_cache: .*: cannot be written: .*writable for user or group 10001"
+    ):
         shared_cache.fill(REQUEST, tmp_path / "file", tmp_path / "scratch")
 
 
 def test_a_model_that_is_gone_says_what_to_do(tmp_path):
-    with pytest.raises(DataError, match=r"model_cache: .*the stored base model is gone; run again with --overwrite-cache"):
+    with pytest.raises(
+        DataError, match=r"model_cache: .*the stored base model is gone; run again with --overwrite-cache"
+    ):
         shared_cache.link(REQUEST, tmp_path, tmp_path / "node")
 
 

@@ -13,7 +13,10 @@ from flytune.selftest.tiny_model import CHATML, SENTENCES, SPECIAL_TOKENS
 from tests.support.tiny import tiny_recipe
 
 TEXT = "Add 12345 and 7:\n\n\n  then it's DON'T"
-CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def write_base(folder, named, split=CL100K, **config):
@@ -24,11 +27,19 @@ def write_base(folder, named, split=CL100K, **config):
     steps = [pre_tokenizers.Split(Regex(split), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Sequence(steps), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=470, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=470, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
+    )
     bpe.train_from_iterator([*SENTENCES, TEXT, "q7z a q7z"] * 4, trainer)
     folder.mkdir(parents=True)
     bpe.save(str(folder / "tokenizer.json"))
-    written = {"tokenizer_class": named, "eos_token": "<|im_end|>", "pad_token": "<|pad|>", "chat_template": CHATML, "a": 1}
+    written = {
+        "tokenizer_class": named,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|pad|>",
+        "chat_template": CHATML,
+        "a": 1,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(written | config))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 480}))
     return folder
@@ -89,7 +100,9 @@ def test_added_tokens_are_the_only_change(tmp_path):
     base = write_base(tmp_path / "base", "GPT2Tokenizer", added_tokens_decoder={})
     model = model_of(base, "<|a|>", "<|im_start|>", "<|b|>")
     again, config = stored(tmp_path / "stored", model)
-    before, after = (json.loads((folder / "tokenizer.json").read_text()) for folder in (base, tmp_path / "stored"))
+    before, after = (
+        json.loads((folder / "tokenizer.json").read_text()) for folder in (base, tmp_path / "stored")
+    )
     added = [token for token in after["added_tokens"] if token not in before["added_tokens"]]
     assert [token["content"] for token in added] == ["<|a|>", "<|b|>"]
     assert after | {"added_tokens": before["added_tokens"]} == before
@@ -110,7 +123,9 @@ def test_the_contract_names_a_difference_of_the_data_alone(tmp_path):
         rows = "".join(json.dumps({"text": f"Row {number}: {word} and {word}"}) + "\n" for number in range(8))
         (tmp_path / f"{name}.jsonl").write_text(rows)
         recipe = Recipe.model_validate(tiny_recipe(base, tmp_path / f"{name}.jsonl"))
-        data.prepare(DataRequest(model=recipe.model, data=recipe.data, fingerprint=name), tmp_path / name, processes=1)
+        data.prepare(
+            DataRequest(model=recipe.model, data=recipe.data, fingerprint=name), tmp_path / name, processes=1
+        )
         checks = data.contract.Contract.read(tmp_path / name / "contract.json").checks
         found[name] = [check.found for check in checks if check.name == "tokenizer"]
         config = json.loads((tmp_path / name / "tokenizer/tokenizer_config.json").read_text())

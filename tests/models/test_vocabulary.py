@@ -1,4 +1,5 @@
-"""Tokens added to the vocabulary: rows of embedding and head in every load, in training, export, merging and resuming."""
+"""Tokens added to the vocabulary: rows of embedding and head in every load, in training, export, merging and
+resuming."""
 
 import json
 from types import SimpleNamespace
@@ -108,11 +109,15 @@ SLOW = pytest.mark.slow
         pytest.param({"name": "qlora"}, "untied", "zero3", marks=SLOW),
     ],
 )
-def test_the_rows_train_as_in_one_process_and_the_export_is_what_was_trained(method, base, sharding, inputs, plain, tmp_path):
+def test_the_rows_train_as_in_one_process_and_the_export_is_what_was_trained(
+    method, base, sharding, inputs, plain, tmp_path
+):
     _, alone, _ = plain(method, base)
     recipe = recipe_for(inputs, method, sharding, base)
     result = trained(recipe, inputs, tmp_path / "trained")
-    assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in alone.steps], abs=SAME)
+    assert [step.loss for step in result.steps] == pytest.approx(
+        [step.loss for step in alone.steps], abs=SAME
+    )
     assert result.trained_parameters == alone.trained_parameters
     passes_gate(recipe, inputs, tmp_path / "trained", result)
 
@@ -143,7 +148,9 @@ def test_a_merged_model_is_the_live_one_and_has_the_rows(method, inputs, plain, 
     from transformers import AutoModelForCausalLM
 
     recipe, result, out = plain(method, "untied")
-    artifact = build.store(recipe, planner.make(recipe), inputs / "dataset", out, metrics(), tmp_path / "artifact")
+    artifact = build.store(
+        recipe, planner.make(recipe), inputs / "dataset", out, metrics(), tmp_path / "artifact"
+    )
     made = merging.merge(artifact, tmp_path / "merged")
     assert made.candidates[0].divergence < 1e-9
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
@@ -152,7 +159,8 @@ def test_a_merged_model_is_the_live_one_and_has_the_rows(method, inputs, plain, 
     nll, tokens = scoring.heldout_loss(merged, rows, 0, batch_size=4)
     assert float(nll.sum() / tokens.sum()) == pytest.approx(result.heldout_loss, abs=SAME)
     assert vocabulary.load_ids(recipe.model)[0][1] in merged.generation_config.eos_token_id
-    # Several adapters share the base with its new rows; combining them would lose what is trained of the tables.
+    # Several adapters share the base with its new rows; combining them would lose what is trained of the
+    # tables.
     both = adapters_loading.load({"a": artifact, "b": artifact})
     alone = loading.exported_model(recipe, artifact).eval()
     prompts = probe.tokenized(data.load_tokenizer(recipe.model, recipe.data))[:2]
@@ -165,12 +173,18 @@ def test_a_merged_model_is_the_live_one_and_has_the_rows(method, inputs, plain, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["none", *(pytest.param(name, marks=SLOW) for name in ("zero3", "fsdp"))])
+@pytest.mark.parametrize(
+    "sharding", ["none", *(pytest.param(name, marks=SLOW) for name in ("zero3", "fsdp"))]
+)
 def test_a_killed_run_resumes_bit_for_bit(sharding, inputs, tmp_path):
     changes = {"checkpoints.save_steps": 1, "checkpoints.folder": str(tmp_path / "calm")}
     method = LORA | {"modules_to_save": ["lm_head"]}
-    calm = trained(recipe_for(inputs, method, sharding, "untied", **changes), inputs, tmp_path / "undisturbed")
-    recipe = recipe_for(inputs, method, sharding, "untied", **(changes | {"checkpoints.folder": str(tmp_path / "killed")}))
+    calm = trained(
+        recipe_for(inputs, method, sharding, "untied", **changes), inputs, tmp_path / "undisturbed"
+    )
+    recipe = recipe_for(
+        inputs, method, sharding, "untied", **(changes | {"checkpoints.folder": str(tmp_path / "killed")})
+    )
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, tmp_path / "no", 1, 2)
     resumed = trained(recipe, inputs, tmp_path / "resumed")
@@ -187,13 +201,20 @@ def test_a_run_starts_from_an_adapter_with_rows(method, sharding, inputs, plain,
     further = method | {"adapter": str(out / "adapter")}
     changes = {"training.learning_rate": 1e-8, "training.max_steps": 1, "training.warmup_steps": 0}
     recipe = recipe_for(inputs, further, sharding, "untied", **changes)
-    assert trained(recipe, inputs, tmp_path / "again").heldout_loss == pytest.approx(before.heldout_loss, abs=SAME)
+    assert trained(recipe, inputs, tmp_path / "again").heldout_loss == pytest.approx(
+        before.heldout_loss, abs=SAME
+    )
     assert initial_adapter.problems(recipe) == []
     if method is LORA:
         other, said = {"model.extra_special_tokens": []}, "the adapter of method.adapter trains rows of"
     else:
-        other, said = {"method": LORA | {"adapter": further["adapter"]}}, "method.modules_to_save: [], but the adapter"
-    changed = Recipe.model_validate(recipe_for(inputs, **({"method": further, "sharding": "none", "base": "untied"} | other)))
+        other, said = (
+            {"method": LORA | {"adapter": further["adapter"]}},
+            "method.modules_to_save: [], but the adapter",
+        )
+    changed = Recipe.model_validate(
+        recipe_for(inputs, **({"method": further, "sharding": "none", "base": "untied"} | other))
+    )
     assert said in initial_adapter.problems(changed)[0]
 
 
@@ -206,7 +227,12 @@ def test_a_slice_reads_the_rows_that_a_loaded_model_has(inputs):
         assert torch.equal(parameter, sliced.get_parameter(name)), name
     old = read_geometry(recipe.model.model_copy(update={"extra_special_tokens": []})).vocab_size
     new = whole.get_input_embeddings().weight
-    assert len(new) == whole.config.vocab_size == vocabulary.rows_for(old, old + 2) == read_geometry(recipe.model).vocab_size
+    assert (
+        len(new)
+        == whole.config.vocab_size
+        == vocabulary.rows_for(old, old + 2)
+        == read_geometry(recipe.model).vocab_size
+    )
     assert torch.equal(new[old:], new[:old].double().mean(dim=0).to(new).expand(len(new) - old, -1))
 
 
@@ -235,7 +261,9 @@ def fields(method, model=None, tied=False, bias=None, rows=10):
 
 def test_rows_are_trained_in_each_table_that_is_not_trained_completely():
     assert fields({}) == {"trainable_token_indices": {"embed_in": [8, 9], "embed_out": [8, 9]}}
-    assert fields({"trainable_token_indices": [3, 8]}, tied=True) == {"trainable_token_indices": {"embed_in": [3, 8, 9]}}
+    assert fields({"trainable_token_indices": [3, 8]}, tied=True) == {
+        "trainable_token_indices": {"embed_in": [3, 8, 9]}
+    }
     assert fields({"modules_to_save": ["lm_head"]}) == {
         "modules_to_save": ["embed_out"],
         "trainable_token_indices": {"embed_in": [8, 9]},
@@ -250,8 +278,16 @@ def test_rows_are_trained_in_each_table_that_is_not_trained_completely():
 @pytest.mark.parametrize(
     ("method", "model", "said"),
     [
-        ({"modules_to_save": ["lm_head"]}, {"tied": True}, "head and embedding of a/b are one tensor; write embed_tokens"),
-        ({"trainable_token_indices": [10]}, {}, "method.trainable_token_indices: 10: the model has 10 tokens"),
+        (
+            {"modules_to_save": ["lm_head"]},
+            {"tied": True},
+            "head and embedding of a/b are one tensor; write embed_tokens",
+        ),
+        (
+            {"trainable_token_indices": [10]},
+            {},
+            "method.trainable_token_indices: 10: the model has 10 tokens",
+        ),
         ({}, {"bias": True}, r"the head of a/b has a bias.*write method.modules_to_save: \[lm_head\]"),
     ],
 )
@@ -264,9 +300,18 @@ def test_tables_that_cannot_be_trained_so_are_refused(method, model, said):
     ("changes", "said"),
     [
         ({"model.extra_special_tokens": ["<a>", "<a>"]}, "a token is listed twice"),
-        ({"method": {"name": "full", "modules_to_save": ["lm_head"]}}, "modules_to_save: only for lora and qlora"),
         (
-            {"method": {"name": "lora", "modules_to_save": ["lm_head"], "target_modules": ["q_proj", "lm_head"]}},
+            {"method": {"name": "full", "modules_to_save": ["lm_head"]}},
+            "modules_to_save: only for lora and qlora",
+        ),
+        (
+            {
+                "method": {
+                    "name": "lora",
+                    "modules_to_save": ["lm_head"],
+                    "target_modules": ["q_proj", "lm_head"],
+                }
+            },
             "lm_head: has an adapter by target_modules, and is trained itself",
         ),
         ({"method": {"name": "lora", "target_modules": ["lm_head"]}}, "rows of lm_head are trained for"),
@@ -274,19 +319,26 @@ def test_tables_that_cannot_be_trained_so_are_refused(method, model, said):
 )
 def test_recipes_that_contradict_themselves_are_refused(changes, said, inputs):
     with pytest.raises(RecipeError, match=said):
-        recipe_for(inputs, **({"method": "lora", "sharding": "none"} | {k: v for k, v in changes.items() if k == "method"}),
-                   **{k: v for k, v in changes.items() if k != "method"})  # fmt: skip
+        recipe_for(
+            inputs,
+            **({"method": "lora", "sharding": "none"} | {k: v for k, v in changes.items() if k == "method"}),
+            **{k: v for k, v in changes.items() if k != "method"},
+        )
 
 
 def test_the_tokenizer_of_the_data_has_the_tokens(inputs):
     recipe = recipe_for(inputs, LORA, "none")
     tokenizer = data.load_tokenizer(recipe.model, recipe.data)
-    assert (tokenizer.eos_token, [tokenizer.decode([id_]) for id_ in vocabulary.load_ids(recipe.model)[0]]) == (
+    assert (
+        tokenizer.eos_token,
+        [tokenizer.decode([id_]) for id_ in vocabulary.load_ids(recipe.model)[0]],
+    ) == (
         TOKENS[1],
         TOKENS,
     )
     without = recipe.model.model_copy(update={"extra_special_tokens": []})
     with pytest.raises(
-        DataError, match=r"data\.eos_token: '<\|end_turn\|>' is not one of the tokens .* that model\.extra_special"
+        DataError,
+        match=r"data\.eos_token: '<\|end_turn\|>' is not one of the tokens .* that model\.extra_special",
     ):
         data.load_tokenizer(without, recipe.data)

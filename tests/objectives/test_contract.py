@@ -18,7 +18,12 @@ from tests.support.preferences import write_labelled, write_preferences
 from tests.support.prompts import write_prompts
 from tests.support.tiny import tiny_recipe, write_pairs
 
-WRITERS = {"answers": write_pairs, "pairs": write_preferences, "labelled_answers": write_labelled, "prompts": write_prompts}
+WRITERS = {
+    "answers": write_pairs,
+    "pairs": write_preferences,
+    "labelled_answers": write_labelled,
+    "prompts": write_prompts,
+}
 """Functions that write rows, by the kind of rows."""
 
 
@@ -86,7 +91,9 @@ def test_a_plan_and_a_dry_run_know_it(inputs):
 def test_it_learns_and_logs_its_figures(run):
     recipe, _, result = run
     assert all(math.isfinite(step.loss) for step in result.steps)
-    assert len({step.eval_loss for step in result.steps if step.eval_loss is not None}) == 2, "the weights changed"
+    assert len({step.eval_loss for step in result.steps if step.eval_loss is not None}) == 2, (
+        "the weights changed"
+    )
     for figure in objective_of(recipe).figures(recipe):
         if figure.step:
             assert any(getattr(step, figure.step) is not None for step in result.steps), figure.name
@@ -100,7 +107,8 @@ def test_its_figures_are_those_of_all_steps_whatever_the_micro_batch(inputs, tmp
     recipe = recipe_for(inputs, objective=objective, **{"training.max_steps": 5, "training.logging_steps": 2})
     rows = recipe.training.global_batch_size
     whole, single = (
-        ranks.run(1, objective_runs.fit, recipe, inputs, tmp_path / str(layout[0]), layout) for layout in ((rows, 1), (1, rows))
+        ranks.run(1, objective_runs.fit, recipe, inputs, tmp_path / str(layout[0]), layout)
+        for layout in ((rows, 1), (1, rows))
     )
     assert [step.step for step in whole.steps] == [1, 2, 4, 5], "the last one too"
     figures = [figure.step for figure in objective_of(recipe).figures(recipe) if figure.step]
@@ -127,7 +135,9 @@ def test_what_is_exported_is_scored_by_its_figures_and_described(run, inputs):
 @pytest.mark.slow
 def test_two_processes_compute_what_one_does(inputs, tmp_path):
     found = [
-        ranks.run(world_size, objective_runs.fit, recipe_for(inputs, "full", sharding), inputs, tmp_path / sharding)
+        ranks.run(
+            world_size, objective_runs.fit, recipe_for(inputs, "full", sharding), inputs, tmp_path / sharding
+        )
         for world_size, sharding in ((1, "none"), (2, "ddp"))
     ]
     alone, together = ([step.loss for step in one.steps] for one in found)

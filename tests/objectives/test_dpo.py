@@ -1,4 +1,5 @@
-"""Preference tuning of a tiny model: equal to TRL's own trainer, exact after a kill, and evaluated as pairs."""
+"""Preference tuning of a tiny model: equal to TRL's own trainer, exact after a kill, and evaluated as
+pairs."""
 
 import math
 import os
@@ -45,7 +46,9 @@ def losses_of_trl(recipe, rows, out):
 
     def config(objective, **arguments):
         names = ("loss_type", "beta", "label_smoothing")
-        own = {name: getattr(objective, name) for name in names} | {"loss_weights": objective.loss_weights or None}
+        own = {name: getattr(objective, name) for name in names} | {
+            "loss_weights": objective.loss_weights or None
+        }
         return DPOConfig(**own, **arguments)
 
     return [entry["loss"] for entry in objective_runs.logs_of_trl(config, DPOTrainer, recipe, rows, out)]
@@ -72,7 +75,11 @@ def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "sharding"),
-    [("full", "none"), ("lora", "none"), *(pytest.param("full", name, marks=pytest.mark.slow) for name in ("zero3", "fsdp"))],
+    [
+        ("full", "none"),
+        ("lora", "none"),
+        *(pytest.param("full", name, marks=pytest.mark.slow) for name in ("zero3", "fsdp")),
+    ],
 )
 def test_log_probabilities_of_the_reference_that_were_computed_before_are_those_of_the_copy(
     method, sharding, inputs, tmp_path, monkeypatch
@@ -86,7 +93,9 @@ def test_log_probabilities_of_the_reference_that_were_computed_before_are_those_
         found.append(ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, tmp_path / name / "out"))
     copy, known = found
     for field in ("loss", "eval_loss"):
-        values = [[value for step in one.steps if (value := getattr(step, field)) is not None] for one in found]
+        values = [
+            [value for step in one.steps if (value := getattr(step, field)) is not None] for one in found
+        ]
         assert len(values[0]) >= 2
         assert values[1] == pytest.approx(values[0], rel=objective_runs.SAME), field
     assert known.trained_parameters == copy.trained_parameters
@@ -99,7 +108,9 @@ def test_other_log_probabilities_are_refused(inputs, tmp_path):
     assert reference.Reference(tmp_path / "known", recipe, content).column("train").shape[1] == 2
     with pytest.raises(DataError, match="of another model, or of other rows"):
         reference.Reference(tmp_path / "known", recipe, "0" * 64)
-    other = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name_or_path": "other/model"})})
+    other = recipe.model_copy(
+        update={"model": recipe.model.model_copy(update={"name_or_path": "other/model"})}
+    )
     with pytest.raises(DataError, match="of another model, or of other rows"):
         reference.Reference(tmp_path / "known", other, content)
     with pytest.raises(DataError, match="was given none"):
@@ -111,12 +122,19 @@ def test_other_log_probabilities_are_refused(inputs, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
-def test_a_run_that_continues_an_adapter_has_the_model_with_it_as_its_reference(sharding, tuned, inputs, tmp_path):
+def test_a_run_that_continues_an_adapter_has_the_model_with_it_as_its_reference(
+    sharding, tuned, inputs, tmp_path
+):
     _, before, out = tuned
-    changes = {"method.adapter": str(out / "adapter"), "training.learning_rate": 3e-4, "training.max_steps": 12}
+    changes = {
+        "method.adapter": str(out / "adapter"),
+        "training.learning_rate": 3e-4,
+        "training.max_steps": 12,
+    }
     recipe = recipe_for(inputs, "lora", sharding, **changes)
     result = ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, tmp_path / "out")
-    # At the first step the model is the reference; the base is far away: the adapter's own run has lowered its loss.
+    # At the first step the model is the reference; the base is far away: the adapter's own run has lowered
+    # its loss.
     assert before.steps[-1].loss < 0.6
     assert result.steps[0].loss == pytest.approx(math.log(2), rel=objective_runs.SAME)
     assert result.steps[-1].loss < result.steps[0].loss
@@ -124,7 +142,7 @@ def test_a_run_that_continues_an_adapter_has_the_model_with_it_as_its_reference(
 
 @pytest.mark.parametrize(
     ("method", "sharding"), [("full", "none"), pytest.param("lora", "ddp", marks=pytest.mark.slow)]
-)  # fmt: skip
+)
 def test_a_killed_run_resumes_exactly(method, sharding, inputs, tmp_path):
     changes = {"objective": "dpo", "method": method if method == "full" else {"name": method}}
     objective_runs.check_resume(inputs, sharding, tmp_path, **changes)
@@ -147,7 +165,11 @@ def test_held_out_pairs_are_scored_by_both_models(tuned, inputs):
     recipe, result, out = tuned
     metrics = ranks.run(1, scored, recipe, out, inputs)
     loss, accuracy, margin = metrics.figures[:3]
-    assert [one.name for one in (loss, accuracy, margin)] == ["preference_loss", "reward_accuracy", "reward_margin"]
+    assert [one.name for one in (loss, accuracy, margin)] == [
+        "preference_loss",
+        "reward_accuracy",
+        "reward_margin",
+    ]
     assert metrics.samples == min(8, data.read_manifest(inputs / "dataset").heldout.samples)
     assert loss.tuned.value == pytest.approx(result.steps[-1].eval_loss, abs=1e-4), "the loss that is trained"
     assert accuracy.tuned.value > 0.5
@@ -162,7 +184,9 @@ def test_held_out_pairs_are_scored_by_both_models(tuned, inputs):
     assert Metrics.model_validate_json(metrics.model_dump_json()) == metrics
     card = objective_runs.card_of(recipe, result, out, inputs, metrics)
     printed = ranks.run(1, objective_runs.run_card, card, loading.weights_folder(out), inputs / "dataset")
-    assert float(printed.split()[-1]) == pytest.approx(metrics.figure("chosen_perplexity").tuned.value, rel=1e-4)
+    assert float(printed.split()[-1]) == pytest.approx(
+        metrics.figure("chosen_perplexity").tuned.value, rel=1e-4
+    )
     # The loss of the pairs falls below that of a model that prefers nothing.
     assert result.steps[-1].eval_loss < 0.6931
     # The gate has compared both answers of the pairs.
@@ -186,7 +210,9 @@ def test_preferences_of_two_models():
     base = numpy.array([2.0, 2.0, 2.0, 1.0, 3.0, 1.0])
     tuned = numpy.array([1.0, 2.0, 3.0, 2.0, 4.0, 1.0])
     found = preferences.of_pairs(base, tuned, beta=0.5).figures
-    assert [found["chosen_preferred"][side].value for side in ("base", "tuned")] == pytest.approx([1 / 3, 2 / 3])
+    assert [found["chosen_preferred"][side].value for side in ("base", "tuned")] == pytest.approx(
+        [1 / 3, 2 / 3]
+    )
     assert found["reward_accuracy"]["tuned"].value == pytest.approx(2 / 3)
     assert found["reward_margin"]["tuned"].value == pytest.approx(0.5 * (2 + 1 - 1) / 3)
     losses = [math.log1p(math.exp(-0.5 * margin)) for margin in (2, 1, -1)]
@@ -208,7 +234,12 @@ def numpy_of(*values):
 
 def test_sequences_of_pairs_begin_with_the_chosen_ones():
     pair = {"input_ids": [1, 2, 3, 1, 4], "labels": [-100, 2, 3, -100, 4], "seq_lengths": [3, 2]}
-    assert [one["input_ids"] for one in scoring.sequences_of([pair, pair])] == [[1, 2, 3], [1, 2, 3], [1, 4], [1, 4]]
+    assert [one["input_ids"] for one in scoring.sequences_of([pair, pair])] == [
+        [1, 2, 3],
+        [1, 2, 3],
+        [1, 4],
+        [1, 4],
+    ]
     batch = OBJECTIVES["dpo"]().collator(9)([pair])
     assert batch["input_ids"].tolist() == [[1, 2, 3], [1, 4, 9]]
     assert batch["completion_mask"].tolist() == [[0, 1, 1], [0, 1, 0]]
@@ -238,7 +269,9 @@ def test_sequences_of_pairs_begin_with_the_chosen_ones():
     ],
 )
 def test_what_is_not_built_is_refused_with_the_reason(changes, said, inputs):
-    recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", {"objective": "dpo"} | changes))
+    recipe = Recipe.model_validate(
+        tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", {"objective": "dpo"} | changes)
+    )
     assert [problem for problem in objective_of(recipe).problems(recipe) if said in problem]
     with pytest.raises((RecipeError, DoesNotFit), match="objective: dpo with"):
         planner.make(recipe)
@@ -250,7 +283,9 @@ def test_the_plan_counts_both_sequences_and_the_reference(inputs):
     assert "reference model" not in memory["sft"]
     assert memory["dpo"]["reference model"] == pytest.approx(4 * plans["dpo"].total_parameters)
     assert memory["dpo"]["activations"] > 1.8 * memory["sft"]["activations"]
-    assert any(reason.startswith("objective: dpo: each row is two sequences") for reason in plans["dpo"].reasons)
+    assert any(
+        reason.startswith("objective: dpo: each row is two sequences") for reason in plans["dpo"].reasons
+    )
     adapter = planner.make(recipe_for(inputs, "lora"))
     assert "reference model" not in adapter.needs[0].phases["steady step"]
 
@@ -258,5 +293,7 @@ def test_the_plan_counts_both_sequences_and_the_reference(inputs):
 def test_sft_and_dpo_read_their_own_data(tmp_path):
     rows = write_pairs(tmp_path / "rows.jsonl", 8)
     recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), rows, {"objective": "dpo"}))
-    with pytest.raises(DataError, match="column chosen is missing; the columns are instruction, input, output"):
+    with pytest.raises(
+        DataError, match="column chosen is missing; the columns are instruction, input, output"
+    ):
         data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")

@@ -26,7 +26,9 @@ def inputs(tmp_path_factory):
 
 
 def recipe_of(objective, **changes):
-    return Recipe.model_validate(tiny_recipe(Path("/of/base"), Path("/rows.jsonl"), {"objective": objective, **changes}))
+    return Recipe.model_validate(
+        tiny_recipe(Path("/of/base"), Path("/rows.jsonl"), {"objective": objective, **changes})
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,9 @@ def test_what_is_not_built_is_refused_by_name(objective, changes, said):
 
 def test_a_file_of_rewards_is_part_of_the_recipe_and_of_its_key(tmp_path):
     (tmp_path / "own.py").write_text(LETTERS)
-    content = tiny_recipe(tmp_path, tmp_path, {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/own.py:letters"]}})
+    content = tiny_recipe(
+        tmp_path, tmp_path, {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/own.py:letters"]}}
+    )
     file = tmp_path / "recipe.yaml"
     file.write_text(json.dumps(content))
     first = read_recipe(file)
@@ -87,25 +91,39 @@ def test_a_file_of_rewards_is_part_of_the_recipe_and_of_its_key(tmp_path):
     file.write_text(json.dumps(content))
     assert read_recipe(file).objective.rewards[0].weight == 2
     (tmp_path / "own.py").write_text(LETTERS + "\n")
-    file.write_text(json.dumps(content | {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/own.py:letters"]}}))
+    file.write_text(
+        json.dumps(content | {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/own.py:letters"]}})
+    )
     assert read_recipe(file).key() != first.key()
-    for name, said in (("own.py:other", "has no function other; it has letters"), ("none.py:f", "no such file")):
-        file.write_text(json.dumps(content | {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/{name}"]}}))
+    for name, said in (
+        ("own.py:other", "has no function other; it has letters"),
+        ("none.py:f", "no such file"),
+    ):
+        file.write_text(
+            json.dumps(content | {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/{name}"]}})
+        )
         with pytest.raises(RecipeError, match=said):
             read_recipe(file)
     (tmp_path / "own.py").write_text("def f(:")
-    file.write_text(json.dumps(content | {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/own.py:f"]}}))
+    file.write_text(
+        json.dumps(content | {"objective": {"name": "grpo", "rewards": [f"{tmp_path}/own.py:f"]}})
+    )
     with pytest.raises(RecipeError, match="is not Python"):
         read_recipe(file)
 
 
 @pytest.mark.parametrize(
-    ("scale", "wanted"), [("none", [-0.5, 0.5, 0, 0]), ("group", [-0.707, 0.707, 0, 0]), ("batch", [-1, 1, 0, 0])]
+    ("scale", "wanted"),
+    [("none", [-0.5, 0.5, 0, 0]), ("group", [-0.707, 0.707, 0, 0]), ("batch", [-1, 1, 0, 0])],
 )
 def test_advantages_are_those_of_the_group(scale, wanted):
     grpo = Grpo.model_validate({"name": "grpo", "group_size": 2, "scale_rewards": scale})
-    found, logs = advantages_of(grpo, [[0.0], [1.0], [1.0], [1.0]] if scale != "batch" else [[0.0], [1.0], [0.5], [0.5]])
-    assert found.tolist() == pytest.approx([one * (1.2247 if scale == "batch" else 1) for one in wanted], rel=1e-3)
+    found, logs = advantages_of(
+        grpo, [[0.0], [1.0], [1.0], [1.0]] if scale != "batch" else [[0.0], [1.0], [0.5], [0.5]]
+    )
+    assert found.tolist() == pytest.approx(
+        [one * (1.2247 if scale == "batch" else 1) for one in wanted], rel=1e-3
+    )
     assert logs["frac_reward_zero_std"] == 0.5
 
 
@@ -119,7 +137,12 @@ def group(step=1, prompt=(1, 2), rewards=(1.0,)):
     [
         (True, "a", {}, "step 1: all answers to each prompt have equal rewards, so it has no gradient"),
         (True, " ", {}, "step 1: all drawn answers are empty, so it has no gradient"),
-        (False, "a", {"mask_truncated_completions": True}, "step 1: all drawn answers are cut, and mask_truncated_completions"),
+        (
+            False,
+            "a",
+            {"mask_truncated_completions": True},
+            "step 1: all drawn answers are cut, and mask_truncated_completions",
+        ),
         (False, "a", {}, ""),
     ],
 )
@@ -138,9 +161,10 @@ def test_a_ledger_has_a_step_whole_and_only_for_the_same_prompts_and_keys(tmp_pa
     ledger.write(1, [made])
     assert ledger.read(1, [[1, 2]], keys) == [made]
     for prompts, changes, said in (
-        ([[1, 3]], {}, "of other rows than"), ([[1, 2]], {"weights": "c"}, "of other weights than"),
+        ([[1, 3]], {}, "of other rows than"),
+        ([[1, 2]], {"weights": "c"}, "of other weights than"),
         ([[1, 2]], {"rewards": "c", "weights": "d"}, "of other rewards and weights than"),
-    ):  # fmt: skip
+    ):
         caplog.clear()
         assert ledger.read(1, prompts, keys | changes) is None
         assert said in caplog.text
@@ -158,7 +182,9 @@ def test_a_ledger_has_a_step_whole_and_only_for_the_same_prompts_and_keys(tmp_pa
 
 def rollouts_of(folder):
     """Return the recorded lines of all steps."""
-    return [line for file in sorted(folder.rglob("rollouts/*.jsonl")) for line in file.read_text().splitlines()]
+    return [
+        line for file in sorted(folder.rglob("rollouts/*.jsonl")) for line in file.read_text().splitlines()
+    ]
 
 
 def first_flip(one, other, seed):
@@ -176,8 +202,9 @@ def first_flip(one, other, seed):
                 if token != other_token:
                     number = numbers(seed, here.step, here.prompt, index, at + 1)[at]
                     return (
-                        f"step {here.step}, prompt {here.text!r}, answer {index}, token {at}: {token} with log-probability "
-                        f"{log_prob:.7f}, {other_token} with {other_log_prob:.7f}; random number {number:.7f}"
+                        f"step {here.step}, prompt {here.text!r}, answer {index}, token {at}: {token} with "
+                        f"log-probability {log_prob:.7f}, {other_token} with {other_log_prob:.7f}; random "
+                        f"number {number:.7f}"
                     )
                 assert log_prob == pytest.approx(other_log_prob, abs=1e-4)
     return None
@@ -186,25 +213,37 @@ def first_flip(one, other, seed):
 def test_the_first_token_that_two_runs_draw_differently_is_named():
     def drawn(step, *tokens):
         answers = [
-            Rollout(tokens=list(each), text="", log_probs=[-0.5] * len(each), rewards=[1], truncated=True) for each in tokens
+            Rollout(tokens=list(each), text="", log_probs=[-0.5] * len(each), rewards=[1], truncated=True)
+            for each in tokens
         ]
         return Group(step=step, prompt=[1], text="a", completions=answers)
 
     same = [drawn(1, [3, 4], [5]), drawn(2, [3], [4, 5, 6])]
     assert first_flip(same, same, seed=0) is None
     number = f"random number {numbers(0, 2, [1], 1, 2)[1]:.7f}"
-    said = f"step 2, prompt 'a', answer 1, token 1: 5 with log-probability -0.5000000, 7 with -0.5000000; {number}"
+    said = (
+        "step 2, prompt 'a', answer 1, token 1: 5 with log-probability -0.5000000, 7 with -0.5000000; "
+        f"{number}"
+    )
     assert first_flip(same, [same[0], drawn(2, [3], [4, 7, 8])], seed=0) == said
 
 
 def logs_of_trl(recipe, groups, out):
-    """Return the logs of TRL's own trainer, which draws what is recorded, and rewards it with what is recorded."""
+    """Return the logs of TRL's own trainer, which draws what is recorded, and rewards it with what is
+    recorded."""
     from trl import GRPOConfig, GRPOTrainer
 
     drawn = iter([one for group in groups for one in group["completions"]])
 
     def config(objective, max_length, **arguments):
-        names = ("beta", "loss_type", "temperature", "max_completion_length", "importance_sampling_level", "scale_rewards")
+        names = (
+            "beta",
+            "loss_type",
+            "temperature",
+            "max_completion_length",
+            "importance_sampling_level",
+            "scale_rewards",
+        )
         own = {name: getattr(objective, name) for name in names} | {"num_generations": objective.group_size}
         return GRPOConfig(**own, shuffle_dataset=False, remove_unused_columns=False, **arguments)
 
@@ -257,8 +296,8 @@ def test_a_run_computes_what_trl_does(inputs, tmp_path, method, objective):
 
 
 def test_cispo_trains_its_whole_loss(inputs, tmp_path):
-    # All importance weights are 1, so that its gradient is that of dapo: both are minus advantage times the gradient of the
-    # log-probability. TRL's default cuts the weights at 0.2.
+    # All importance weights are 1, so that its gradient is that of dapo: both are minus advantage times the
+    # gradient of the log-probability. TRL's default cuts the weights at 0.2.
     norms = []
     for loss_type in ("dapo", "cispo"):
         changes = {
@@ -267,7 +306,9 @@ def test_cispo_trains_its_whole_loss(inputs, tmp_path):
             "training.warmup_steps": 0,
         }
         recipe = objective_runs.recipe_for(inputs, "grpo", objective=section(loss_type=loss_type), **changes)
-        norms.append(ranks.run(1, objective_runs.fit, recipe, inputs, tmp_path / loss_type).steps[0].grad_norm)
+        norms.append(
+            ranks.run(1, objective_runs.fit, recipe, inputs, tmp_path / loss_type).steps[0].grad_norm
+        )
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
@@ -306,18 +347,28 @@ def test_a_run_that_is_killed_within_a_step_goes_on_to_the_bit(inputs, tmp_path,
 def test_two_processes_draw_and_train_what_one_does(inputs, tmp_path, method, sharding, beta):
     found = [
         ranks.run(
-            processes, objective_runs.fit,
+            processes,
+            objective_runs.fit,
             objective_runs.recipe_for(
-                inputs, "grpo", method, name, objective=section(beta=beta),
+                inputs,
+                "grpo",
+                method,
+                name,
+                objective=section(beta=beta),
                 **{"checkpoints.folder": str(tmp_path / f"kept-{name}")},
             ),
-            inputs, tmp_path / name,
+            inputs,
+            tmp_path / name,
         )
         for processes, name in ((1, "none"), (2, sharding))
-    ]  # fmt: skip
-    drawn = [[Group.parse(line) for line in rollouts_of(tmp_path / f"kept-{name}")] for name in ("none", sharding)]
+    ]
+    drawn = [
+        [Group.parse(line) for line in rollouts_of(tmp_path / f"kept-{name}")] for name in ("none", sharding)
+    ]
     assert first_flip(*drawn, seed=recipe_of(section()).training.seed) is None
-    alone, together = ([(step.grad_norm, step.reward, step.entropy, step.kl or 0) for step in one.steps] for one in found)
+    alone, together = (
+        [(step.grad_norm, step.reward, step.entropy, step.kl or 0) for step in one.steps] for one in found
+    )
     assert together == [pytest.approx(one, rel=1e-4, abs=1e-9) for one in alone]
     assert found[1].heldout_loss == pytest.approx(found[0].heldout_loss, rel=1e-5)
 
@@ -330,7 +381,9 @@ def test_the_next_run_of_a_recipe_draws_its_own_answers(tmp_path):
     for kept in ({"attempt": "0001-abcdef", "stopped_early": "a budget"}, {"attempt": ""}):
         paths.clear(recipe, manifest, training.model_copy(update=kept))
         assert RolloutLedger(address).read(1, [[1, 2]], {}) == [group()]
-    paths.clear(recipe, manifest, training.model_copy(update={"attempt": "0001-abcdef", "stopped_early": None}))
+    paths.clear(
+        recipe, manifest, training.model_copy(update={"attempt": "0001-abcdef", "stopped_early": None})
+    )
     assert RolloutLedger(address).read(1, [[1, 2]], {}) is None
     assert not Path(address).exists()
 

@@ -1,4 +1,5 @@
-"""Labelled answers train a tiny model: equal to TRL's own trainer, whatever the layout, exact after a kill, and evaluated."""
+"""Labelled answers train a tiny model: equal to TRL's own trainer, whatever the layout, exact after a kill,
+and evaluated."""
 
 import functools
 from pathlib import Path
@@ -38,7 +39,10 @@ def losses_of_trl(recipe, rows, out):
     from trl import KTOConfig, KTOTrainer
 
     def config(objective, **arguments):
-        weights = {"desirable_weight": objective.desirable_weight, "undesirable_weight": objective.undesirable_weight}
+        weights = {
+            "desirable_weight": objective.desirable_weight,
+            "undesirable_weight": objective.undesirable_weight,
+        }
         return KTOConfig(loss_type=objective.loss_type[0], beta=objective.beta, **weights, **arguments)
 
     logs = objective_runs.logs_of_trl(config, KTOTrainer, recipe, rows, out)
@@ -64,20 +68,28 @@ def in_order_of_training(recipe, inputs):
     ],
 )
 def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
-    recipe = recipe_for(inputs, method, objective={"name": "kto", **objective}, **{"training.learning_rate": 1e-2})
+    recipe = recipe_for(
+        inputs, method, objective={"name": "kto", **objective}, **{"training.learning_rate": 1e-2}
+    )
     rows = in_order_of_training(recipe, inputs)
     ours = ranks.run(1, fit, recipe, inputs, tmp_path / "ours")
     theirs, divergences = ranks.run(1, losses_of_trl, recipe, rows, tmp_path / "theirs")
     assert len(theirs) == len(ours.steps) == 3
     assert [step.loss for step in ours.steps] == pytest.approx(theirs, rel=SAME)
     assert ours.steps[2].loss != pytest.approx(ours.steps[0].loss, rel=1e-3), "it learned"
-    assert bool(max(divergences) > 0.01) == (recipe.objective.loss_type == ["kto"]), "the divergence has a part in the loss"
+    assert bool(max(divergences) > 0.01) == (recipe.objective.loss_type == ["kto"]), (
+        "the divergence has a part in the loss"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [(2, 2), (1, 4)])
 def test_the_loss_is_the_same_in_any_micro_batch(layout, inputs, tmp_path):
-    changes = {"training.learning_rate": 1e-2, "objective": {"name": "kto", "beta": 0.5}, "evaluation.eval_steps": 3}
+    changes = {
+        "training.learning_rate": 1e-2,
+        "objective": {"name": "kto", "beta": 0.5},
+        "evaluation.eval_steps": 3,
+    }
     recipe = recipe_for(inputs, **changes)
     one = ranks.run(1, fit, recipe, inputs, tmp_path / "one")
     other = ranks.run(1, fit, recipe, inputs, tmp_path / "other", layout)
@@ -98,7 +110,9 @@ def test_two_processes_compute_the_same_loss_and_score(inputs, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", pytest.param("ddp", marks=pytest.mark.slow)])
 def test_a_killed_run_resumes_exactly(sharding, inputs, tmp_path):
-    objective_runs.check_resume(inputs, sharding, tmp_path, objective="kto", **{"training.learning_rate": 1e-2})
+    objective_runs.check_resume(
+        inputs, sharding, tmp_path, objective="kto", **{"training.learning_rate": 1e-2}
+    )
 
 
 def scored(recipe, out, inputs):
@@ -184,7 +198,10 @@ def test_a_prompt_gets_the_answer_of_the_row_before_it():
 
 
 @hypothesis.given(
-    count=st.integers(2, 40), batch=st.integers(2, 12), seed=st.integers(0, 9), skipped=st.sets(st.integers(0, 5))
+    count=st.integers(2, 40),
+    batch=st.integers(2, 12),
+    seed=st.integers(0, 9),
+    skipped=st.sets(st.integers(0, 5)),
 )
 @hypothesis.settings(max_examples=40)
 def test_each_answer_of_a_step_stands_after_one_other_prompt_of_it(count, batch, seed, skipped):
@@ -194,7 +211,9 @@ def test_each_answer_of_a_step_stands_after_one_other_prompt_of_it(count, batch,
     training = Recipe.model_validate(
         tiny_recipe(Path("x"), Path("y"), {"training.global_batch_size": batch, "training.seed": seed})
     ).training
-    stream = data.order.Stream(Dataset.from_list([row([2 * at], [2 * at + 1]) for at in range(count)]), training)
+    stream = data.order.Stream(
+        Dataset.from_list([row([2 * at], [2 * at + 1]) for at in range(count)]), training
+    )
     plain = [one["input_ids"] for one in stream.__getitems__(range(len(stream)))]
     stream.joined = functools.partial(kto.mismatched, 8)
     for step in range(stream.steps):
@@ -204,7 +223,8 @@ def test_each_answer_of_a_step_stands_after_one_other_prompt_of_it(count, batch,
         assert sorted(prompt for prompt, _ in together) == sorted(plain[place][0] for place in places)
         assert sorted(answer for _, answer in together) == sorted(plain[place][1] for place in places)
         assert together == [
-            [plain[place][0], plain[before][1]] for place, before in zip(places, [places[-1], *places], strict=False)
+            [plain[place][0], plain[before][1]]
+            for place, before in zip(places, [places[-1], *places], strict=False)
         ]
     stream.left_out = sorted(skipped)
     assert all("KL_input_ids" in one for one in stream.__getitems__(range(batch)))
@@ -213,13 +233,21 @@ def test_each_answer_of_a_step_stands_after_one_other_prompt_of_it(count, batch,
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"method": "full", "sharding": "zero3"}, "method full and sharding zero3: each process would hold a second model"),
-        ({"method": {"name": "lora", "adapter": "elsewhere"}}, "with method.adapter: the reference is the model with"),
+        (
+            {"method": "full", "sharding": "zero3"},
+            "method full and sharding zero3: each process would hold a second model",
+        ),
+        (
+            {"method": {"name": "lora", "adapter": "elsewhere"}},
+            "with method.adapter: the reference is the model with",
+        ),
         ({"method": {"name": "lora", "target_modules": ["lm_head"]}}, "with an adapter on lm_head"),
     ],
 )
 def test_what_dpo_refuses_is_refused(changes, said, inputs):
-    recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", {"objective": "kto"} | changes))
+    recipe = Recipe.model_validate(
+        tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", {"objective": "kto"} | changes)
+    )
     assert [problem for problem in objective_of(recipe).problems(recipe) if said in problem]
     with pytest.raises((RecipeError, DoesNotFit), match="objective: kto with"):
         planner.make(recipe)
@@ -230,7 +258,10 @@ def test_the_plan_counts_all_passes(inputs):
     memory = {name: plan.needs[0].phases["steady step"] for name, plan in plans.items()}
     assert memory["kto"]["reference model"] == pytest.approx(4 * plans["kto"].total_parameters)
     assert memory["kto"]["activations"] == pytest.approx(memory["sft"]["activations"], rel=0.05)
-    assert any(reason.startswith("objective: kto: each row has three more forward passes") for reason in plans["kto"].reasons)
+    assert any(
+        reason.startswith("objective: kto: each row has three more forward passes")
+        for reason in plans["kto"].reasons
+    )
     passes = {
         loss: objective_of(one).frozen_passes(one)
         for loss in ("kto", "apo_zero_unpaired")

@@ -1,4 +1,5 @@
-"""Reward models of a tiny base: equal to TRL's own trainer, exact after a kill, and the same when reloaded."""
+"""Reward models of a tiny base: equal to TRL's own trainer, exact after a kill, and the same when
+reloaded."""
 
 import json
 import shutil
@@ -50,10 +51,14 @@ def losses_of_trl(recipe, rows, out):
         own = {"target_modules": "all-linear", "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
         return model, LoraConfig(r=method.r, lora_alpha=method.lora_alpha, lora_dropout=0.0, **own)
 
-    return [entry["loss"] for entry in objective_runs.logs_of_trl(config, RewardTrainer, recipe, rows, out, load)]
+    return [
+        entry["loss"] for entry in objective_runs.logs_of_trl(config, RewardTrainer, recipe, rows, out, load)
+    ]
 
 
-@pytest.mark.parametrize(("method", "objective"), [("full", {}), ("lora", {}), ("lora", {"center_rewards_coefficient": 0.01})])
+@pytest.mark.parametrize(
+    ("method", "objective"), [("full", {}), ("lora", {}), ("lora", {"center_rewards_coefficient": 0.01})]
+)
 def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
     recipe = recipe_for(inputs, method, objective={"name": "reward", **objective})
     objective_runs.check_losses(recipe, inputs, tmp_path, fit, losses_of_trl)
@@ -61,7 +66,7 @@ def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "sharding"), [("full", "none"), pytest.param("lora", "fsdp", marks=pytest.mark.slow)]
-)  # fmt: skip
+)
 def test_a_killed_run_resumes_exactly(method, sharding, inputs, tmp_path):
     changes = {"objective": "reward", "method": method if method == "full" else {"name": method}}
     objective_runs.check_resume(inputs, sharding, tmp_path, **changes)
@@ -138,14 +143,19 @@ def test_the_gate_refuses_another_head(tuned, inputs, tmp_path):
     [
         ({"method": {"name": "lora", "adapter": "elsewhere"}}, "has no head of rewards; merge it first"),
         ({"method": {"name": "lora", "init_lora_weights": "pissa"}}, "its export as LoRA is not tested"),
-        ({"method": {"name": "lora", "modules_to_save": ["embed_tokens"]}}, "with method.modules_to_save: tables of tokens"),
+        (
+            {"method": {"name": "lora", "modules_to_save": ["embed_tokens"]}},
+            "with method.modules_to_save: tables of tokens",
+        ),
         ({"method": {"name": "lora", "target_modules": ["lm_head"]}}, "there is no lm_head"),
         ({"method": "qlora", "sharding": "device_map"}, "the head of rewards is on the last GPU"),
         ({"evaluation.tasks": ["arc_easy"]}, "a reward model gives a number"),
     ],
 )
 def test_what_is_not_built_is_refused_with_the_reason(changes, said, inputs):
-    recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", {"objective": "reward"} | changes))
+    recipe = Recipe.model_validate(
+        tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", {"objective": "reward"} | changes)
+    )
     assert [problem for problem in objective_of(recipe).problems(recipe) if said in problem]
     with pytest.raises((RecipeError, DoesNotFit), match="objective: reward with"):
         planner.make(recipe)
@@ -169,14 +179,20 @@ def test_fields_of_another_objective_are_refused(objective, said, inputs):
 def test_the_listed_types_have_the_usual_classifier():
     import transformers
     from transformers.modeling_layers import GenericForSequenceClassification
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as NAMES,
+    )
 
     assert not [
         kind
         for kind in reward_head.TYPES
         if not issubclass(getattr(transformers, NAMES[kind]), GenericForSequenceClassification)
     ]
-    assert objective_of(recipe_of_types()).model_problem("gpt2").startswith("objective: reward: transformers has no sequence")
+    assert (
+        objective_of(recipe_of_types())
+        .model_problem("gpt2")
+        .startswith("objective: reward: transformers has no sequence")
+    )
 
 
 def recipe_of_types():
@@ -186,7 +202,10 @@ def recipe_of_types():
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_plan_counts_a_head_of_one_output(tied, inputs):
     geometry = planner_geometry(inputs).model_copy(update={"tie_word_embeddings": tied})
-    plans = {name: planner.make(recipe_for(inputs, objective=name), geometry=geometry) for name in ("sft", "reward")}
+    plans = {
+        name: planner.make(recipe_for(inputs, objective=name), geometry=geometry)
+        for name in ("sft", "reward")
+    }
     head = 0 if tied else geometry.vocab_size * geometry.hidden_size
     assert plans["reward"].total_parameters == plans["sft"].total_parameters - head + geometry.hidden_size
     memory = {name: plan.needs[0].phases["steady step"] for name, plan in plans.items()}

@@ -1,4 +1,5 @@
-"""Each default of TRL's that decides a loss, a mask, a figure or a dtype is a decision of ours, in trl_defaults.yaml."""
+"""Each default of TRL's that decides a loss, a mask, a figure or a dtype is a decision of ours, in
+trl_defaults.yaml."""
 
 import dataclasses
 import json
@@ -17,14 +18,25 @@ from tests.support.objective_runs import SECTIONS as TINY
 from tests.support.tiny import tiny_base, tiny_recipe
 
 DECISIONS = yaml.safe_load(Path(__file__).with_name("trl_defaults.yaml").read_text())
-CLASSES = {"sft": "SFTConfig", "dpo": "DPOConfig", "kto": "KTOConfig", "reward": "RewardConfig", "grpo": "GRPOConfig"}
+CLASSES = {
+    "sft": "SFTConfig",
+    "dpo": "DPOConfig",
+    "kto": "KTOConfig",
+    "reward": "RewardConfig",
+    "grpo": "GRPOConfig",
+}
 
 
 def merged(config, part):
-    """Return the decisions of a part on the arguments of a class, of which its own replace the common ones."""
+    """Return the decisions of a part on the arguments of a class, of which its own replace the common
+    ones."""
     own = DECISIONS[config]
     named = {name for other in ("recipe", "set", "left") for name in own.get(other, {})}
-    common = {name: value for name, value in DECISIONS["TrainingArguments"].get(part, {}).items() if name not in named}
+    common = {
+        name: value
+        for name, value in DECISIONS["TrainingArguments"].get(part, {}).items()
+        if name not in named
+    }
     return common | own.get(part, {})
 
 
@@ -40,7 +52,11 @@ def test_each_argument_has_one_decision(objective):
     names = {field.name for field in dataclasses.fields(getattr(trl, config))}
     decided = [name for part in ("recipe", "set", "left") for name in merged(config, part)]
     assert len(set(decided)) == len(decided)
-    undecided = {name for name in names - {*decided} if not any(fnmatchcase(name, pattern) for pattern in others(config))}
+    undecided = {
+        name
+        for name in names - {*decided}
+        if not any(fnmatchcase(name, pattern) for pattern in others(config))
+    }
     assert not undecided, "say in trl_defaults.yaml what they decide"
     own = {name for part in ("recipe", "set", "left") for name in DECISIONS[config].get(part, {})}
     assert not own - names, "the release has none of these"
@@ -53,7 +69,9 @@ def base(tmp_path_factory):
 
 @pytest.mark.parametrize("objective", sorted(OBJECTIVES))
 def test_what_is_left_is_what_the_decision_was_made_for(objective, base, tmp_path):
-    recipe = Recipe.model_validate(tiny_recipe(base, tmp_path / "rows", {"objective": TINY.get(objective, objective)}))
+    recipe = Recipe.model_validate(
+        tiny_recipe(base, tmp_path / "rows", {"objective": TINY.get(objective, objective)})
+    )
     plan = planner.make(recipe)
     arguments = trainer.arguments(recipe, plan, shape_named(plan.shape), tmp_path)
     for name, (default, _) in merged(CLASSES[objective], "left").items():
@@ -72,13 +90,17 @@ def test_the_fields_are_those_of_a_recipe(objective):
 
 def test_clip_ranges_are_those_of_the_papers():
     def arguments(**section):
-        recipe = Recipe.model_validate(tiny_recipe(Path("/base"), Path("/rows"), {"objective": {"name": "grpo"} | section}))
+        recipe = Recipe.model_validate(
+            tiny_recipe(Path("/base"), Path("/rows"), {"objective": {"name": "grpo"} | section})
+        )
         made = OBJECTIVES["grpo"]().arguments(recipe)
         return made["epsilon"], made["epsilon_high"]
 
     assert arguments(loss_type="grpo") == (0.2, 0.2)
     assert arguments(loss_type="dapo") == (0.2, 0.28)
-    assert arguments(loss_type="cispo")[1] == 5.0, "of the weight itself, which is 1: TRL's 0.2 trains a fifth of the loss"
+    assert arguments(loss_type="cispo")[1] == 5.0, (
+        "of the weight itself, which is 1: TRL's 0.2 trains a fifth of the loss"
+    )
     assert arguments(loss_type="grpo", importance_sampling_level="sequence") == (3e-4, 4e-4)
     assert arguments(loss_type="grpo", epsilon=0.1) == (0.1, 0.1)
     assert arguments(loss_type="dapo", epsilon_high=0.5) == (0.2, 0.5)

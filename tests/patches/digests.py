@@ -1,4 +1,5 @@
-"""Digests of the code that replacements rely on; `python -m tests.patches.digests` writes those of the installed libraries."""
+"""Digests of the code that replacements rely on; `python -m tests.patches.digests` writes those of the
+installed libraries."""
 
 import ast
 import hashlib
@@ -15,19 +16,27 @@ FILE = Path(__file__).with_suffix(".json")
 
 
 def of(place):
-    """Return the digest of a function, class or module by its code, without comments, docstrings and formatting."""
+    """Return the digest of a function, class or module by its code, without comments, docstrings and
+    formatting."""
     module, _, path = place.partition(":")
     found = import_module(module)
     for part in filter(None, path.split(".")):
         found = getattr(found, part)
-    replaced = next((one for one in RECORDS.values() if one.name == place and isinstance(one, ProcessPatch)), None)
+    replaced = next(
+        (one for one in RECORDS.values() if one.name == place and isinstance(one, ProcessPatch)), None
+    )
     if replaced is not None:  # an earlier test may have replaced it
         found = replaced.original()
     found = getattr(found, "callback", found)  # of a command of click
     tree = ast.parse(textwrap.dedent(inspect.getsource(found)))
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
             body[0] = ast.Pass()
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
 

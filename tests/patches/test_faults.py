@@ -1,4 +1,5 @@
-"""What is replaced still needs it: each fault is shown without the replacement. Where one fails, a record may go."""
+"""What is replaced still needs it: each fault is shown without the replacement. Where one fails, a record may
+go."""
 
 import base64
 import gzip
@@ -155,7 +156,9 @@ def the_cache_s_variable_is_read_at_import(monkeypatch, tmp_path):
 def the_harness_reads_no_as_false():
     import yaml
 
-    assert yaml.load("answer: no", Loader=upstream("lm_eval.YAML_LOADER")(Path(), resolve_funcs=False)) == {"answer": False}
+    assert yaml.load("answer: no", Loader=upstream("lm_eval.YAML_LOADER")(Path(), resolve_funcs=False)) == {
+        "answer": False
+    }
 
 
 def equal_values_have_one_key():
@@ -179,14 +182,18 @@ def an_input_is_read_as_yaml_1_1(tmp_path):
     from flytekit.interaction.click_types import JsonParamType
 
     (tmp_path / "recipe.yaml").write_text("answer: no\n")
-    assert upstream("flytekit.JSON_INPUT")(JsonParamType(dict), str(tmp_path / "recipe.yaml"), None) == {"answer": False}
+    assert upstream("flytekit.JSON_INPUT")(JsonParamType(dict), str(tmp_path / "recipe.yaml"), None) == {
+        "answer": False
+    }
 
 
 def flyte_2_reads_an_input_as_yaml_1_1(tmp_path):
     from flyte.cli._params import JsonParamType
 
     (tmp_path / "recipe.yaml").write_text("answer: no\n")
-    assert upstream("flyte.JSON_INPUT")(JsonParamType(dict), str(tmp_path / "recipe.yaml"), None) == {"answer": False}
+    assert upstream("flyte.JSON_INPUT")(JsonParamType(dict), str(tmp_path / "recipe.yaml"), None) == {
+        "answer": False
+    }
 
 
 def flyte_2_frames_an_error():
@@ -207,13 +214,18 @@ def inputs_are_read_as_yaml_1_1():
 def a_path_of_a_dataset_is_sent():
     from flytekit.interaction.click_types import StructuredDatasetParamType
 
-    assert upstream("flytekit.DATASET_INPUT")(StructuredDatasetParamType(), "rows.parquet", None, None).uri == "rows.parquet"
+    assert (
+        upstream("flytekit.DATASET_INPUT")(StructuredDatasetParamType(), "rows.parquet", None, None).uri
+        == "rows.parquet"
+    )
 
 
 def the_laptop_s_folder_is_sent():
     from flytekit.configuration import ImageConfig, SerializationSettings
 
-    settings = SerializationSettings(ImageConfig.auto_default_image(), "p", "d", git_repo="git.example", source_root="/laptop")
+    settings = SerializationSettings(
+        ImageConfig.auto_default_image(), "p", "d", git_repo="git.example", source_root="/laptop"
+    )
     sent = json.loads(gzip.decompress(base64.b64decode(settings.serialized_context)))
     assert (sent["git_repo"], sent["source_root"]) == ("git.example", "/laptop")
 
@@ -255,7 +267,8 @@ FAULTS = {
     "flytekit.POD": the_laptop_s_folder_is_sent,
     "bitsandbytes.QUANT_STATE": plain_weights_are_refused,
 }
-"""By the places of records in the code; the faults of others take a GPU or ranks, and test_table.py compares the code alone."""
+"""By the places of records in the code; the faults of others take a GPU or ranks, and test_table.py compares
+the code alone."""
 
 
 @pytest.mark.parametrize("key", FAULTS)

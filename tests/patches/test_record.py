@@ -24,7 +24,11 @@ class Thing(Base):
 @pytest.fixture
 def library(monkeypatch):
     made = ModuleType("library_of_this_test")
-    made.value, made.table, made.Thing = 1, {"key": 1}, type("Thing", (Thing,), {"static": staticmethod(Thing.static)})
+    made.value, made.table, made.Thing = (
+        1,
+        {"key": 1},
+        type("Thing", (Thing,), {"static": staticmethod(Thing.static)}),
+    )
     monkeypatch.setitem(sys.modules, made.__name__, made)
     monkeypatch.setattr(record, "_originals", {})
     return made
@@ -53,7 +57,11 @@ def test_within_a_block(library, name):
     with pytest.raises(KeyError), patch.replaced(5):
         assert patch.current() == 5
         raise KeyError
-    assert (vars(library), library.table, dict(vars(library.Thing))) == (before[0], before[1], dict(before[2]))
+    assert (vars(library), library.table, dict(vars(library.Thing))) == (
+        before[0],
+        before[1],
+        dict(before[2]),
+    )
 
 
 def test_blocks_within_blocks(library):

@@ -23,8 +23,12 @@ def test_there_is_a_record_for_each_name_once():
     names = [record.name for record in RECORDS.values()]
     assert len(set(names)) == len(names)
     assert {path.stem for path in (ROOT / "flytune/patches").glob("*.py")} == {
-        *patches.__all__, "__init__", "__main__", "record", "table",
-    }  # fmt: skip
+        *patches.__all__,
+        "__init__",
+        "__main__",
+        "record",
+        "table",
+    }
 
 
 @pytest.fixture
@@ -52,8 +56,9 @@ def test_the_name_is_there(key):
 def test_what_a_replacement_relies_on_has_not_changed(place):
     users = [f"{key} ({record.version})" for key, record in RECORDS.items() if place in record.upstream]
     assert digests.of(place) == digests.stored().get(place), (
-        f"{place} is not the code that {', '.join(users)} in flytune/patches/ was written for: read it, correct the "
-        "replacement or remove it, give the record the new version, then run python -m tests.patches.digests"
+        f"{place} is not the code that {', '.join(users)} in flytune/patches/ was written for: read it, "
+        "correct the replacement or remove it, give the record the new version, then run python -m "
+        "tests.patches.digests"
     )
 
 
@@ -65,13 +70,21 @@ def test_no_digest_is_left_over():
 def test_the_version_is_one_that_the_project_allows(key):
     library = key.partition(".")[0]
     content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    listed = [*content["dependencies"], *(one for extra in content["optional-dependencies"].values() for one in extra)]
-    ranges = [one.specifier for one in map(Requirement, listed) if one.name.replace("-", "_").lower() == library]
+    listed = [
+        *content["dependencies"],
+        *(one for extra in content["optional-dependencies"].values() for one in extra),
+    ]
+    ranges = [
+        one.specifier for one in map(Requirement, listed) if one.name.replace("-", "_").lower() == library
+    ]
     # huggingface_hub comes with transformers.
-    assert ranges or f"{library.replace('_', '-')}==" in (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert ranges or f"{library.replace('_', '-')}==" in (ROOT / "requirements.lock").read_text(
+        encoding="utf-8"
+    )
     assert all(RECORDS[key].version in one for one in ranges)
     installed = metadata.version(library).partition("+")[0]
-    # A newer release with the same code needs no new record; a record of a newer one than is installed is a mistake.
+    # A newer release with the same code needs no new record; a record of a newer one than is installed is a
+    # mistake.
     assert _numbers(RECORDS[key].version) <= _numbers(installed)
 
 
@@ -91,7 +104,9 @@ def test_texts_are_parts_of_a_table(key):
 
 def test_the_page_has_the_table():
     page = (ROOT / "docs/patches.md").read_text(encoding="utf-8")
-    assert page.partition(command.MARK)[2] == f"\n{table.markdown()}", "run python -m flytune.patches docs/patches.md"
+    assert page.partition(command.MARK)[2] == f"\n{table.markdown()}", (
+        "run python -m flytune.patches docs/patches.md"
+    )
 
 
 def test_the_command_prints_the_table_or_writes_it_into_a_page(tmp_path, capsys):

@@ -26,7 +26,10 @@ def test_the_scarcer_of_hours_and_money_counts():
     assert planning_budget.of(Hardware(), 10.0) is None
     assert planning_budget.of(Hardware(max_hours=2), 10.0) == (7200, "hardware.max_hours: 2")
     assert planning_budget.of(Hardware(max_hours=2, max_price=10), 10.0) == (3600, "hardware.max_price: 10")
-    assert planning_budget.of(Hardware(max_hours=0.5, max_price=10), 10.0) == (1800, "hardware.max_hours: 0.5")
+    assert planning_budget.of(Hardware(max_hours=0.5, max_price=10), 10.0) == (
+        1800,
+        "hardware.max_hours: 0.5",
+    )
     assert planning_budget.of(Hardware(max_price=10), 0.0) is None, "machines of one's own cost nothing"
 
 
@@ -38,7 +41,8 @@ def test_a_plan_says_what_its_budget_does_not_hold():
     assert short([], max_hours=3) is None
     assert short([1.0, 2.0, 3.0]) is None
     assert short([3.0, 4.0, 5.0], max_price=30) == (
-        "hardware.max_price: 30 is 3 hours, 4 are planned: training stops after about 75% of its steps, loading not counted"
+        "hardware.max_price: 30 is 3 hours, 4 are planned: training stops after about 75% of its steps, "
+        "loading not counted"
     )
     assert "2 are planned: training may stop before its last step" in short([1.0, 2.0, 3.0], max_hours=2.5)
 
@@ -50,7 +54,9 @@ def test_the_note_stands_in_the_plan_on_any_shape():
     )
     for wished in (recipe, planner.on_shape(recipe, "auto"), planner.on_shape(recipe, "a10g-8")):
         reasons = planner.make(wished, geometry=geometry, samples=500_000).reasons
-        assert [reason for reason in reasons if reason.startswith("hardware.max_hours: 1e-06 is 1e-06 hours, ")], reasons
+        assert [
+            reason for reason in reasons if reason.startswith("hardware.max_hours: 1e-06 is 1e-06 hours, ")
+        ], reasons
         # Without hours there is nothing to hold against it.
         assert "max_hours" not in str(planner.make(wished, geometry=geometry).reasons)
 
@@ -80,7 +86,10 @@ def test_the_last_step_is_not_stopped_and_earlier_attempts_count(clock, capsys):
 
 def test_without_checkpoints_nothing_is_saved_and_the_run_still_ends(clock):
     stopper = Stopper(
-        Checkpoints(), shape_named("cpu-1"), NOTHING_SAVED, planning_budget.Budget(1.0, "hardware.max_hours: 0.0003")
+        Checkpoints(),
+        shape_named("cpu-1"),
+        NOTHING_SAVED,
+        planning_budget.Budget(1.0, "hardware.max_hours: 0.0003"),
     )
     clock[0] += 2
     assert stopper.end_step(1, ALONE) == (False, True)
@@ -92,7 +101,9 @@ def agree():
 
     torch.distributed.init_process_group("gloo")
     saver = SimpleNamespace(saved_step=0, store_seconds=0.0, resumed_seconds=0.0)
-    stopper = Stopper(Checkpoints(save_steps=10), shape_named("cpu-2"), saver, planning_budget.Budget(100.0, "b"))
+    stopper = Stopper(
+        Checkpoints(save_steps=10), shape_named("cpu-2"), saver, planning_budget.Budget(100.0, "b")
+    )
     args, found = SimpleNamespace(world_size=2, device="cpu"), []
     for step in range(1, 5):
         saver.resumed_seconds = 40.0 * step * torch.distributed.get_rank()
@@ -110,7 +121,9 @@ def fit(recipe, inputs, out):
 
 
 def reloaded_loss(recipe, inputs, out):
-    nll, tokens = heldout_loss(loading.exported_model(recipe, out), heldout_rows(inputs / "dataset", 8), 0, batch_size=4)
+    nll, tokens = heldout_loss(
+        loading.exported_model(recipe, out), heldout_rows(inputs / "dataset", 8), 0, batch_size=4
+    )
     return float(nll.sum() / tokens.sum())
 
 
@@ -118,7 +131,11 @@ def reloaded_loss(recipe, inputs, out):
 @pytest.mark.parametrize(("method", "sharding"), [("full", "fsdp"), ("lora", "zero2")])
 def test_a_run_whose_budget_is_used_up_exports_what_there_is(method, sharding, inputs, tmp_path):
     changes = {"method": method, "sharding": sharding, "training.max_steps": 6, "training.logging_steps": 4}
-    changes |= {"checkpoints.save_steps": 5, "checkpoints.folder": str(tmp_path / "kept"), "hardware.shape": "cpu-2"}
+    changes |= {
+        "checkpoints.save_steps": 5,
+        "checkpoints.folder": str(tmp_path / "kept"),
+        "hardware.shape": "cpu-2",
+    }
     whole = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
     short = whole.model_copy(update={"hardware": Hardware(shape="cpu-2", max_hours=1e-6)})
 

@@ -41,7 +41,11 @@ def kept(tmp_path, monkeypatch):
 
 
 def test_factors_are_medians_of_full_length_runs():
-    runs = [comparison(), comparison(measured_tokens_per_second=100.0), comparison(measured_tokens_per_second=190.0)]
+    runs = [
+        comparison(),
+        comparison(measured_tokens_per_second=100.0),
+        comparison(measured_tokens_per_second=190.0),
+    ]
     rows = calibration.factors([*runs, comparison(full_length=False, shape="l4-1")])
     assert rows == [Factor(name="a100-80gb-8", memory=1.1, speed=0.9, runs=3)]
 
@@ -59,11 +63,15 @@ def test_plans_are_multiplied_and_say_so(kept):
     calibration.write([Factor(name="a100-80gb-8", memory=1.5, speed=0.5, runs=2)])
     after = planner.make(recipe, geometry=GEOMETRY)
     assert after.calibration == Calibration(memory=1.5, speed=0.5, runs=2)
-    assert "calibrated by 2 runs on this shape (calibration.yaml): memory x 1.50, speed x 0.50" in after.reasons
+    assert (
+        "calibrated by 2 runs on this shape (calibration.yaml): memory x 1.50, speed x 0.50" in after.reasons
+    )
     micro = after.per_device_train_batch_size
     plain = next(fit for fit in candidates.each(recipe, shape, GEOMETRY) if fit.workload.micro_batch == micro)
     step, outside = after.memory.phases["steady step"], ("CUDA context", "NCCL")
-    assert step["optimizer"] == pytest.approx(1.5 * before.memory.phases["steady step"]["optimizer"], rel=1e-6)
+    assert step["optimizer"] == pytest.approx(
+        1.5 * before.memory.phases["steady step"]["optimizer"], rel=1e-6
+    )
     assert all(step[name] == before.memory.phases["steady step"][name] for name in outside)
     assert after.tokens_per_second[1] == pytest.approx(plain.tokens_per_second)
     if micro == before.per_device_train_batch_size:
@@ -73,7 +81,9 @@ def test_plans_are_multiplied_and_say_so(kept):
 
 
 def test_the_file_keeps_other_shapes_and_is_read_strictly(kept):
-    calibration.write([Factor(name="a", memory=1.0, speed=1.0, runs=1), Factor(name="b", memory=1.0, speed=1.0, runs=1)])
+    calibration.write(
+        [Factor(name="a", memory=1.0, speed=1.0, runs=1), Factor(name="b", memory=1.0, speed=1.0, runs=1)]
+    )
     calibration.write([Factor(name="b", memory=1.2, speed=0.8, runs=3)])
     assert {name: row.memory for name, row in calibration.load_factors().items()} == {"a": 1.0, "b": 1.2}
     calibration._read.cache_clear()
@@ -90,7 +100,9 @@ def test_a_run_is_compared_with_its_plan():
     assert found.memory_ratio == pytest.approx(13 * 2**27 / ((257 + 19 + 10 + 480 + 320) * 2**20))
     assert (found.speed_ratio, found.planned_step_seconds) == (None, None), "a CPU's speed is not planned"
     later = TRAINING.steps[1:]
-    assert found.measured_step_seconds == pytest.approx(sum(step.seconds - step.eval_seconds for step in later) / len(later))
+    assert found.measured_step_seconds == pytest.approx(
+        sum(step.seconds - step.eval_seconds for step in later) / len(later)
+    )
     # Short samples, whether the longest are trained first or not.
     for probes in (False, True):
         training = {"learning_rate": 1e-4, "global_batch_size": 8, "probe_longest": probes}

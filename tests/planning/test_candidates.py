@@ -28,24 +28,47 @@ def refusal(folder, model_type, config=None, **changes):
 
 CHECKPOINTS = "training.activation_checkpointing"
 FEW = {"n_positions": 64, "max_position_embeddings": 64}
-POSITIONS = "data.max_length: 128 tokens, but {folder} ({kind}) has 64 positions, and fails on a longer sample"
+POSITIONS = (
+    "data.max_length: 128 tokens, but {folder} ({kind}) has 64 positions, and fails on a longer sample"
+)
 
 
 @pytest.mark.parametrize(
     ("kind", "config", "wrong", "right", "said"),
     [
-        ("ctrl", {}, {}, {CHECKPOINTS: False},
-         f"{CHECKPOINTS}: transformers has no activation checkpointing for ctrl; set {CHECKPOINTS}: false"),
-        ("gemma2", {}, {}, {"model.attn_implementation": "eager"},
-         "model.attn_implementation: sdpa: transformers has no such attention for gemma2; set eager or flash_attention_2"),
-        ("dbrx", {}, {"model.dtype": "bfloat16"}, {},
-         "model.dtype: dbrx does not compute in 16 bits (RuntimeError: index_add_(): self (Float) and source"),
+        (
+            "ctrl",
+            {},
+            {},
+            {CHECKPOINTS: False},
+            f"{CHECKPOINTS}: transformers has no activation checkpointing for ctrl; set {CHECKPOINTS}: false",
+        ),
+        (
+            "gemma2",
+            {},
+            {},
+            {"model.attn_implementation": "eager"},
+            "model.attn_implementation: sdpa: transformers has no such attention for gemma2; set eager or "
+            "flash_attention_2",
+        ),
+        (
+            "dbrx",
+            {},
+            {"model.dtype": "bfloat16"},
+            {},
+            "model.dtype: dbrx does not compute in 16 bits (RuntimeError: index_add_(): self (Float) and "
+            "source",
+        ),
         ("gpt2", FEW, {}, {"data.max_length": 64}, POSITIONS),
         ("opt", FEW, {}, {"data.max_length": 64}, POSITIONS),
     ],
-)  # fmt: skip
-def test_what_a_type_cannot_do_is_refused_by_its_key_and_planned_without_it(kind, config, wrong, right, said, tmp_path):
-    assert said.replace("{folder}", str(tmp_path)).replace("{kind}", kind) in refusal(tmp_path, kind, config, **wrong)
+)
+def test_what_a_type_cannot_do_is_refused_by_its_key_and_planned_without_it(
+    kind, config, wrong, right, said, tmp_path
+):
+    assert said.replace("{folder}", str(tmp_path)).replace("{kind}", kind) in refusal(
+        tmp_path, kind, config, **wrong
+    )
     plan(tmp_path, kind, config, **right)
 
 
@@ -62,7 +85,10 @@ def test_more_tokens_than_a_base_was_made_for_are_a_line_of_the_plan(tmp_path):
 
 def test_a_term_of_the_loss_that_is_not_trained_is_refused(tmp_path):
     said = refusal(tmp_path, "bamba", {"z_loss_coefficient": 0.1})
-    assert f"model.name_or_path: {tmp_path}: its config.json has z_loss_coefficient: 0.1, with which the loss" in said
+    assert (
+        f"model.name_or_path: {tmp_path}: its config.json has z_loss_coefficient: 0.1, with which the loss"
+        in said
+    )
     plan(tmp_path, "bamba")
 
 
@@ -71,12 +97,17 @@ def test_the_plan_says_where_all_logits_are_made_and_counts_them(tmp_path):
     chunked = plan(tmp_path, "llama", {"vocab_size": 100_000}, **one)
     own = plan(tmp_path, "llama", {"vocab_size": 100_000, "logit_scale": 0.5}, **one)
     assert not [note for note in chunked.reasons if note.startswith("loss:")]
-    assert "loss: of all logits of the model, which take memory: TRL's chunked loss leaves out logit_scale: 0.5" in own.reasons
+    assert (
+        "loss: of all logits of the model, which take memory: TRL's chunked loss leaves out logit_scale: 0.5"
+        in own.reasons
+    )
     more, less = (plan.needs[0].phases[STEP]["logits and loss"] for plan in (own, chunked))
     assert more - less == pytest.approx(8 * tokens * 100_000, rel=0.01)
 
 
-@pytest.mark.parametrize("model_type", [name for name, row in model_types.table().items() if "full" not in row["problems"]])
+@pytest.mark.parametrize(
+    "model_type", [name for name, row in model_types.table().items() if "full" not in row["problems"]]
+)
 def test_each_trained_type_is_planned_or_refused_by_a_key_with_the_defaults(model_type, tmp_path):
     row = model_types.table()[model_type]
     has_defaults = "sdpa" in row["attention"] and row.get("checkpointing", True)

@@ -1,4 +1,5 @@
-"""The shape of the cheapest run, and the sharding that a recipe leaves to the plan, over small tables of shapes."""
+"""The shape of the cheapest run, and the sharding that a recipe leaves to the plan, over small tables of
+shapes."""
 
 import pytest
 
@@ -15,13 +16,24 @@ L4 = Shape(name="l4", accelerator="L4", processes=1, gpu_memory_gib=22, price_pe
 H100 = Shape(name="h100", accelerator="H100", processes=1, gpu_memory_gib=79.6, price_per_hour=3.0, **GPU)
 EIGHT = Shape(name="eight", accelerator="H100", processes=8, gpu_memory_gib=79.6, price_per_hour=12.0, **GPU)
 CPU = Shape(
-    name="cpu", accelerator="cpu", processes=1, cpu=2, memory_gib=64, shared_memory_gib=1, disk_gib=50, price_per_hour=1
+    name="cpu",
+    accelerator="cpu",
+    processes=1,
+    cpu=2,
+    memory_gib=64,
+    shared_memory_gib=1,
+    disk_gib=50,
+    price_per_hour=1,
 )
 CPUS = CPU.model_copy(update={"name": "cpus", "processes": 2, "memory_gib": 128, "price_per_hour": 0.5})
 
 
 def recipe(sharding=None, **hardware):
-    changes = {"method": "lora", "training": {"learning_rate": 1e-4, "global_batch_size": 64}, "hardware": hardware}
+    changes = {
+        "method": "lora",
+        "training": {"learning_rate": 1e-4, "global_batch_size": 64},
+        "hardware": hardware,
+    }
     content = recipe_of(**changes, sharding=sharding or "none").model_dump(exclude_defaults=True)
     if sharding is None:
         del content["sharding"]
@@ -33,7 +45,8 @@ def made(recipe, *shapes, samples=SAMPLES):
 
 
 def price(shape):
-    """Return the price of a run on a named shape: 1,000 steps of 64 samples, each with the seconds of its plan."""
+    """Return the price of a run on a named shape: 1,000 steps of 64 samples, each with the seconds of its
+    plan."""
     plan = made(recipe("none", shape=shape.name), shape)[1]
     return sum(plan.step_seconds.values()) * 1000 / 3600 * shape.price_per_hour
 
@@ -71,7 +84,9 @@ def test_auto_keeps_the_limits_of_the_run():
 
 
 def test_without_a_time_auto_is_the_cheapest_hour_and_says_so():
-    unknown = L4.model_copy(update={"name": "unknown", "accelerator": "a GPU of one's own", "price_per_hour": 0.1})
+    unknown = L4.model_copy(
+        update={"name": "unknown", "accelerator": "a GPU of one's own", "price_per_hour": 0.1}
+    )
     assert made(recipe("none"), unknown, L4)[1].shape == "l4"
     plan = made(recipe(), CPU, CPUS)[1]
     assert plan.shape == "cpus"
@@ -84,7 +99,9 @@ def test_one_process_is_not_sharded():
     completed, plan = made(recipe(), L4)
     assert completed.sharding.name == "none"
     assert plan.key == completed.key()
-    assert "sharding none, which the recipe leaves to the plan: one process has nothing to share" in plan.reasons
+    assert (
+        "sharding none, which the recipe leaves to the plan: one process has nothing to share" in plan.reasons
+    )
     assert completed == recipe("none")
 
 
@@ -125,13 +142,19 @@ def test_the_largest_value_is_that_of_the_best_sharding():
 
 @pytest.mark.parametrize("field", [{"offload": "cpu"}, {"config": {"zero_optimization": {"stage": 2}}}])
 def test_auto_takes_no_options_of_a_sharding(field):
-    with pytest.raises(RecipeError, match="with auto the plan chooses the sharding and its offload; name the sharding too"):
+    with pytest.raises(
+        RecipeError, match="with auto the plan chooses the sharding and its offload; name the sharding too"
+    ):
         recipe({"name": "auto"} | field)
 
 
 def test_a_wish_that_this_machine_does_not_have_is_refused_with_what_it_has(monkeypatch):
     here = CPU.model_copy(update={"name": this_machine.NAME, "price_per_hour": 0.0})
     plan = made(recipe(), here)[1]
-    assert plan.reasons[0].startswith("shape this-machine: this machine (2 CPUs, 64 GiB of memory, no GPUs of one kind)")
-    with pytest.raises(RecipeError, match=r"this machine has 2 CPUs, 64 GiB .*, and not accelerator H100; change hardware"):
+    assert plan.reasons[0].startswith(
+        "shape this-machine: this machine (2 CPUs, 64 GiB of memory, no GPUs of one kind)"
+    )
+    with pytest.raises(
+        RecipeError, match=r"this machine has 2 CPUs, 64 GiB .*, and not accelerator H100; change hardware"
+    ):
         made(recipe(accelerator="H100"), here)

@@ -97,7 +97,10 @@ def test_what_does_not_go_together_is_refused(words, said, tmp_path, capsys, mon
 
 
 def test_the_picture_is_a_file_of_its_own_with_every_phase_and_component(tmp_path, capsys):
-    assert main(["plan", written(tmp_path, "a", recipe()), "--svg", str(tmp_path / "a.svg"), "--shape", "l4-1"]) == 0
+    assert (
+        main(["plan", written(tmp_path, "a", recipe()), "--svg", str(tmp_path / "a.svg"), "--shape", "l4-1"])
+        == 0
+    )
     content = (tmp_path / "a.svg").read_text()
     plan = planned(recipe())
     assert content == charts.planned_memory(plan)

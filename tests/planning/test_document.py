@@ -24,7 +24,9 @@ KINDS = [
 
 
 def made(method, sharding, shape, samples=None, data=None):
-    recipe = recipe_of(method=method, sharding=sharding, training=TRAINING, data={"path": "x.jsonl", **(data or {})})
+    recipe = recipe_of(
+        method=method, sharding=sharding, training=TRAINING, data={"path": "x.jsonl", **(data or {})}
+    )
     return planner.make(recipe, [shape_named(shape)], GEOMETRY, samples or None)
 
 
@@ -35,7 +37,9 @@ def test_a_plan_is_valid_by_the_stored_schema(method, sharding, shape, samples, 
     jsonschema.validate(content, json.loads(STORED))
     assert content["version"] == 1
     assert content["verdict"] == plan.verdict
-    assert sum(content["parts_of_a_billion_tokens"].values()) == pytest.approx(content["price_per_billion_tokens"])
+    assert sum(content["parts_of_a_billion_tokens"].values()) == pytest.approx(
+        content["price_per_billion_tokens"]
+    )
     for name in ("allocated_bytes", "reserved_bytes", "tokens_per_second", "step_seconds"):
         one = content["intervals"][name]
         assert 0 < one["low"] <= one["value"] <= one["high"]
@@ -50,7 +54,9 @@ def test_the_schema_is_that_of_the_code_and_refuses_what_is_no_plan(capsys):
     content = document.of(made("qlora", "none", "l4-1"))
     for name in ("version", "verdict", "needs", "price"):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({key: value for key, value in content.items() if key != name}, json.loads(STORED))
+            jsonschema.validate(
+                {key: value for key, value in content.items() if key != name}, json.loads(STORED)
+            )
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(content | {"version": 2}, json.loads(STORED))
     jsonschema.validate(content | {"new": 1}, json.loads(STORED))
@@ -68,7 +74,8 @@ def test_intervals_are_the_estimates_times_the_bands():
     allocated = found["allocated_bytes"]
     outside = ("CUDA context", "NCCL", "fragmentation", "attention mask")
     most = max(
-        sum(size for name, size in plan.memory.phases[phase].items() if name not in outside) for phase in plan.memory.phases
+        sum(size for name, size in plan.memory.phases[phase].items() if name not in outside)
+        for phase in plan.memory.phases
     )
     assert allocated.value == pytest.approx(most, rel=1e-6)
     assert allocated.low == pytest.approx(memory.low * allocated.value)
@@ -89,6 +96,8 @@ def test_a_calibrated_shape_has_the_interval_of_calibrated_runs(monkeypatch):
 
 
 def test_an_answer_has_the_same_document():
-    answer = solving.solve(recipe_of(method="qlora"), "data.max_length", GEOMETRY, shapes=[shape_named("l4-1")])
+    answer = solving.solve(
+        recipe_of(method="qlora"), "data.max_length", GEOMETRY, shapes=[shape_named("l4-1")]
+    )
     content = json.loads(solving.as_json(answer, planner.plan_of(answer.fit)))
     jsonschema.validate(content["plan"], json.loads(STORED))

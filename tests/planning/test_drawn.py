@@ -62,9 +62,13 @@ def test_micro_batches_are_those_that_training_draws(sharding, probe):
 
 def test_one_row_at_a_time_is_not_padded():
     fit = fit_of(recipe(1024))
-    alone = dataclasses.replace(fit, workload=dataclasses.replace(fit.workload, micro_batch=1, accumulation=16))
+    alone = dataclasses.replace(
+        fit, workload=dataclasses.replace(fit.workload, micro_batch=1, accumulation=16)
+    )
     sizes = numpy.arange(1, 161)
-    training = Training.model_validate({"learning_rate": 1e-4, "global_batch_size": 16, "num_train_epochs": 1})
+    training = Training.model_validate(
+        {"learning_rate": 1e-4, "global_batch_size": 16, "num_train_epochs": 1}
+    )
     assert drawn.padded(sizes, training, alone).mean == pytest.approx(sizes.mean())
 
 
@@ -97,7 +101,9 @@ def test_data_of_another_recipe_is_refused(prepared):
     with pytest.raises(RecipeError, match="packed rows all have data.max_length tokens"):
         drawn.lengths(prepared, packed)
     pairs = recipe_of(objective="dpo", method="qlora")
-    with pytest.raises(RecipeError, match="it was prepared for answers, and the recipe's objective trains pairs"):
+    with pytest.raises(
+        RecipeError, match="it was prepared for answers, and the recipe's objective trains pairs"
+    ):
         drawn.lengths(prepared, pairs)
 
 

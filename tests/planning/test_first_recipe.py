@@ -16,9 +16,16 @@ from tests.support.tiny import tiny_base
 ROWS = [(f"Question {number}: what is next?", f"The answer is {number + 1}.") for number in range(80)]
 KINDS = {
     "sft": [{"instruction": question, "output": answer} for question, answer in ROWS],
-    "chats": [{"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": two}]} for one, two in ROWS],
-    "pairs": [{"prompt": question, "chosen": answer, "rejected": "I do not know."} for question, answer in ROWS],
-    "labels": [{"prompt": one, "completion": two, "label": place % 2 == 0} for place, (one, two) in enumerate(ROWS)],
+    "chats": [
+        {"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": two}]}
+        for one, two in ROWS
+    ],
+    "pairs": [
+        {"prompt": question, "chosen": answer, "rejected": "I do not know."} for question, answer in ROWS
+    ],
+    "labels": [
+        {"prompt": one, "completion": two, "label": place % 2 == 0} for place, (one, two) in enumerate(ROWS)
+    ],
     "text": [{"text": f"{question} {answer}"} for question, answer in ROWS],
 }
 OBJECTIVES = {"sft": "sft", "chats": "sft", "pairs": "dpo", "labels": "kto", "text": "sft"}
@@ -50,7 +57,11 @@ def test_each_kind_of_rows_gets_its_objective_and_a_recipe_that_fits(kind, base,
     assert made.data.heldout_fraction == 0.2
     assert made.data.max_length % 64 == 0
     assert planner.make(made, [shape_named("this-machine")], samples=64).verdict == "fits"
-    fields = [line for line in (text.strip() for text in Path("own.yaml").read_text().splitlines()) if not line.endswith(":")]
+    fields = [
+        line
+        for line in (text.strip() for text in Path("own.yaml").read_text().splitlines())
+        if not line.endswith(":")
+    ]
     assert all("# " in line for line in fields), "each value has its reason"
     assert cli.main(["plan", "own.yaml"]) == 0
 
@@ -72,7 +83,10 @@ def test_a_row_of_the_cluster_and_an_aim_are_the_planners(base, rows):
     price = planner.make(Recipe.from_yaml(_stored(text))).price_per_billion_tokens
     for name in ("l4-1", "a10g-1", "a100-80gb-1"):
         for method in ("full", "lora", "qlora"):
-            other = Recipe.from_yaml("made.yaml").model_dump() | {"method": {"name": method}, "hardware": {"shape": name}}
+            other = Recipe.from_yaml("made.yaml").model_dump() | {
+                "method": {"name": method},
+                "hardware": {"shape": name},
+            }
             other |= {"sharding": {"name": "none"}, "training": other["training"]}
             assert price <= planner.make(Recipe.model_validate(other)).price_per_billion_tokens
 
@@ -118,4 +132,6 @@ def test_a_base_without_a_chat_template_gets_a_shipped_one_for_chats(base, rows,
     (bare / "tokenizer_config.json").write_text(json.dumps(config))
     looked = first_recipe.look(first_recipe.Asked(rows("chats"), str(bare), "cpu-1", "price"))
     assert looked.chat_template == "chatml"
-    assert first_recipe.look(first_recipe.Asked(rows("text"), str(bare), "cpu-1", "price")).chat_template is None
+    assert (
+        first_recipe.look(first_recipe.Asked(rows("text"), str(bare), "cpu-1", "price")).chat_template is None
+    )

@@ -34,11 +34,15 @@ def test_rows_that_can_be_trained_are_nothing_to_tell(base: Path, tmp_path: Path
     ("row", "columns", "said"),
     [
         ({"quest": "a", "answer": "b"}, {}, "no format fits the columns quest, answer"),
-        ({"question": "a", "answer": "b"}, {"instruction": "quest", "output": "answer"},
-         "data.columns names columns that the row does not have: instruction: quest; its columns are question, answer"),
+        (
+            {"question": "a", "answer": "b"},
+            {"instruction": "quest", "output": "answer"},
+            "data.columns names columns that the row does not have: instruction: quest; its columns are "
+            "question, answer",
+        ),
         ({"instruction": "a", "output": 7}, {}, "output must be a string, found int 7"),
     ],
-)  # fmt: skip
+)
 def test_columns_are_read_with_and_without_the_base(
     is_here: bool, row: dict[str, Any], columns: dict[str, str], said: str, base: Path, tmp_path: Path
 ) -> None:
@@ -52,10 +56,14 @@ def test_columns_are_read_with_and_without_the_base(
 
 def test_rows_of_which_none_is_trained(base: Path, tmp_path: Path) -> None:
     few = write_rows(tmp_path / "few.jsonl", [LONG] * 3)
-    with pytest.raises(DataError, match=r"all 3 rows: none has a trained token: 3 are longer than data\.max_length 32 \("):
+    with pytest.raises(
+        DataError, match=r"all 3 rows: none has a trained token: 3 are longer than data\.max_length 32 \("
+    ):
         first_rows.warnings(recipe(base, few, **{"data.max_length": 32}))
     many = write_rows(tmp_path / "many.jsonl", [{"instruction": "Add the numbers.", "output": ""}] * 300)
-    with pytest.raises(DataError, match=r"the first 256 rows: none has a trained token: the answers are missing or empty; "):
+    with pytest.raises(
+        DataError, match=r"the first 256 rows: none has a trained token: the answers are missing or empty; "
+    ):
         first_rows.warnings(recipe(base, many))
 
 
@@ -72,31 +80,51 @@ def test_a_base_without_a_tokenizer(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "objective", "rate", "is_doubtful"),
     [
-        ("full", "sft", 1e-3, False), ("full", "sft", 10.0, True), ("lora", "sft", 1e-2, False), ("lora", "sft", 0.1, True),
-        ("qlora", "sft", 0.1, True), ("full", "dpo", 1e-3, True), ("full", "dpo", 5e-6, False), ("lora", "dpo", 1e-3, False),
+        ("full", "sft", 1e-3, False),
+        ("full", "sft", 10.0, True),
+        ("lora", "sft", 1e-2, False),
+        ("lora", "sft", 0.1, True),
+        ("qlora", "sft", 0.1, True),
+        ("full", "dpo", 1e-3, True),
+        ("full", "dpo", 5e-6, False),
+        ("lora", "dpo", 1e-3, False),
     ],
-)  # fmt: skip
-def test_learning_rates(method: str, objective: str, rate: float, is_doubtful: bool, base: Path, tmp_path: Path) -> None:
+)
+def test_learning_rates(
+    method: str, objective: str, rate: float, is_doubtful: bool, base: Path, tmp_path: Path
+) -> None:
     changes = {"method": method, "objective": objective, "training.learning_rate": rate}
     doubt = learning_rates.doubt(recipe(base, tmp_path / "rows.jsonl", **changes))
-    assert doubt.startswith(f"warning: training.learning_rate {rate:g}: with method {method}, objective ") == is_doubtful
+    assert (
+        doubt.startswith(f"warning: training.learning_rate {rate:g}: with method {method}, objective ")
+        == is_doubtful
+    )
     assert bool(doubt) == is_doubtful
 
 
 def test_a_learning_rate_that_leaves_nothing_of_the_base_is_refused(base: Path, tmp_path: Path) -> None:
     rows = write_pairs(tmp_path / "rows.jsonl", 20)
-    with pytest.raises(RecipeError, match=r"training\.learning_rate: 10: a step of adamw moves each weight by about as much"):
+    with pytest.raises(
+        RecipeError, match=r"training\.learning_rate: 10: a step of adamw moves each weight by about as much"
+    ):
         planner.make(recipe(base, rows, **{"training.learning_rate": 10}))
     # SGD's steps are as large as its gradients.
-    assert planner.make(recipe(base, rows, **{"training.learning_rate": 10, "training.optim": "sgd"})).steps == 3
+    assert (
+        planner.make(recipe(base, rows, **{"training.learning_rate": 10, "training.optim": "sgd"})).steps == 3
+    )
 
 
-@pytest.mark.parametrize(("too_long", "said"), [("truncate", "and are cut; "), ("drop", "and are dropped; "), ("split", "")])
+@pytest.mark.parametrize(
+    ("too_long", "said"), [("truncate", "and are cut; "), ("drop", "and are dropped; "), ("split", "")]
+)
 def test_most_rows_are_longer(too_long: str, said: str, base: Path, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"text": "A long text. " * 40}] * 3 + [{"text": "A text."}])
     told = first_rows.warnings(recipe(base, rows, **{"data.max_length": 32, "data.too_long": too_long}))
     assert len(told) == bool(said)
-    assert all(line.startswith(f"{rows}: all 4 rows: 3 are longer than data.max_length 32 (") and said in line for line in told)
+    assert all(
+        line.startswith(f"{rows}: all 4 rows: 3 are longer than data.max_length 32 (") and said in line
+        for line in told
+    )
 
 
 @pytest.mark.parametrize("is_here", [True, False])
@@ -120,10 +148,16 @@ def test_every_source_is_read_and_those_elsewhere_are_not(base: Path, tmp_path: 
     with gzip.open(tmp_path / "good.jsonl.gz", "wt") as packed:
         packed.write(json.dumps({"text": "A text."}) + "\n")
     (tmp_path / "bad.csv").write_text("quest,reply\na,b\n")
-    elsewhere = [{"dataset_name": "owner/rows"}, {"path": "s3://bucket/rows.jsonl"}, {"path": "/data/%Y-%m-%d.jsonl"}]
+    elsewhere = [
+        {"dataset_name": "owner/rows"},
+        {"path": "s3://bucket/rows.jsonl"},
+        {"path": "/data/%Y-%m-%d.jsonl"},
+    ]
 
     def of(*sources: dict[str, str]) -> list[str]:
-        content = tiny_recipe(base, tmp_path) | {"data": {"sources": [*elsewhere, *sources], "max_length": 32}}
+        content = tiny_recipe(base, tmp_path) | {
+            "data": {"sources": [*elsewhere, *sources], "max_length": 32}
+        }
         return first_rows.warnings(Recipe.model_validate(content))
 
     packed_source = {"path": str(tmp_path / "good.jsonl.gz")}

@@ -1,4 +1,5 @@
-"""Free shares of a plan: the one that hardware.headroom asks for, and the changes by which a tight plan would leave a tenth."""
+"""Free shares of a plan: the one that hardware.headroom asks for, and the changes by which a tight plan would
+leave a tenth."""
 
 import re
 
@@ -49,7 +50,9 @@ def test_the_length_that_a_tight_plan_names_is_safe_and_the_next_is_not():
     assert plan.verdict == "tight"
     (said,) = advice(plan)
     over = plan.memory.peak_bytes - TIGHT * plan.memory.available_bytes
-    assert said.startswith(f"tight: {over / 2**30:.1f} GiB of GPU memory less would leave a tenth free, as with ")
+    assert said.startswith(
+        f"tight: {over / 2**30:.1f} GiB of GPU memory less would leave a tenth free, as with "
+    )
     length = int(re.search(r"as with data.max_length: (\d+) \(on l4-1, ", said)[1])
     assert [made(length + more).verdict for more in (0, 1)] == ["fits", "tight"]
     assert advice(made(length)) == []

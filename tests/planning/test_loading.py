@@ -22,7 +22,9 @@ def seconds(shape="h100-8x8", sharding="fsdp", method="lora", name="owner/name",
     recipe = recipe_of(sharding=sharding, method=method, model={"name_or_path": name}, training=TRAINING)
     row = shape_named(shape)
     fit = best_fit(recipe, row, GEOMETRY)
-    made = loading.forecast(recipe, row.model_copy(update=changes or {}), fit.workload, Cluster.model_validate(cluster))
+    made = loading.forecast(
+        recipe, row.model_copy(update=changes or {}), fit.workload, Cluster.model_validate(cluster)
+    )
     assert made.bytes == SIZE
     return list(made.parts.values()), made.source
 
@@ -59,8 +61,14 @@ def test_a_volume_is_read_at_the_rate_of_a_node_or_of_all(rates, sharding, expec
 
 
 def test_what_is_not_surely_in_the_model_cache_is_downloaded():
-    assert seconds(volumes=[TEAM | {"read_only": True}], model_cache="/mnt/team/hub")[1] == "the cluster's storage"
-    assert seconds(name="s3://b/model", volumes=[TEAM], model_cache="/mnt/team/hub")[1] == "the cluster's storage"
+    assert (
+        seconds(volumes=[TEAM | {"read_only": True}], model_cache="/mnt/team/hub")[1]
+        == "the cluster's storage"
+    )
+    assert (
+        seconds(name="s3://b/model", volumes=[TEAM], model_cache="/mnt/team/hub")[1]
+        == "the cluster's storage"
+    )
 
 
 def test_the_published_times_of_405b():
@@ -75,7 +83,9 @@ def test_the_published_times_of_405b():
 
 
 def test_time_and_price_are_shown_with_those_of_the_run():
-    recipe = recipe_of(method="lora", sharding="fsdp", hardware={"shape": "h100-8"}, training=TRAINING | {"max_steps": 100})
+    recipe = recipe_of(
+        method="lora", sharding="fsdp", hardware={"shape": "h100-8"}, training=TRAINING | {"max_steps": 100}
+    )
     plan = planner.make(recipe, geometry=GEOMETRY)
     assert plan.loading_price == pytest.approx(plan.loading.seconds / 3600 * 55.04)
     shown = io.StringIO()
@@ -83,13 +93,19 @@ def test_time_and_price_are_shown_with_those_of_the_run():
     for said in ("forecast of one step", "tokens per second on all GPUs (likely", "; a billion tokens take "):
         assert said in shown.getvalue()
     (line,) = [line for line in shown.getvalue().splitlines() if line.startswith("loading ")]
-    assert line.startswith("loading 16.1 GB of weights on a cluster takes 36 seconds and costs $0.55 in each attempt: ")
+    assert line.startswith(
+        "loading 16.1 GB of weights on a cluster takes 36 seconds and costs $0.55 in each attempt: "
+    )
     assert "32 seconds from the cluster's storage (0.5 GB/s a node, assumed)" in line
     total = plan.hours[1] + plan.loading.seconds / 3600
     assert f"with it, the run takes {table._duration(total)}" in line
     model = {"name_or_path": "a/b", "dtype": "float32"}
-    on_cpu = recipe_of(method="lora", sharding="none", model=model, hardware={"shape": "cpu-1"}, training=TRAINING)
-    small = config_sizes.geometry(LLAMA_8B | {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}, "a/b")
+    on_cpu = recipe_of(
+        method="lora", sharding="none", model=model, hardware={"shape": "cpu-1"}, training=TRAINING
+    )
+    small = config_sizes.geometry(
+        LLAMA_8B | {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}, "a/b"
+    )
     assert planner.make(on_cpu, geometry=small).loading is None
 
 

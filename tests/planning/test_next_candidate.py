@@ -20,7 +20,9 @@ def made(shape, size, accumulation, **hardware):
     return recipe, plan
 
 
-@pytest.mark.parametrize(("size", "accumulation", "then"), [(8, 1, 4), (6, 2, 3), (5, 1, 1), (3, 4, 1), (2, 3, 1)])
+@pytest.mark.parametrize(
+    ("size", "accumulation", "then"), [(8, 1, 4), (6, 2, 3), (5, 1, 1), (3, 4, 1), (2, 3, 1)]
+)
 def test_first_half_the_micro_batch_on_the_same_shape(size, accumulation, then):
     other = next_candidate.after(*made("auto", size, accumulation))
     assert other.training.per_device_train_batch_size == then

@@ -26,14 +26,20 @@ BATCH = {"learning_rate": 1e-4, "global_batch_size": 8}
 
 
 def test_the_global_batch_is_exactly_the_recipes_on_24_gpus():
-    # The ancestor divided by the micro batch alone, and so trained on 24 times the batch under 3 nodes of 8 GPUs.
+    # The ancestor divided by the micro batch alone, and so trained on 24 times the batch under 3 nodes of 8
+    # GPUs.
     model, training = {"name_or_path": "a/b", "dtype": "float32"}, BATCH | {"global_batch_size": 48}
     plan = plan_of(model=model, sharding="zero3", training=training, hardware={"shape": "t4-8x3"})
     assert plan.world_size == 24
     assert plan.per_device_train_batch_size * plan.gradient_accumulation_steps == 2
 
 
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4096), st.sampled_from(["ddp", "zero1", "zero2", "zero3"]))
+@given(
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.integers(1, 4096),
+    st.sampled_from(["ddp", "zero1", "zero2", "zero3"]),
+)
 def test_batch_arithmetic_is_exact_or_refused(nodes, processes, batch, sharding):
     recipe = recipe_of(sharding=sharding, training=BATCH | {"global_batch_size": batch})
     shape = shape_of(nodes=nodes, processes=processes)
@@ -60,12 +66,21 @@ def test_a_refusal_on_a_named_shape_shows_the_arithmetic_and_the_nearest_that_wo
         planner.make(one_node)
     first, parts, offloaded, rest, nearest = str(raised.value).splitlines()[1:]
     assert re.match(
-        r"  a100-80gb-8: \d+\.\d GiB of host memory missing: needs 10\d\d\.\d .*, has 972\.0, with micro batch 1", first
+        r"  a100-80gb-8: \d+\.\d GiB of host memory missing: needs 10\d\d\.\d .*, has 972\.0, with micro "
+        r"batch 1",
+        first,
     )
     total, _, sizes = parts.strip().partition(" = ")
-    assert float(total) == pytest.approx(sum(float(size.rpartition(" ")[2]) for size in sizes.split(" + ")), abs=0.2)
-    assert offloaded.strip() == "offloaded: 16.0 bytes x 68.98 billion trained parameters (weights, gradients, states)"
-    assert re.fullmatch(r" +the rest: GPU memory \d+\.\d of 79\.2, /dev/shm 1\.0 of 128\.0, disk \d+\.\d of 4000\.0", rest)
+    assert float(total) == pytest.approx(
+        sum(float(size.rpartition(" ")[2]) for size in sizes.split(" + ")), abs=0.2
+    )
+    assert (
+        offloaded.strip()
+        == "offloaded: 16.0 bytes x 68.98 billion trained parameters (weights, gradients, states)"
+    )
+    assert re.fullmatch(
+        r" +the rest: GPU memory \d+\.\d of 79\.2, /dev/shm 1\.0 of 128\.0, disk \d+\.\d of 4000\.0", rest
+    )
     assert nearest.startswith("  it would fit with ")
 
 
@@ -101,36 +116,111 @@ TWO_NODES = {"shape": "a100-80gb-8x2"}
 @pytest.mark.parametrize(
     ("geometry", "changes", "said"),
     [
-        (SMALL, {"sharding": "device_map"}, "method full with sharding device_map: .*nearest that works: fsdp"),
-        (SMALL, {"method": "lora", "sharding": "device_map"}, "lora with sharding device_map: .*nearest that works: fsdp"),
-        (SMALL, {"sharding": {"name": "zero2", "offload": "nvme"}}, "offload nvme with zero2: .*nearest that does: zero3"),
-        (SMALL, {"method": "qlora", "sharding": "device_map", "hardware": TWO_NODES},
-         "device_map is one process on one node, and the shape has 2 nodes"),
-        (SMALL, {"sharding": "fsdp", "hardware": TWO_NODES, "training": BATCH | {"global_batch_size": 16},
-                 "checkpoints": {"save_steps": 10, "folder": ".checkpoints"}},
-         "checkpoints.folder .checkpoints is another folder on each of 2 nodes; name one"),
-        (SMALL, {"training": BATCH | {"router_aux_loss_coef": 0.01}}, "router_aux_loss_coef: llama has no experts"),
+        (
+            SMALL,
+            {"sharding": "device_map"},
+            "method full with sharding device_map: .*nearest that works: fsdp",
+        ),
+        (
+            SMALL,
+            {"method": "lora", "sharding": "device_map"},
+            "lora with sharding device_map: .*nearest that works: fsdp",
+        ),
+        (
+            SMALL,
+            {"sharding": {"name": "zero2", "offload": "nvme"}},
+            "offload nvme with zero2: .*nearest that does: zero3",
+        ),
+        (
+            SMALL,
+            {"method": "qlora", "sharding": "device_map", "hardware": TWO_NODES},
+            "device_map is one process on one node, and the shape has 2 nodes",
+        ),
+        (
+            SMALL,
+            {
+                "sharding": "fsdp",
+                "hardware": TWO_NODES,
+                "training": BATCH | {"global_batch_size": 16},
+                "checkpoints": {"save_steps": 10, "folder": ".checkpoints"},
+            },
+            "checkpoints.folder .checkpoints is another folder on each of 2 nodes; name one",
+        ),
+        (
+            SMALL,
+            {"training": BATCH | {"router_aux_loss_coef": 0.01}},
+            "router_aux_loss_coef: llama has no experts",
+        ),
         (QUANTIZED, {}, r"method: full, but the weights of .* are quantized \(bitsandbytes\)"),
-        *((SMALL | {"quantization_config": {"quant_method": method}}, {"method": name},
-           rf"method: {name}, but the weights of .* are quantized \({method}\): .* only those of bitsandbytes train an adapter")
-          for method in ("gptq", "awq", "fp8", "compressed-tensors", "mxfp4") for name in ("lora", "qlora")),
-        (FALCON, {"data": {"path": "x", "packing": True}}, "data.packing: falcon with sdpa: packed samples see each other"),
-        (LLAMA_8B, {"model": {"name_or_path": "a/b", "dtype": "float16"}}, "model.dtype: float16, but a/b was trained in bfl"),
+        *(
+            (
+                SMALL | {"quantization_config": {"quant_method": method}},
+                {"method": name},
+                rf"method: {name}, but the weights of .* are quantized \({method}\): .* only those of "
+                r"bitsandbytes train an adapter",
+            )
+            for method in ("gptq", "awq", "fp8", "compressed-tensors", "mxfp4")
+            for name in ("lora", "qlora")
+        ),
+        (
+            FALCON,
+            {"data": {"path": "x", "packing": True}},
+            "data.packing: falcon with sdpa: packed samples see each other",
+        ),
+        (
+            LLAMA_8B,
+            {"model": {"name_or_path": "a/b", "dtype": "float16"}},
+            "model.dtype: float16, but a/b was trained in bfl",
+        ),
         (SMALL, {"hardware": {"shape": "t4-1"}}, "T4 does not compute in bfloat16"),
-        (SMALL, {"model": {"name_or_path": "a/b", "dtype": "float32", "attn_implementation": "flash_attention_2"}},
-         "FlashAttention computes in 16 bits"),
-        (SMALL, {"hardware": {"shape": "tpu"}}, "hardware.shape: tpu: no such row in shapes.yaml; there are cpu-1"),
-        (SMALL, {"hardware": {"accelerator": "H100", "max_price_per_hour": 1}},
-         "no row of shapes.yaml has accelerator H100, max_price_per_hour 1"),
-        (SMALL, {"sharding": "ddp", "training": BATCH | {"global_batch_size": 12}, "hardware": {"shape": "h100-8"}},
-         "global_batch_size 12 is not a multiple of its 8 processes; 8 or 16 would be"),
-        (SMALL, {"sharding": "zero2", "training": MASTERS},
-         "training.master_dtype: bfloat16: DeepSpeed keeps float32 master copies of 16-bit weights; leave it out"),
-        (SMALL, {"method": "lora", "training": MASTERS}, "bfloat16: the adapters of lora are float32, and take little memory"),
-        (SMALL, {"training": MASTERS, "model": {"name_or_path": "a/b", "dtype": "float32"}},
-         r"weights that compute in float32 \(model.dtype\) would be rounded to another dtype"),
+        (
+            SMALL,
+            {
+                "model": {
+                    "name_or_path": "a/b",
+                    "dtype": "float32",
+                    "attn_implementation": "flash_attention_2",
+                }
+            },
+            "FlashAttention computes in 16 bits",
+        ),
+        (
+            SMALL,
+            {"hardware": {"shape": "tpu"}},
+            "hardware.shape: tpu: no such row in shapes.yaml; there are cpu-1",
+        ),
+        (
+            SMALL,
+            {"hardware": {"accelerator": "H100", "max_price_per_hour": 1}},
+            "no row of shapes.yaml has accelerator H100, max_price_per_hour 1",
+        ),
+        (
+            SMALL,
+            {
+                "sharding": "ddp",
+                "training": BATCH | {"global_batch_size": 12},
+                "hardware": {"shape": "h100-8"},
+            },
+            "global_batch_size 12 is not a multiple of its 8 processes; 8 or 16 would be",
+        ),
+        (
+            SMALL,
+            {"sharding": "zero2", "training": MASTERS},
+            "training.master_dtype: bfloat16: DeepSpeed keeps float32 master copies of 16-bit weights; leave "
+            "it out",
+        ),
+        (
+            SMALL,
+            {"method": "lora", "training": MASTERS},
+            "bfloat16: the adapters of lora are float32, and take little memory",
+        ),
+        (
+            SMALL,
+            {"training": MASTERS, "model": {"name_or_path": "a/b", "dtype": "float32"}},
+            r"weights that compute in float32 \(model.dtype\) would be rounded to another dtype",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_no_machine_can_do_is_refused_with_the_nearest_that_can(geometry, changes, said):
     geometry = config_sizes.geometry(geometry, "a/b") if isinstance(geometry, dict) else geometry
     with pytest.raises((RecipeError, DoesNotFit), match=said):
@@ -149,24 +239,44 @@ def test_each_method_has_the_shardings_that_were_promised():
 @pytest.mark.parametrize(
     ("sharding", "optim", "said"),
     [
-        ("zero2", "paged_adamw_8bit", "DeepSpeed flattens the parameters that it partitions, and the embedding's states"),
+        (
+            "zero2",
+            "paged_adamw_8bit",
+            "DeepSpeed flattens the parameters that it partitions, and the embedding's states",
+        ),
         ("fsdp", "paged_adamw_8bit", "FSDP2 shards no 8-bit optimizer states"),
-        ("zero3", "adafactor", "DeepSpeed flattens the parameters that it partitions, and Adafactor's states"),
+        (
+            "zero3",
+            "adafactor",
+            "DeepSpeed flattens the parameters that it partitions, and Adafactor's states",
+        ),
         ("fsdp", "adafactor", "transformers' Adafactor keeps plain states"),
-        ("fsdp cpu", "paged_adamw_32bit", "states that are offloaded are never on the GPU, and have nothing to be paged from"),
-        ("zero2 cpu", "paged_adamw_32bit", "states that are offloaded are never on the GPU, and have nothing to be paged from"),
+        (
+            "fsdp cpu",
+            "paged_adamw_32bit",
+            "states that are offloaded are never on the GPU, and have nothing to be paged from",
+        ),
+        (
+            "zero2 cpu",
+            "paged_adamw_32bit",
+            "states that are offloaded are never on the GPU, and have nothing to be paged from",
+        ),
         ("zero2 cpu", "lion_32bit", "DeepSpeed updates offloaded states with its own AdamW"),
         ("zero2 cpu", "sgd", "DeepSpeed updates offloaded states with its own AdamW"),
     ],
 )
 def test_optimizers_are_refused_where_they_do_not_work(sharding, optim, said):
     name, _, offload = sharding.partition(" ")
-    with pytest.raises(RecipeError, match=f"training.optim: {optim} with sharding {name}: {said}.*; use auto"):
+    with pytest.raises(
+        RecipeError, match=f"training.optim: {optim} with sharding {name}: {said}.*; use auto"
+    ):
         plan_of(sharding={"name": name, "offload": offload or "none"}, training=BATCH | {"optim": optim})
 
 
 def test_qlora_pages_its_states_where_they_are_not_sharded():
-    chosen = [sharding_of(recipe_of(method="qlora", sharding=name)).optimizer for name in ("ddp", "zero2", "fsdp")]
+    chosen = [
+        sharding_of(recipe_of(method="qlora", sharding=name)).optimizer for name in ("ddp", "zero2", "fsdp")
+    ]
     assert chosen == ["paged_adamw_8bit", "adamw_torch_fused", "adamw_torch_fused"]
 
 
@@ -187,23 +297,38 @@ def test_checkpoints_on_the_disk():
         kept = {"save_steps": save_steps, "folder": folder} | changes
         return recipe_of(checkpoints=kept, evaluation={"eval_steps": 10}).checkpoints.copies_on_disk
 
-    assert [copies(".checkpoints"), copies("/mnt/x"), copies("s3://x"), copies("s3://x", None), copies(None)] == [3, 0, 1, 0, 1]
+    assert [
+        copies(".checkpoints"),
+        copies("/mnt/x"),
+        copies("s3://x"),
+        copies("s3://x", None),
+        copies(None),
+    ] == [3, 0, 1, 0, 1]
     assert [copies(folder, export="best") for folder in (".checkpoints", "/mnt/x", "s3://x")] == [4, 0, 1]
     for folder in (None, "/mnt/checkpoints", "s3://bucket/checkpoints"):
         seen = {"save_steps": 10, "folder": folder}
         assert (
-            plan_of(sharding="fsdp", hardware=TWO_NODES, training=BATCH | {"global_batch_size": 16}, checkpoints=seen).nodes
+            plan_of(
+                sharding="fsdp",
+                hardware=TWO_NODES,
+                training=BATCH | {"global_batch_size": 16},
+                checkpoints=seen,
+            ).nodes
             == 2
         )
 
 
 def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():
-    recipe = recipe_of(sharding={"name": "zero3", "offload": "nvme"}, checkpoints={"save_steps": 10, "folder": "x"})
+    recipe = recipe_of(
+        sharding={"name": "zero3", "offload": "nvme"}, checkpoints={"save_steps": 10, "folder": "x"}
+    )
     shape = shape_of(nodes=1, processes=8, nvme=True, disk_gib=400, memory_gib=256)
     said = candidates.best_fit(recipe, shape.model_copy(update={"nvme": False}), GEOMETRY)
     assert said == "zero3 offloads to NVMe, and the shape's disk is none"
     said = candidates.best_fit(recipe, shape, GEOMETRY)
-    assert said.startswith("18.8 GiB of disk missing: needs 418.8 (export; most of it checkpoints, 269.2), has 400.0")
+    assert said.startswith(
+        "18.8 GiB of disk missing: needs 418.8 (export; most of it checkpoints, 269.2), has 400.0"
+    )
 
 
 def test_a_micro_batch_on_a_cpu_leaves_memory_for_the_rest_of_the_machine():
@@ -230,7 +355,9 @@ def test_device_map_takes_one_process_on_eight_gpus():
     assert set(arguments["max_memory"]) == set(range(8))
     table = plan.memory.phases[plan.memory.peak_phase]
     # What is not weights stays free, and a tenth of the GPU.
-    assert arguments["max_memory"][0] + sum(table.values()) - table["weights"] == round(0.9 * plan.memory.available_bytes)
+    assert arguments["max_memory"][0] + sum(table.values()) - table["weights"] == round(
+        0.9 * plan.memory.available_bytes
+    )
 
 
 def test_what_does_not_fit_is_told_shape_by_shape_with_the_change_that_would():
@@ -238,14 +365,20 @@ def test_what_does_not_fit_is_told_shape_by_shape_with_the_change_that_would():
         plan_of(LLAMA_8B, sharding="none")
     text = str(caught.value)
     assert re.search(
-        r"  a10g-1: \d+\.\d GiB of GPU memory missing: needs \d+\.\d \(steady step; most of it optimizer, 59\.8\)", text
+        r"  a10g-1: \d+\.\d GiB of GPU memory missing: needs \d+\.\d \(steady step; most of it optimizer, "
+        r"59\.8\)",
+        text,
     )
     assert "  h100-8: none is one process, and the shape has 8" in text
     assert "  it would fit with sharding: fsdp (on a10g-8, $16.29 an hour)" in text
 
 
 def test_auto_takes_the_cheapest_gpu_and_cpus_only_when_asked():
-    assert plan_of(sharding="none").shape == plan_of(sharding="none", hardware={"max_price_per_hour": 0.81}).shape == "l4-1"
+    assert (
+        plan_of(sharding="none").shape
+        == plan_of(sharding="none", hardware={"max_price_per_hour": 0.81}).shape
+        == "l4-1"
+    )
     assert plan_of(sharding="none", hardware={"accelerator": "cpu"}).shape == "cpu-1"
     assert plan_of(sharding="zero2", hardware={"accelerator": "cpu"}).shape == "cpu-2"
 
@@ -255,7 +388,10 @@ def test_parameters_are_counted_as_transformers_builds_them(kind):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {key: value for key, value in SMALL.items() if key != "model_type"} | {"tie_word_embeddings": False, "head_dim": 16}
+    sizes = {key: value for key, value in SMALL.items() if key != "model_type"} | {
+        "tie_word_embeddings": False,
+        "head_dim": 16,
+    }
     config = AutoConfig.for_model(kind, **sizes)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -304,7 +440,10 @@ def test_one_refused_connection_is_enough_and_the_error_says_how_to_go_on(connec
         base_sizes.read_geometry(recipe_of(model={"name_or_path": "owner/unknown"}).model)
     assert connections == [("hub.invalid", 443)]
     said = str(caught.value)
-    assert "owner/unknown: no such folder, and the hub cannot be reached (no answer from https://hub.invalid); name a" in said
+    assert (
+        "owner/unknown: no such folder, and the hub cannot be reached (no answer from https://hub.invalid); "
+        "name a" in said
+    )
     assert "config.json" in said
     assert "HF_HUB_OFFLINE=1" in said
     assert models_base.commit_of(recipe_of(model={"name_or_path": "owner/unknown"}).model) is None
@@ -315,10 +454,13 @@ def test_a_shipped_config_holds_for_its_revision_alone(connections):
     name = "meta-llama/Llama-3.1-8B-Instruct"
     pinned = config_files.shipped()[name]["revision"]
     assert (
-        base_sizes.read_geometry(recipe_of(model={"name_or_path": name, "revision": pinned}).model).parameters == 8_030_261_248
+        base_sizes.read_geometry(recipe_of(model={"name_or_path": name, "revision": pinned}).model).parameters
+        == 8_030_261_248
     )
     assert not connections
-    with pytest.raises(RecipeError, match=f"write model.revision: {pinned}, whose sizes Flytune has; or name a folder"):
+    with pytest.raises(
+        RecipeError, match=f"write model.revision: {pinned}, whose sizes Flytune has; or name a folder"
+    ):
         base_sizes.read_geometry(recipe_of(model={"name_or_path": name, "revision": "f" * 40}).model)
     assert len(connections) == 1
 
@@ -338,7 +480,9 @@ def test_a_shipped_config_holds_for_its_revision_alone(connections):
         ("TinyLlama/TinyLlama_v1.1", 1_100_048_384),
     ],
 )
-def test_a_known_name_is_counted_as_published_while_the_hub_does_not_answer(name, parameters, connections, caplog):
+def test_a_known_name_is_counted_as_published_while_the_hub_does_not_answer(
+    name, parameters, connections, caplog
+):
     found = base_sizes.read_geometry(recipe_of(model={"name_or_path": name}).model)
     assert found.parameters == parameters, "the size that the hub shows"
     assert connections
@@ -370,7 +514,9 @@ def test_a_gated_and_an_unknown_model_say_what_to_do(answering_hub, monkeypatch,
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", answering_hub)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", answering_hub + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", answering_hub + "/{repo_id}/resolve/{revision}/{filename}"
+    )
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     for token, name, said in (
@@ -400,10 +546,15 @@ def test_the_machine_that_evaluates_must_hold_the_model(caplog):
 
     def on(name, **changes):
         section = recipe.evaluation.model_copy(update={"shape": name})
-        return evaluation_shape.shape_for(recipe.model_copy(update={"evaluation": section, **changes}), plan, geometry)
+        return evaluation_shape.shape_for(
+            recipe.model_copy(update={"evaluation": section, **changes}), plan, geometry
+        )
 
     assert evaluation_shape.shape_for(recipe, plan, geometry).name == plan.shape
-    told = r"evaluation: one node of l4-1 has 19\.8 GiB for weights, and the model takes 40\.7; write evaluation\.shape: a"
+    told = (
+        r"evaluation: one node of l4-1 has 19\.8 GiB for weights, and the model takes 40\.7; write "
+        r"evaluation\.shape: a"
+    )
     with pytest.raises(DoesNotFit, match=told):
         on("l4-1")
     # In 16 bits, part of it may be in host memory; a warning says so.
@@ -411,7 +562,9 @@ def test_the_machine_that_evaluates_must_hold_the_model(caplog):
     assert on("a10g-8", method=lora).name == "a10g-8"
     assert not caplog.text
     assert on("t4-8", method=lora).name == "t4-8"
-    assert re.search(r"131\.\d GiB of weights on one node of t4-8, .* the rest is in host memory", caplog.text)
+    assert re.search(
+        r"131\.\d GiB of weights on one node of t4-8, .* the rest is in host memory", caplog.text
+    )
 
 
 def test_a_schedule_that_does_not_fit_into_the_run_is_refused_once_the_samples_are_known():
@@ -419,6 +572,7 @@ def test_a_schedule_that_does_not_fit_into_the_run_is_refused_once_the_samples_a
     recipe = recipe_of(training=training | {"lr_scheduler_kwargs": {"num_decay_steps": 100}})
     assert planner.make(recipe, geometry=config_sizes.geometry(SMALL, "a/b")).steps is None
     with pytest.raises(
-        RecipeError, match=r"training.lr_scheduler_kwargs: 0 steps of warm-up \+ 100 of decay, and the run has 10"
+        RecipeError,
+        match=r"training.lr_scheduler_kwargs: 0 steps of warm-up \+ 100 of decay, and the run has 10",
     ):
         planner.make(recipe, geometry=config_sizes.geometry(SMALL, "a/b"), samples=80)

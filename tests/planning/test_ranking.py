@@ -38,7 +38,9 @@ def test_the_first_is_the_best_of_everything_that_fits(by):
                     looked_at += 1 if isinstance(fits, str) else len(fits)
                     for fit in fits:
                         if not isinstance(fit, str) and fit.share <= 0.9 and fit.tokens_per_second:
-                            best = min(best, fit.price_per_token if by == "price" else 1 / fit.tokens_per_second)
+                            best = min(
+                                best, fit.price_per_token if by == "price" else 1 / fit.tokens_per_second
+                            )
     first = ranking.fits[0]
     assert (first.price_per_token if by == "price" else 1 / first.tokens_per_second) == best
     assert ranking.looked_at == looked_at > 300
@@ -58,7 +60,9 @@ def test_a_ranking_keeps_two_ways_of_a_shape_and_follows_the_wishes():
 
 
 def test_a_shape_whose_speed_is_not_known_comes_last():
-    unknown = shape_named("a100-80gb-1").model_copy(update={"name": "new", "accelerator": "B300", "price_per_hour": 0.01})
+    unknown = shape_named("a100-80gb-1").model_copy(
+        update={"name": "new", "accelerator": "B300", "price_per_hour": 0.01}
+    )
     ranking = planner.rank(
         recipe_of(training=TRAINING), "price", [*load_shapes(), unknown], config_sizes.geometry(SMALL, "a/b")
     )
@@ -87,19 +91,29 @@ def test_the_change_that_fits_does_fit_and_lays_out_before_it_changes_what_is_le
         return planning_ranking.change_that_fits(recipe_of(**changes), shapes, llama_70b)
 
     # 70B in full fit neither on eight GPUs nor in 972 GiB of host memory; on the node's disk they do.
-    assert said(sharding="fsdp") == "it would fit with sharding: {name: zero3, offload: nvme} (on a100-80gb-8, $27.45 an hour)"
+    assert (
+        said(sharding="fsdp")
+        == "it would fit with sharding: {name: zero3, offload: nvme} (on a100-80gb-8, $27.45 an hour)"
+    )
     # On one GPU no layout helps: another method does.
-    alone = planning_ranking.change_that_fits(recipe_of(sharding="none"), [shape_named("a100-80gb-1")], llama_70b)
+    alone = planning_ranking.change_that_fits(
+        recipe_of(sharding="none"), [shape_named("a100-80gb-1")], llama_70b
+    )
     assert alone.startswith("it would fit with method: qlora")
     nothing = planning_ranking.change_that_fits(recipe_of(sharding="none"), [shape_named("l4-1")], llama_70b)
     assert (
-        nothing == "no change of method, optimizer, sharding, length or shape makes it fit; add a larger shape to shapes.yaml"
+        nothing
+        == "no change of method, optimizer, sharding, length or shape makes it fit; add a larger shape to "
+        "shapes.yaml"
     )
 
 
 def test_samples_that_are_too_long_are_shortened_before_the_method_changes():
     recipe = recipe_of(
-        model={"name_or_path": "a/b"}, sharding="none", method="qlora", data={"path": "x.jsonl", "max_length": 65536}
+        model={"name_or_path": "a/b"},
+        sharding="none",
+        method="qlora",
+        data={"path": "x.jsonl", "max_length": 65536},
     )
     said = planning_ranking.change_that_fits(recipe, [shape_named("l4-1")], GEOMETRY)
     assert said == "it would fit with data.max_length: 8192 (on l4-1, $0.81 an hour)"
@@ -114,28 +128,60 @@ LENGTH = {"path": "x.jsonl", "max_length": 2048}
     ("changes", "said"),
     [
         # No sharding has bitsandbytes' states of 8 bits: without `optim` the whole length fits on eight GPUs.
-        ({"data": {**LENGTH, "max_length": 8192}, "training": TRAINING | {"optim": "paged_adamw_8bit"}},
-         "sharding: fsdp, training.optim: auto (on a100-80gb-8, "),
+        (
+            {"data": {**LENGTH, "max_length": 8192}, "training": TRAINING | {"optim": "paged_adamw_8bit"}},
+            "sharding: fsdp, training.optim: auto (on a100-80gb-8, ",
+        ),
         ({"hardware": {"shape": "a100-80gb-1"}}, "training.optim: paged_adamw_8bit (on a100-80gb-1, "),
-        ({"training": TRAINING | {"optim": "lion_32bit"}, "hardware": {"shape": "a100-80gb-1"}},
-         "training.optim: paged_lion_32bit (on a100-80gb-1, "),
-        ({"data": {**LENGTH, "max_length": 8192}, "training": TRAINING | {"optim": "adamw_8bit"}, "hardware": {"shape":
-          "a100-80gb-1"}}, "training.master_dtype: bfloat16 (on a100-80gb-1, "),
-        ({"training": TRAINING | {"master_dtype": "bfloat16", "optim": "adamw_8bit"}, "hardware": {"shape": "a10g-1"}},
-         "hardware.shape: a100-80gb-1 ("),
+        (
+            {"training": TRAINING | {"optim": "lion_32bit"}, "hardware": {"shape": "a100-80gb-1"}},
+            "training.optim: paged_lion_32bit (on a100-80gb-1, ",
+        ),
+        (
+            {
+                "data": {**LENGTH, "max_length": 8192},
+                "training": TRAINING | {"optim": "adamw_8bit"},
+                "hardware": {"shape": "a100-80gb-1"},
+            },
+            "training.master_dtype: bfloat16 (on a100-80gb-1, ",
+        ),
+        (
+            {
+                "training": TRAINING | {"master_dtype": "bfloat16", "optim": "adamw_8bit"},
+                "hardware": {"shape": "a10g-1"},
+            },
+            "hardware.shape: a100-80gb-1 (",
+        ),
         ({"hardware": {"accelerator": "L4"}}, "sharding: fsdp, hardware.shape: a10g-8 ("),
-        ({"method": "lora", "hardware": {"spot": True}, "training": TRAINING | {"global_batch_size": 7}},
-         "hardware.shape: l4-1 ("),
-        ({"sharding": "ddp", "method": "lora", "hardware": {"shape": "h100-8"},
-          "training": TRAINING | {"global_batch_size": 20}},
-         "training.global_batch_size: 16 (on h100-8, "),
+        (
+            {"method": "lora", "hardware": {"spot": True}, "training": TRAINING | {"global_batch_size": 7}},
+            "hardware.shape: l4-1 (",
+        ),
+        (
+            {
+                "sharding": "ddp",
+                "method": "lora",
+                "hardware": {"shape": "h100-8"},
+                "training": TRAINING | {"global_batch_size": 20},
+            },
+            "training.global_batch_size: 16 (on h100-8, ",
+        ),
         ({"sharding": "ddp", "hardware": {"shape": "h100-8"}}, "sharding: fsdp (on h100-8, "),
-        ({"method": "lora", "data": {**LENGTH, "max_length": 8192}, "training": TRAINING | {"activation_checkpointing": False},
-          "hardware": {"shape": "a10g-1"}}, "training.activation_checkpointing: true"),
+        (
+            {
+                "method": "lora",
+                "data": {**LENGTH, "max_length": 8192},
+                "training": TRAINING | {"activation_checkpointing": False},
+                "hardware": {"shape": "a10g-1"},
+            },
+            "training.activation_checkpointing: true",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_advice_is_what_is_closest_to_what_was_asked(changes, said):
-    recipe = recipe_of(**({"method": "full", "sharding": "none", "data": LENGTH, "training": TRAINING} | changes))
+    recipe = recipe_of(
+        **({"method": "full", "sharding": "none", "data": LENGTH, "training": TRAINING} | changes)
+    )
     found = planning_ranking.change_that_fits(recipe, load_shapes(), GEOMETRY)
     assert found.startswith(f"it would fit with {said}"), found
 
@@ -149,12 +195,16 @@ def test_an_adapter_is_advised_without_what_only_a_whole_model_has():
 
 def test_hours_and_price_follow_from_the_samples():
     hardware = {"shape": "a100-80gb-8"}
-    plan = planner.make(recipe_of(sharding="fsdp", training=TRAINING, hardware=hardware), geometry=GEOMETRY, samples=64 * 1000)
+    plan = planner.make(
+        recipe_of(sharding="fsdp", training=TRAINING, hardware=hardware), geometry=GEOMETRY, samples=64 * 1000
+    )
     assert plan.steps == 1000
     assert plan.hours[1] == pytest.approx(1000 * sum(plan.step_seconds.values()) / 3600)
     assert plan.price[1] == pytest.approx(plan.hours[1] * 27.45)
     assert plan.hours[0] < plan.hours[1] < plan.hours[2]
-    unknown = planner.make(recipe_of(sharding="fsdp", training=TRAINING, hardware=hardware), geometry=GEOMETRY)
+    unknown = planner.make(
+        recipe_of(sharding="fsdp", training=TRAINING, hardware=hardware), geometry=GEOMETRY
+    )
     assert (unknown.steps, unknown.hours) == (None, [])
 
 
@@ -193,8 +243,14 @@ def test_nothing_that_fits_is_told_of_the_ranking_too():
 
 @pytest.mark.parametrize(("length", "tight"), [(2048, False), (5120, True)])
 def test_a_tight_plan_is_taken_only_where_none_fits_well(length, tight):
-    recipe = recipe_of(sharding="ddp", method="lora", data={"path": "x", "max_length": length}, training=TRAINING)
-    fits = [fit for fit in candidates.each(recipe, shape_named("a10g-8"), GEOMETRY) if isinstance(fit, candidates.Fit)]
+    recipe = recipe_of(
+        sharding="ddp", method="lora", data={"path": "x", "max_length": length}, training=TRAINING
+    )
+    fits = [
+        fit
+        for fit in candidates.each(recipe, shape_named("a10g-8"), GEOMETRY)
+        if isinstance(fit, candidates.Fit)
+    ]
     found = candidates.best_fit(recipe, shape_named("a10g-8"), GEOMETRY)
     assert found.is_tight is tight
     larger = [fit for fit in fits if fit.workload.micro_batch > found.workload.micro_batch]

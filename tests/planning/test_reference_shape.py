@@ -1,4 +1,5 @@
-"""Where the reference's log-probabilities are computed, and which kind of reference is told as the cheaper one."""
+"""Where the reference's log-probabilities are computed, and which kind of reference is told as the cheaper
+one."""
 
 import re
 
@@ -18,8 +19,8 @@ def prices(recipe, samples, steps):
     fit = candidates.each(recipe, shape_named("a100-80gb-8"), GEOMETRY)[-1]
     (line,) = reference_shape.reasons(fit, samples, steps)
     found = re.fullmatch(
-        r"reference: computed once on (\S+) it takes (\S+) h, \$(\S+); in each step (\S+) h, \$(\S+): cheaper (.*) "
-        r"\(objective.precompute_ref_log_probs\)",
+        r"reference: computed once on (\S+) it takes (\S+) h, \$(\S+); in each step (\S+) h, \$(\S+): "
+        r"cheaper (.*) \(objective.precompute_ref_log_probs\)",
         line,
     )
     return found[1], *map(float, found.group(2, 3, 4, 5)), found[6]
@@ -31,7 +32,10 @@ def test_each_pair_is_run_once_before_training_and_once_in_each_epoch():
     task, before, once, in_steps, each, cheaper = prices(recipe, 1000 * batch, 3000)
     assert cheaper == "before training"
     # A pass forward alone.
-    assert in_steps < 3000 / 3600 * candidates.each(recipe, shape_named("a100-80gb-8"), GEOMETRY)[-1].time.seconds / 4
+    assert (
+        in_steps
+        < 3000 / 3600 * candidates.each(recipe, shape_named("a100-80gb-8"), GEOMETRY)[-1].time.seconds / 4
+    )
     # One GPU at a time, against eight in each of three epochs.
     assert before / in_steps == pytest.approx(8 / 3, rel=0.05)
     assert task == "a100-80gb-1"
@@ -46,7 +50,9 @@ def test_a_run_that_sees_few_of_its_pairs_computes_them_in_its_steps():
     assert cheaper == "in each step"
 
 
-@pytest.mark.parametrize(("changes", "samples"), [({"objective": "sft"}, 1000), ({"objective": "kto"}, 1000), ({}, None)])
+@pytest.mark.parametrize(
+    ("changes", "samples"), [({"objective": "sft"}, 1000), ({"objective": "kto"}, 1000), ({}, None)]
+)
 def test_nothing_is_compared_where_there_is_no_choice(changes, samples):
     fit = candidates.each(recipe_of(**DPO | changes), shape_named("a100-80gb-8"), GEOMETRY)[-1]
     assert reference_shape.reasons(fit, samples, 100) == []

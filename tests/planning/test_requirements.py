@@ -85,7 +85,12 @@ def test_loading_and_converting_takes_what_was_published():
 
 @pytest.mark.parametrize(
     ("installed", "on_cpu"),
-    [("2.13.0+cpu", 1.0), ("2.13.0", 1.27), ("2.13.0+cu130", 1.27), (None, 1.27)],  # none: the plan task's image
+    [
+        ("2.13.0+cpu", 1.0),
+        ("2.13.0", 1.27),
+        ("2.13.0+cu130", 1.27),
+        (None, 1.27),
+    ],  # none: the plan task's image
 )
 def test_a_process_takes_what_the_build_of_torch_does(installed, on_cpu, monkeypatch):
     def version(name):
@@ -99,7 +104,9 @@ def test_a_process_takes_what_the_build_of_torch_does(installed, on_cpu, monkeyp
     try:
         recipe = recipe_of(sharding="ddp")
         assert needs_of(recipe, "cpu-2")["process memory"].phases[STEP]["process"] == round(on_cpu * GIB)
-        assert needs_of(recipe)["host memory"].phases[STEP]["processes"] == round(8 * 1.27 * GIB), "GPUs run the train image"
+        assert needs_of(recipe)["host memory"].phases[STEP]["processes"] == round(8 * 1.27 * GIB), (
+            "GPUs run the train image"
+        )
     finally:
         requirements._has_cpu_build.cache_clear()
 
@@ -112,7 +119,9 @@ def test_the_train_image_has_the_build_that_a_lock_without_one_names():
 def test_what_is_offloaded_leaves_the_gpu_for_the_host_and_the_disk():
     whole = 16 * EIGHT  # float32 weights, gradients and two moments
     on_gpu = needs_of(recipe_of(sharding="fsdp"))
-    assert on_gpu["host memory"].phases[SAVE]["checkpoint"] == 12 * EIGHT, "copies that are written while training goes on"
+    assert on_gpu["host memory"].phases[SAVE]["checkpoint"] == 12 * EIGHT, (
+        "copies that are written while training goes on"
+    )
     assert "checkpoint" not in needs_of(recipe_of(sharding="fsdp", method="lora"))["host memory"].phases[SAVE]
     on_host = needs_of(recipe_of(sharding={"name": "fsdp", "offload": "cpu"}))
     assert on_host["host memory"].phases[STEP]["offloaded"] == pytest.approx(whole, rel=1e-6)
@@ -147,7 +156,8 @@ def test_host_memory_that_is_short_is_named():
     with pytest.raises(
         DoesNotFit,
         match=r"s: \d+\.\d GiB of host memory missing: needs \d+\.\d \(.*most of it offloaded[^\n]*\n.*\n"
-        r" +offloaded: 16.0 bytes x 8.03 billion trained parameters \(weights, gradients, states\), on 2 nodes",
+        r" +offloaded: 16.0 bytes x 8.03 billion trained parameters \(weights, gradients, states\), on 2 "
+        r"nodes",
     ):
         planner.make(recipe, [small], GEOMETRY)
 
@@ -157,14 +167,20 @@ EVERY = {"address": "hf://a/b", "every_save": True}
 
 
 @pytest.mark.parametrize(
-    ("changes", "width"), [({"sharding": "fsdp"}, 2), ({"sharding": "fsdp", "method": "lora"}, 4), ({"sharding": "zero3"}, 0)]
+    ("changes", "width"),
+    [({"sharding": "fsdp"}, 2), ({"sharding": "fsdp", "method": "lora"}, 4), ({"sharding": "zero3"}, 0)],
 )
 def test_sharded_checkpoints_are_gathered_to_be_published(changes, width):
-    before, after = recipe_of(**changes, checkpoints=SAVED), recipe_of(**changes, checkpoints=SAVED, publish=EVERY)
+    before, after = (
+        recipe_of(**changes, checkpoints=SAVED),
+        recipe_of(**changes, checkpoints=SAVED, publish=EVERY),
+    )
     gathered = width * workload_of(after).trained
     disks = [sum(needs_of(recipe)["disk"].phases[SAVE].values()) for recipe in (before, after)]
     assert disks[1] - disks[0] == gathered
-    assert needs_of(after)["host memory"].phases[SAVE].get("file being written", 0) == min(requirements.EXPORT_FILE, gathered)
+    assert needs_of(after)["host memory"].phases[SAVE].get("file being written", 0) == min(
+        requirements.EXPORT_FILE, gathered
+    )
     assert len(requirements.gather_reason(after, workload_of(after))) == bool(gathered)
     assert requirements.gather_reason(before, workload_of(before)) == []
 
@@ -172,8 +188,9 @@ def test_sharded_checkpoints_are_gathered_to_be_published(changes, width):
 def test_the_plan_says_what_gathering_costs():
     recipe = recipe_of(sharding="fsdp", checkpoints=SAVED, publish=EVERY)
     assert requirements.gather_reason(recipe, workload_of(recipe)) == [
-        "publish.every_save: fsdp checkpoints hold each process's part, so each save also gathers the weights and writes "
-        "15 GiB to the first node: training waits 16.1 s at 1 GB/s (assumed), with 4.66 GiB of host memory for a file"
+        "publish.every_save: fsdp checkpoints hold each process's part, so each save also gathers the "
+        "weights and writes 15 GiB to the first node: training waits 16.1 s at 1 GB/s (assumed), with 4.66 "
+        "GiB of host memory for a file"
     ]
 
 
@@ -182,4 +199,7 @@ def test_zero3_gathers_all_trained_weights_for_a_checkpoint():
     assert saving[SAVE]["gathered weights"] == 2 * EIGHT
     assert "gathered weights" not in saving[STEP]
     assert "gathered weights" not in needs_of(recipe_of(sharding="zero3"))["host memory"].phases[SAVE]
-    assert "gathered weights" not in needs_of(recipe_of(sharding="zero2", checkpoints=SAVED))["host memory"].phases[SAVE]
+    assert (
+        "gathered weights"
+        not in needs_of(recipe_of(sharding="zero2", checkpoints=SAVED))["host memory"].phases[SAVE]
+    )

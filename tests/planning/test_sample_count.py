@@ -23,7 +23,12 @@ def counted(path: Any, changes: dict[str, Any] | None = None) -> sample_count.Sa
     return sample_count.counted(Recipe.model_validate(tiny_recipe(Path("models/base"), path, asked)))
 
 
-TRAINING = {"learning_rate": 1e-3, "global_batch_size": 8, "num_train_epochs": 1, "activation_checkpointing": False}
+TRAINING = {
+    "learning_rate": 1e-3,
+    "global_batch_size": 8,
+    "num_train_epochs": 1,
+    "activation_checkpointing": False,
+}
 ROWS = [{"prompt": f"Question {n}", "completion": "x" * 50} for n in range(1000)]
 
 
@@ -36,7 +41,9 @@ def write(folder: Any, name: str, rows: list[dict[str, Any]] = ROWS) -> Any:
 
         parquet.write_table(Table.from_pylist(rows), path)
     elif name.endswith(".csv"):
-        path.write_text("prompt,completion\n" + "".join(f'"{row["prompt"]}\nmore",{row["completion"]}\n' for row in rows))
+        path.write_text(
+            "prompt,completion\n" + "".join(f'"{row["prompt"]}\nmore",{row["completion"]}\n' for row in rows)
+        )
     elif name.endswith(".json"):
         path.write_text(json.dumps(rows))
     else:
@@ -49,7 +56,10 @@ def test_files_of_each_kind_are_counted(name, tmp_path):
     path = write(tmp_path, name)
     count = counted(path)
     assert count.samples == 900
-    assert count.origin == f"900 training samples: 1,000 rows counted in {path}, of which a share of 0.1 is held out"
+    assert (
+        count.origin
+        == f"900 training samples: 1,000 rows counted in {path}, of which a share of 0.1 is held out"
+    )
 
 
 def test_max_samples_is_a_limit_and_no_number_of_rows(tmp_path):
@@ -67,7 +77,10 @@ def test_folders_and_several_sources(tmp_path):
     path = write(tmp_path, "all/d.csv")
     assert counted(tmp_path / "all").samples == 2700
     assert counted(tmp_path / "all", {"data.max_samples": 1500}).samples == 1350
-    several = {"data.path": None, "data.sources": [{"path": str(path), "weight": 2}, {"path": str(path), "max_samples": 10}]}
+    several = {
+        "data.path": None,
+        "data.sources": [{"path": str(path), "weight": 2}, {"path": str(path), "max_samples": 10}],
+    }
     assert counted(path, several).samples == 1809
     import datasets
 
@@ -103,7 +116,10 @@ def test_what_is_not_read_is_said(tmp_path):
         assert said in count.origin
     taken = counted(path, {"data.path": "s3://bucket/x.jsonl", "data.max_samples": 700})
     assert taken.samples == 630
-    assert "data: s3://bucket/x.jsonl was not read, and is taken to have the 700 rows of max_samples" in taken.origin
+    assert (
+        "data: s3://bucket/x.jsonl was not read, and is taken to have the 700 rows of max_samples"
+        in taken.origin
+    )
     empty = counted(write(tmp_path, "empty.jsonl", []))
     assert (empty.samples, "training samples: none, 0 rows counted in" in empty.origin) == (None, True)
     with pytest.raises(DataError, match=r"data.path: .*nothing.jsonl: no such file"):
@@ -121,7 +137,8 @@ def test_a_pair_is_two_samples_of_kto(tmp_path):
 
 @pytest.fixture
 def planned(tmp_path, monkeypatch, capsys):
-    """Return a function that plans a recipe with changes; it returns exit code, and what the terminal shows."""
+    """Return a function that plans a recipe with changes; it returns exit code, and what the terminal
+    shows."""
     out = io.StringIO()
     monkeypatch.setattr("flytune.console.tables.console", lambda: Console(file=out, width=400))
     base = tiny_base(tmp_path)
@@ -151,16 +168,30 @@ def test_the_command_counts_and_says_so(planned, tmp_path):
     ("changes", "said", "options"),
     [
         ({"data.path": "no/rows.jsonl"}, "data.path: no/rows.jsonl: no such file or folder", ()),
-        ({"data.path": None, "data.sources": [{"path": "no/a"}, {"path": "no/b.csv"}]},
-         "data.sources[1].path: no/b.csv: no such", ("--samples", "10")),
-        ({"data.heldout_path": "no/rows.jsonl", "data.heldout_fraction": 0.02},
-         "data.heldout_path: no/rows.jsonl: no such file", ("--shape", "auto")),
+        (
+            {"data.path": None, "data.sources": [{"path": "no/a"}, {"path": "no/b.csv"}]},
+            "data.sources[1].path: no/b.csv: no such",
+            ("--samples", "10"),
+        ),
+        (
+            {"data.heldout_path": "no/rows.jsonl", "data.heldout_fraction": 0.02},
+            "data.heldout_path: no/rows.jsonl: no such file",
+            ("--shape", "auto"),
+        ),
         ({"data.chat_template": "no/chat.jinja"}, "data.chat_template: no/chat.jinja: no such file", ()),
         ({"model.name_or_path": "./no/model"}, "model.name_or_path: ./no/model: no such folder", ()),
-        ({"evaluation.include_path": "no/tasks", "evaluation.tasks": ["own"]}, "evaluation.include_path: no/tasks", ()),
-        ({"method": {"name": "lora", "adapter": "./no/adapter"}}, "method.adapter: ./no/adapter: no adapter_config.json", ()),
+        (
+            {"evaluation.include_path": "no/tasks", "evaluation.tasks": ["own"]},
+            "evaluation.include_path: no/tasks",
+            (),
+        ),
+        (
+            {"method": {"name": "lora", "adapter": "./no/adapter"}},
+            "method.adapter: ./no/adapter: no adapter_config.json",
+            (),
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_on_this_machine_is_refused_by_name(changes, said, options, planned):
     code, text = planned(changes, *options)
     assert code == 1

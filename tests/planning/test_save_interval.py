@@ -37,7 +37,10 @@ def test_the_loss_is_that_of_a_simulated_run_and_the_interval_the_best_of_it(sav
     )
     for factor in (0.3, 3.0):
         assert simulated(best * factor, save, per_hour, restart) > simulated(best, save, per_hour, restart)
-        assert expected_loss(best * factor, save, per_hour).share_of_run > expected_loss(best, save, per_hour).share_of_run
+        assert (
+            expected_loss(best * factor, save, per_hour).share_of_run
+            > expected_loss(best, save, per_hour).share_of_run
+        )
 
 
 def test_half_of_what_lies_between_two_saves_is_lost():
@@ -82,6 +85,9 @@ def test_epochs_and_shares_are_counted_where_the_number_of_samples_is_known(step
 def test_a_plan_without_checkpoints_says_what_an_interruption_loses():
     found = lost(None)
     assert (found.interval_seconds, found.hours_lost_each, found.share_lost) == (None, None, 0.0)
-    assert "loses the whole run: checkpoints.save_steps is not set (auto: a save every" in save_interval.describe(found)
+    assert (
+        "loses the whole run: checkpoints.save_steps is not set (auto: a save every"
+        in save_interval.describe(found)
+    )
     assert save_interval.describe(lost(None, interruptions_per_hour=0.0)) == "no interruption is expected"
     assert save_interval.describe(lost("auto", interruptions_per_hour=0.0)) == "no interruption is expected"

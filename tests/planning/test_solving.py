@@ -70,7 +70,9 @@ def test_the_next_value_does_not_fit_and_the_value_does(field, method, sharding,
 
 
 @pytest.mark.parametrize("headroom", [None, 0.2])
-@pytest.mark.parametrize(("method", "names", "length"), [("qlora", ["l4-1"], 8192), ("lora", ["a100-80gb-1"], 16384)])
+@pytest.mark.parametrize(
+    ("method", "names", "length"), [("qlora", ["l4-1"], 8192), ("lora", ["a100-80gb-1"], 16384)]
+)
 def test_the_next_micro_batch_that_divides_the_batch_does_not_fit(method, names, length, headroom):
     recipe = with_field(asked(method, batch=48), MAX_LENGTH, length)
     recipe = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"headroom": headroom})})
@@ -89,7 +91,9 @@ def test_the_next_micro_batch_that_divides_the_batch_does_not_fit(method, names,
 def test_the_largest_model_is_counted_layer_by_layer():
     recipe, shapes = asked("full", "fsdp"), [shape_named("a100-80gb-8")]
     answer = solving.solve(recipe, LAYERS, GEOMETRY, shapes=shapes)
-    held, more = (config_sizes.geometry(LLAMA_8B | {"num_hidden_layers": answer.value + one}, "a/b") for one in (0, 1))
+    held, more = (
+        config_sizes.geometry(LLAMA_8B | {"num_hidden_layers": answer.value + one}, "a/b") for one in (0, 1)
+    )
     assert fits(recipe, shapes, held)
     assert not fits(recipe, shapes, more)
     assert answer.fit.workload.geometry.num_hidden_layers == answer.value > 32
@@ -109,7 +113,9 @@ def test_a_tight_answer_names_the_largest_value_that_leaves_a_tenth():
 
 def test_a_length_ends_with_the_positions_of_a_base_that_has_no_further_ones():
     few, shapes = GEOMETRY.model_copy(update={"positions": 4000}), [shape_named("l4-1")]
-    bound = solving.solve(asked(), MAX_LENGTH, few.model_copy(update={"bounds_positions": True}), shapes=shapes)
+    bound = solving.solve(
+        asked(), MAX_LENGTH, few.model_copy(update={"bounds_positions": True}), shapes=shapes
+    )
     assert (bound.value, bound.next_value, bound.beyond) == (4000, None, "the base has no further positions")
     assert solving.solve(asked(), MAX_LENGTH, few, shapes=shapes).value > 4000
 
@@ -129,7 +135,9 @@ def test_no_shape_with_fewer_gpus_fits():
         assert answer.value == min(fit.shape.world_size for fit in all_ways(recipe))
         assert answer.fit.shape.world_size == answer.value
         assert f"hardware.shape: {answer.fit.shape.name}" in answer.changes
-        assert solving.described(answer)[0].startswith(f"fewest GPUs: {answer.value} on {answer.fit.shape.name} with ")
+        assert solving.described(answer)[0].startswith(
+            f"fewest GPUs: {answer.value} on {answer.fit.shape.name} with "
+        )
 
 
 def test_the_cheapest_within_a_deadline_and_the_fastest_within_a_budget():
@@ -139,16 +147,22 @@ def test_the_cheapest_within_a_deadline_and_the_fastest_within_a_budget():
     hours, prices = sorted(plan.hours[2] for plan in timed), sorted(plan.price[2] for plan in timed)
     for place in (0, len(hours) // 20, len(hours) // 3):
         limit = hours[place] * 1.0001
-        limited = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"max_hours": limit})})
+        limited = recipe.model_copy(
+            update={"hardware": recipe.hardware.model_copy(update={"max_hours": limit})}
+        )
         answer = solving.solve(limited, PRICE, GEOMETRY, 100_000)
         assert answer.value == pytest.approx(min(plan.price[1] for plan in timed if plan.hours[2] <= limit))
         assert solving.described(answer)[0].startswith(f"least price: ${answer.value:,.2f} on ")
         limit = prices[place] * 1.0001
-        limited = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"max_price": limit})})
+        limited = recipe.model_copy(
+            update={"hardware": recipe.hardware.model_copy(update={"max_price": limit})}
+        )
         answer = solving.solve(limited, HOURS, GEOMETRY, 100_000)
         assert answer.value == pytest.approx(min(plan.hours[1] for plan in timed if plan.price[2] <= limit))
         assert solving.described(answer)[0].startswith(f"least time: {answer.value:.3g} hours on ")
-    limited = recipe.model_copy(update={"hardware": recipe.hardware.model_copy(update={"max_hours": hours[0] * 0.9})})
+    limited = recipe.model_copy(
+        update={"hardware": recipe.hardware.model_copy(update={"max_hours": hours[0] * 0.9})}
+    )
     with pytest.raises(DoesNotFit, match=r"no shape keeps hardware.max_hours .*; the nearest is h100-8x8"):
         solving.solve(limited, PRICE, GEOMETRY, 100_000)
 
@@ -163,7 +177,12 @@ def test_the_cheapest_within_a_deadline_and_the_fastest_within_a_budget():
         ("hours", {}, RecipeError, "Set hardware.max_price, or --max-price"),
         ("max_length", {"method": "full"}, DoesNotFit, "l4-1: data.max_length 1: "),
         ("gpus", {"method": "full"}, DoesNotFit, "no shape can hold it"),
-        ("micro_batch", {"batch": 63, "sharding": "ddp"}, DoesNotFit, "global_batch_size 63 is not a multiple"),
+        (
+            "micro_batch",
+            {"batch": 63, "sharding": "ddp"},
+            DoesNotFit,
+            "global_batch_size 63 is not a multiple",
+        ),
     ],
 )
 def test_what_cannot_be_answered_says_why(field, change, error, said):
@@ -180,7 +199,9 @@ def test_a_refusal_that_names_another_machine_names_the_exact_length_too():
     with pytest.raises(DoesNotFit) as caught:
         planner.make(recipe, None, GEOMETRY)
     answer = solving.solve(recipe, MAX_LENGTH, GEOMETRY, shapes=[shape])
-    assert str(caught.value).endswith(f"; with no other change, with data.max_length: {answer.value} (on l4-1, $0.81 an hour)")
+    assert str(caught.value).endswith(
+        f"; with no other change, with data.max_length: {answer.value} (on l4-1, $0.81 an hour)"
+    )
     assert "it would fit with hardware.shape: a100-80gb-1" in str(caught.value)
 
 
@@ -188,7 +209,9 @@ def test_hours_need_samples_and_a_model_that_the_closed_form_knows():
     limited = asked().model_copy(update={"hardware": asked().hardware.model_copy(update={"max_hours": 1.0})})
     with pytest.raises(RecipeError, match="say it \\(--samples\\)"):
         solving.solve(limited, PRICE, GEOMETRY)
-    with pytest.raises(RecipeError, match="--solve asks the closed form, which does not know latent attention"):
+    with pytest.raises(
+        RecipeError, match="--solve asks the closed form, which does not know latent attention"
+    ):
         solving.solve(asked(), MAX_LENGTH, GEOMETRY.model_copy(update={"unsupported": "latent attention"}))
 
 

@@ -17,21 +17,44 @@ def recipe_named(name):
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("llama-3.1-8b-qlora",
-         {"precision": "autocast", "quantization": "nf4_double", "kbit_float32": True, "layout": LAYOUTS["device_map"]}),
-        ("llama-3.3-70b-qlora-fsdp", {"precision": "policy", "quantization": "nf4_double", "kbit_float32": False}),
-        ("qwen3-1.7b-full", {"precision": "autocast", "weight_dtype": "float32", "compute_dtype": "bfloat16"}),
-        ("qwen2.5-7b-full-zero3", {"precision": "pure", "weight_dtype": "bfloat16", "layout": LAYOUTS["zero3"]}),
-        ("llama-3.1-405b-full-fsdp-cpu",
-         {"layout": LAYOUTS["fsdp2"], "offload": "cpu", "weight_dtype": "bfloat16", "gpus": 64}),
-        ("llama-2-70b-lora-fsdp", {"lora_r": 8, "lora_targets": ("q", "k", "v", "o", "gate", "up", "down"), "method": "lora"}),
+        (
+            "llama-3.1-8b-qlora",
+            {
+                "precision": "autocast",
+                "quantization": "nf4_double",
+                "kbit_float32": True,
+                "layout": LAYOUTS["device_map"],
+            },
+        ),
+        (
+            "llama-3.3-70b-qlora-fsdp",
+            {"precision": "policy", "quantization": "nf4_double", "kbit_float32": False},
+        ),
+        (
+            "qwen3-1.7b-full",
+            {"precision": "autocast", "weight_dtype": "float32", "compute_dtype": "bfloat16"},
+        ),
+        (
+            "qwen2.5-7b-full-zero3",
+            {"precision": "pure", "weight_dtype": "bfloat16", "layout": LAYOUTS["zero3"]},
+        ),
+        (
+            "llama-3.1-405b-full-fsdp-cpu",
+            {"layout": LAYOUTS["fsdp2"], "offload": "cpu", "weight_dtype": "bfloat16", "gpus": 64},
+        ),
+        (
+            "llama-2-70b-lora-fsdp",
+            {"lora_r": 8, "lora_targets": ("q", "k", "v", "o", "gate", "up", "down"), "method": "lora"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_recipe_is_the_workload_that_training_makes_of_it(name, fields):
     recipe = recipe_named(name)
     plan = planner.make(recipe)
     micro = plan.per_device_train_batch_size
-    made = workloads.workload(recipe, base_sizes.read_geometry(recipe.model), shape_named(plan.shape), micro, 2)
+    made = workloads.workload(
+        recipe, base_sizes.read_geometry(recipe.model), shape_named(plan.shape), micro, 2
+    )
     assert {field: getattr(made, field) for field in fields} == fields
     assert (made.micro_batch, made.accumulation, made.sequence_length) == (micro, 2, recipe.data.max_length)
 

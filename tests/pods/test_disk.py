@@ -10,4 +10,7 @@ def test_more_prepared_data_than_the_disk_holds_is_a_line_of_the_plan(tmp_path):
     assert disk.shortage(recipe, 1_000_000) is None
     found = disk.shortage(recipe, 2_000_000)
     assert found is not None
-    assert "prepare_data stores up to 61 GiB (2,000,000 samples of 4,096 tokens), and its pod has 32 GiB of disk" in found
+    assert (
+        "prepare_data stores up to 61 GiB (2,000,000 samples of 4,096 tokens), and its pod has 32 GiB of disk"
+        in found
+    )

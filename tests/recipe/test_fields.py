@@ -9,7 +9,13 @@ from tests.support.paths import ROOT
 
 def test_values_are_yaml_and_fields_are_dotted():
     path = ROOT / "recipes/demo-dpo.yaml"
-    given = ["training.learning_rate=1e-4", "method.r=4", "evaluation.tasks=[gsm8k]", "checkpoints.save_steps=", "name=other"]
+    given = [
+        "training.learning_rate=1e-4",
+        "method.r=4",
+        "evaluation.tasks=[gsm8k]",
+        "checkpoints.save_steps=",
+        "name=other",
+    ]
     found = read_recipe(path, given)
     assert (found.training.learning_rate, found.method.r, found.name) == (0.0001, 4, "other")
     assert (found.evaluation.tasks[0].name, found.checkpoints.save_steps) == ("gsm8k", None)

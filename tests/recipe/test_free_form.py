@@ -20,7 +20,9 @@ def free(annotation):
     """Return whether a type has a mapping, or any value, in it."""
     inner = [one for one in (annotation, *alternatives(annotation)) if one is not None]
     return any(
-        one in (dict, typing.Any, object) or typing.get_origin(one) is dict or any(free(part) for part in typing.get_args(one))
+        one in (dict, typing.Any, object)
+        or typing.get_origin(one) is dict
+        or any(free(part) for part in typing.get_args(one))
         for one in inner
         if not (isinstance(one, type) and issubclass(one, BaseModel))
     )

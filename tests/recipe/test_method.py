@@ -1,4 +1,5 @@
-"""Adapters on experts in a recipe: what they cannot be combined with, and the keys of recipes without them."""
+"""Adapters on experts in a recipe: what they cannot be combined with, and the keys of recipes without
+them."""
 
 import pytest
 
@@ -32,4 +33,7 @@ def test_a_recipe_without_experts_keeps_its_key():
     old = recipe_of(method={"name": "lora"})
     assert recipe_of(method={"name": "lora", "experts": False}).key() == old.key()
     assert recipe_of(method={"name": "lora", "lora_dropout": 0, "experts": True}).key() != old.key()
-    assert recipe_of(training=TRAINING | {"router_aux_loss_coef": None}).key() == recipe_of(training=TRAINING).key()
+    assert (
+        recipe_of(training=TRAINING | {"router_aux_loss_coef": None}).key()
+        == recipe_of(training=TRAINING).key()
+    )

@@ -15,7 +15,10 @@ from tests.support import special_files
 from tests.support.recipes import content
 
 ZERO3 = {"zero_optimization": {"stage": 3}}
-KEY = {"type": "service_account", "private_key": "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"}
+KEY = {
+    "type": "service_account",
+    "private_key": "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n",
+}
 
 
 def write(folder, config):
@@ -51,11 +54,16 @@ def test_a_file_of_credentials_is_not_copied_into_a_recipe(value, said, tmp_path
     (tmp_path / "key.json").write_text(json.dumps(value))
     with pytest.raises(RecipeError, match=said) as error:
         read_recipe(write(tmp_path, str(tmp_path / "key.json")))
-    assert not {"MIIE", "abcdefgh", "dXNlcjpwYXNz", "hunter22"} & set(str(error.value).replace("@", " ").split())
+    assert not {"MIIE", "abcdefgh", "dXNlcjpwYXNz", "hunter22"} & set(
+        str(error.value).replace("@", " ").split()
+    )
 
 
 def test_all_files_that_cannot_be_read_are_named():
-    grid = {"sharding.config": ["no.json", None, ZERO3], "sharding": [{"name": "zero3", "config": "nor.json"}]}
+    grid = {
+        "sharding.config": ["no.json", None, ZERO3],
+        "sharding": [{"name": "zero3", "config": "nor.json"}],
+    }
     with pytest.raises(RecipeError, match="2 mistakes") as error:
         named_files.with_contents(grid)
     assert str(error.value).splitlines()[1:] == [
@@ -75,7 +83,10 @@ def test_a_stored_recipe_that_names_a_file_is_refused_by_each_reader(path, tmp_p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "key.json").write_text(json.dumps(ZERO3))
     file = write(tmp_path, path)
-    said = "names a file, which is read only for a recipe that you give to flytune or pyflyte yourself; write the content"
+    said = (
+        "names a file, which is read only for a recipe that you give to flytune or pyflyte yourself; "
+        "write the content"
+    )
     with pytest.raises(RecipeError, match=said):
         Recipe.from_yaml(file)
     with pytest.raises(RecipeError, match=said):

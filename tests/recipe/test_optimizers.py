@@ -35,4 +35,6 @@ def test_a_name_is_what_transformers_makes_of_it(name, tmp_path):
 )
 def test_arguments_that_an_optimizer_does_not_take_are_refused(optim, field):
     section = {"learning_rate": 1e-4, "global_batch_size": 8, "optim": optim, field: 0.5}
-    assert f"training: {field}: no argument of {optim}; leave it out, or use" in mistakes_of(content(training=section))
+    assert f"training: {field}: no argument of {optim}; leave it out, or use" in mistakes_of(
+        content(training=section)
+    )

@@ -1,4 +1,5 @@
-"""Regular expressions that name layers: those that people write are accepted, those that would take hours are refused."""
+"""Regular expressions that name layers: those that people write are accepted, those that would take hours are
+refused."""
 
 import re
 
@@ -41,7 +42,8 @@ SLOW = [
 WRONG = {
     "[": "'[' is not a regular expression: unterminated character set at position 0; write a layer's name",
     "(?<=a*)b": "look-behind requires fixed-width pattern",
-    "a{999999999999}": "'a{999999999999}' is not a regular expression: the number of a repetition is too large",
+    "a{999999999999}": "'a{999999999999}' is not a regular expression: the number of a repetition is too "
+    "large",
     "(" * 500 + ")" * 500: "groups are nested deeper than 40; write fewer brackets",
     "(" * 50 + "a" + ")" * 50: "groups are nested deeper than 40; write fewer brackets",
     "a)|(b": "unbalanced parenthesis",
@@ -91,7 +93,9 @@ def test_a_recipe_s_are_refused_with_their_key(field, value):
 
 def test_a_thousand_keys_are_the_most():
     with pytest.raises(RecipeError, match=r"method\.rank_pattern"):
-        Recipe.model_validate(content(method={"name": "lora", "rank_pattern": {f"layers.{n}": 4 for n in range(1001)}}))
+        Recipe.model_validate(
+            content(method={"name": "lora", "rank_pattern": {f"layers.{n}": 4 for n in range(1001)}})
+        )
 
 
 @pytest.mark.parametrize("key", ["modules_to_not_convert", "llm_int8_skip_modules"])

@@ -14,9 +14,13 @@ from tests.support.paths import ROOT
 SCHEMA = json.loads(json_schema())
 PREFIX = re.compile(r"^(lora|peft|dpo|rl|kto|pref|moe|trl)_")
 OTHER_MEANING = {
-    # Of the answers that LLaMA-Factory writes after training, and of what is not the recipe's own field of this name.
-    ("LLaMA-Factory", "temperature"), ("LLaMA-Factory", "top_k"), ("LLaMA-Factory", "top_p"), ("LLaMA-Factory", "task"),
-}  # fmt: skip
+    # Of the answers that LLaMA-Factory writes after training, and of what is not the recipe's own field of
+    # this name.
+    ("LLaMA-Factory", "temperature"),
+    ("LLaMA-Factory", "top_k"),
+    ("LLaMA-Factory", "top_p"),
+    ("LLaMA-Factory", "task"),
+}
 
 
 def fields_and_values(part):
@@ -32,7 +36,12 @@ def fields_and_values(part):
 
 
 FIELDS, VALUES = fields_and_values(SCHEMA)
-WITHOUT = [(tool, name, row) for tool, names in peers.table().items() for name, row in names.items() if row.key is None]
+WITHOUT = [
+    (tool, name, row)
+    for tool, names in peers.table().items()
+    for name, row in names.items()
+    if row.key is None
+]
 
 
 def test_nothing_that_a_recipe_has_is_said_to_have_no_counterpart():
@@ -44,7 +53,9 @@ def test_nothing_that_a_recipe_has_is_said_to_have_no_counterpart():
 
 def test_nothing_that_a_recipe_offers_is_said_not_to_be_offered():
     reasons = {row.change for _, _, row in WITHOUT}
-    denied = {word.lower() for reason in reasons for word in re.findall(r"([\w-]+) (?:is|are) not offered", reason)}
+    denied = {
+        word.lower() for reason in reasons for word in re.findall(r"([\w-]+) (?:is|are) not offered", reason)
+    }
     assert {"ppo", "orpo", "megatron"} <= denied
     assert denied & {value.lower() for value in VALUES} == set()
 
@@ -53,7 +64,10 @@ def test_nothing_that_a_recipe_offers_is_said_not_to_be_offered():
     ("beginning", "field"),
     [
         ("trackers are ", SCHEMA["$defs"]["Tracking"]["properties"]["report_to"]["items"]["enum"]),
-        ("the adapters are ", [name for name in SCHEMA["$defs"]["Method"]["properties"]["name"]["enum"] if name != "full"]),
+        (
+            "the adapters are ",
+            [name for name in SCHEMA["$defs"]["Method"]["properties"]["name"]["enum"] if name != "full"],
+        ),
     ],
 )
 def test_a_list_of_what_is_offered_has_all_of_it(beginning, field):
@@ -70,17 +84,22 @@ def test_each_name_stands_once_below_its_tool():
     for tool, groups in content.items():
         names = [*groups["keys"]]
         for group in ("refused", "without"):
-            names += [entry.partition("=")[0] for row in groups.get(group, {}).values() for entry in row.split()]
+            names += [
+                entry.partition("=")[0] for row in groups.get(group, {}).values() for entry in row.split()
+            ]
         assert sorted(names) == sorted(peers.table()[tool])
 
 
 @pytest.mark.parametrize(
     ("tool", "name", "refused"),
     [
-        ("axolotl", "unfrozen_parameters", True), ("axolotl", "swanlab_anything", False), ("TRL", "vllm_mode", False),
-        ("LLaMA-Factory", "loraplus_lr_ratio", True), ("TRL", "label_smoothing_factor", True),
+        ("axolotl", "unfrozen_parameters", True),
+        ("axolotl", "swanlab_anything", False),
+        ("TRL", "vllm_mode", False),
+        ("LLaMA-Factory", "loraplus_lr_ratio", True),
+        ("TRL", "label_smoothing_factor", True),
     ],
-)  # fmt: skip
+)
 def test_a_name_is_found_below_its_tool_by_its_beginning_or_below_transformers(tool, name, refused):
     found = peers.counterpart(tool, name)
     assert found is not None

@@ -23,14 +23,17 @@ from tests.support.recipes import RECIPES, content, mistakes_of
 def test_addresses_with_credentials_are_refused_and_not_shown(address):
     for recipe in (content(data={"path": address, "max_lngth": 1}), content(publish={"address": address})):
         said = mistakes_of(recipe)
-        assert re.search(r"recipe r: 1 mistake\n  (data\.path|publish\.address): an address with credentials", said)
+        assert re.search(
+            r"recipe r: 1 mistake\n  (data\.path|publish\.address): an address with credentials", said
+        )
         assert "pl4nted" not in said
         with pytest.raises(RecipeError, match="an address with credentials"):
             Recipe.model_validate_json(json.dumps(recipe))
 
 
 @pytest.mark.parametrize(
-    "address", ["hf://owner/name", "s3://bucket/a:b/c@d", "https://host/rows.jsonl?part=1&author=x", "sftp://me@host/x"]
+    "address",
+    ["hf://owner/name", "s3://bucket/a:b/c@d", "https://host/rows.jsonl?part=1&author=x", "sftp://me@host/x"],
 )
 def test_other_addresses_are_not(address):
     assert Recipe.model_validate(content(publish={"address": address})).publish.address == address
@@ -65,9 +68,15 @@ def test_all_mistakes_are_reported_at_once_with_dotted_paths_and_suggestions(tmp
 def test_yaml_that_is_no_recipe_is_an_error_of_ours(tmp_path):
     for name in (".hidden", *"abcdefg", "other"):
         (tmp_path / f"{name}.yaml").write_text("a: 1")
-    with pytest.raises(RecipeError, match=r"no such file; there are: \S*other.yaml(, \S*/[a-g].yaml){4}, \.\.\.$"):
+    with pytest.raises(
+        RecipeError, match=r"no such file; there are: \S*other.yaml(, \S*/[a-g].yaml){4}, \.\.\.$"
+    ):
         Recipe.from_yaml(tmp_path / "others.yaml")
-    for text, said in (("- 1", "a recipe is a mapping of sections"), ("a: [", "not YAML"), ("", "a recipe is a mapping")):
+    for text, said in (
+        ("- 1", "a recipe is a mapping of sections"),
+        ("a: [", "not YAML"),
+        ("", "a recipe is a mapping"),
+    ):
         (tmp_path / "r.yaml").write_text(text)
         with pytest.raises(RecipeError, match=said):
             Recipe.from_yaml(tmp_path / "r.yaml")
@@ -88,27 +97,50 @@ NAMES_A_SPLIT = "eval_split names a split of dataset_name"
         ({"data": {}}, "data: give exactly one of path"),
         ({"data": {"path": "a", "dataset_name": "b/c"}}, "data: give exactly one of path"),
         ({"method": {"name": "full", "r": 8}}, "method: r: only for lora and qlora"),
-        ({"method": {"name": "lora", "load_in_8bit": True}}, "load_in_8bit: only for qlora, whose base is quantized; write"),
+        (
+            {"method": {"name": "lora", "load_in_8bit": True}},
+            "load_in_8bit: only for qlora, whose base is quantized; write",
+        ),
         ({"method": {"name": "full", "bnb_4bit_quant_type": "fp4"}}, "bnb_4bit_quant_type: only for qlora"),
         ({"method": QLORA_8 | {"bnb_4bit_quant_type": "fp4"}}, "bnb_4bit_quant_type: no effect in 8 bits"),
         ({"method": {"name": "qlora", "llm_int8_threshold": 5.0}}, NO_EFFECT),
-        ({"method": {"name": "qlora", "bnb_4bit_quant_type": "int4"}}, "method.bnb_4bit_quant_type: must be 'nf4' or 'fp4'"),
-        ({"data": {"path": "x", "heldout_fraction": 0}, "evaluation": {"eval_steps": 5}},
-         "evaluation.eval_steps: data.heldout_fraction: 0 leaves nothing to evaluate on; remove one of them"),
-        ({"evaluation": {"early_stopping_patience": 2}},
-         "evaluation: early_stopping_patience counts evaluations of the live model, and there are none: set eval_steps"),
-        ({"evaluation": {"eval_steps": 5, "early_stopping_threshold": 0.1}},
-         "evaluation: early_stopping_threshold has no effect alone; set early_stopping_patience too"),
-        ({"data": {"path": "x", "eval_split": "test"}}, f"{NAMES_A_SPLIT}; for files and several sources use heldout_path"),
+        (
+            {"method": {"name": "qlora", "bnb_4bit_quant_type": "int4"}},
+            "method.bnb_4bit_quant_type: must be 'nf4' or 'fp4'",
+        ),
+        (
+            {"data": {"path": "x", "heldout_fraction": 0}, "evaluation": {"eval_steps": 5}},
+            "evaluation.eval_steps: data.heldout_fraction: 0 leaves nothing to evaluate on; remove one of "
+            "them",
+        ),
+        (
+            {"evaluation": {"early_stopping_patience": 2}},
+            "evaluation: early_stopping_patience counts evaluations of the live model, and there are none: "
+            "set eval_steps",
+        ),
+        (
+            {"evaluation": {"eval_steps": 5, "early_stopping_threshold": 0.1}},
+            "evaluation: early_stopping_threshold has no effect alone; set early_stopping_patience too",
+        ),
+        (
+            {"data": {"path": "x", "eval_split": "test"}},
+            f"{NAMES_A_SPLIT}; for files and several sources use heldout_path",
+        ),
         ({"data": {"sources": [{"dataset_name": "a/b"}], "eval_split": "test"}}, NAMES_A_SPLIT),
-        ({"data": {"dataset_name": "a/b", "heldout_path": "y", "eval_split": "test"}},
-         "eval_split and heldout_path both name the held-out data"),
-        ({"data": {"dataset_name": "a/b", "heldout_fraction": 0.1, "eval_split": "test"}},
-         "eval_split and heldout_fraction both name the held-out data"),
-        ({"data": {"dataset_name": "a/b", "dataset_split": "test", "eval_split": "test"}},
-         "eval_split 'test' must be another split than dataset_split"),
+        (
+            {"data": {"dataset_name": "a/b", "heldout_path": "y", "eval_split": "test"}},
+            "eval_split and heldout_path both name the held-out data",
+        ),
+        (
+            {"data": {"dataset_name": "a/b", "heldout_fraction": 0.1, "eval_split": "test"}},
+            "eval_split and heldout_fraction both name the held-out data",
+        ),
+        (
+            {"data": {"dataset_name": "a/b", "dataset_split": "test", "eval_split": "test"}},
+            "eval_split 'test' must be another split than dataset_split",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_together_is_refused(changes, said):
     assert said in mistakes_of(content(**changes))
 
@@ -129,7 +161,10 @@ def test_formats_of_a_quantized_base_survive_json_and_keep_the_keys_of_old_recip
     recipe = Recipe.model_validate(content(method=QLORA_8))
     assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
     old = Recipe.model_validate(content(method="qlora"))
-    assert old.key() == Recipe.model_validate(content(method={"name": "qlora", "bnb_4bit_quant_type": "nf4"})).key()
+    assert (
+        old.key()
+        == Recipe.model_validate(content(method={"name": "qlora", "bnb_4bit_quant_type": "nf4"})).key()
+    )
     assert old.key() != recipe.key()
 
 
@@ -143,7 +178,10 @@ def test_a_recipe_survives_yaml_and_json_and_is_frozen(tmp_path):
 
 
 @given(
-    st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c))
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda c: st.lists(c) | st.dictionaries(st.text(), c),
+    )
 )
 def test_anything_else_is_a_recipe_error(junk):
     with pytest.raises(RecipeError):
@@ -152,7 +190,10 @@ def test_anything_else_is_a_recipe_error(junk):
         Recipe.model_validate(junk)
 
 
-@given(st.sampled_from(["learning_rate", "global_batch_size", "max_grad_norm", "warmup_steps"]), st.integers(0, 12))
+@given(
+    st.sampled_from(["learning_rate", "global_batch_size", "max_grad_norm", "warmup_steps"]),
+    st.integers(0, 12),
+)
 def test_a_misspelt_key_is_recognised(key, position):
     position %= len(key)
     misspelt = key[:position] + key[position + 1 :]
@@ -169,11 +210,17 @@ def test_a_misspelt_key_is_recognised(key, position):
         ("method.merge", "a run stores only the adapter"),
         ("method.llm_int8_enable_fp32_cpu_offload", "adapters of layers on the CPU would not be trained"),
         ("sharding.fsdp_config", "write sharding: NAME; the rest follows from it"),
-        ("micro_batch_size", "write training.per_device_train_batch_size; training.global_batch_size is micro_batch_size x"),
+        (
+            "micro_batch_size",
+            "write training.per_device_train_batch_size; training.global_batch_size is micro_batch_size x",
+        ),
         ("save_steps", "it belongs in checkpoints"),
         ("lora_r", "write method.r"),
         ("warmup_ratio", "write training.warmup_steps; below 1 it is a share of all steps"),
-        ("evals_per_epoch", "write evaluation.eval_steps; a share of all steps: 1 / (evals_per_epoch x num_train_epochs)"),
+        (
+            "evals_per_epoch",
+            "write evaluation.eval_steps; a share of all steps: 1 / (evals_per_epoch x num_train_epochs)",
+        ),
         ("batch_size", "write training.global_batch_size; x GPUs"),
         ("zero_optimization", "write sharding: {name: zero3, config: FILE} with the JSON file"),
         ("tensor_parallel_size", "layers are not divided among GPUs"),
@@ -203,9 +250,20 @@ def test_the_names_of_a_section_are_listed_once_and_only_a_near_one_is_guessed()
         (None, 5, "there are none without checkpoints.save_steps; set them"),
         (10, None, "there are none without evaluation.eval_steps; set them"),
         ("auto", 5, "which saves steps that are not scored; write save_steps: 5, as eval_steps"),
-        (15, 10, "save_steps 15 is neither a multiple nor a divisor of eval_steps 10: write the same for both"),
-        ("epoch", 10, "save_steps epoch is neither a multiple nor a divisor of eval_steps 10: write the same for both"),
-        *((*pair, None) for pair in ((10, 10), (20, 10), (10, 20), ("epoch", "epoch"), (1, "epoch"), ("epoch", 1))),
+        (
+            15,
+            10,
+            "save_steps 15 is neither a multiple nor a divisor of eval_steps 10: write the same for both",
+        ),
+        (
+            "epoch",
+            10,
+            "save_steps epoch is neither a multiple nor a divisor of eval_steps 10: write the same for both",
+        ),
+        *(
+            (*pair, None)
+            for pair in ((10, 10), (20, 10), (10, 20), ("epoch", "epoch"), (1, "epoch"), ("epoch", 1))
+        ),
     ],
 )
 def test_the_best_needs_a_checkpoint_of_each_scored_step(save, score, said):
@@ -250,7 +308,11 @@ def test_shipped_recipes_agree_with_the_schema_and_say_how_to_run_them(path, sch
         ("data.max_length", 10**300, "data.max_length: "),
         ("data.max_length", 10**12, "data.max_length: must be 16,777,216 or less"),
         ("data.sources", [{"path": "a", "weight": 1e12}], "data.sources[0].weight: must be 1,000 or less"),
-        ("data.sources", [{"path": "a", "max_samples": True}], "data.sources[0].max_samples: must be an integer; found true"),
+        (
+            "data.sources",
+            [{"path": "a", "max_samples": True}],
+            "data.sources[0].max_samples: must be an integer; found true",
+        ),
     ],
 )
 def test_numbers_that_nobody_means_are_refused(section, value, reason):
@@ -260,7 +322,12 @@ def test_numbers_that_nobody_means_are_refused(section, value, reason):
 
 
 def test_true_stays_true_where_it_is_meant_and_strange_paths_are_errors_of_ours(tmp_path):
-    assert Recipe.model_validate(content(data={"path": "x", "packing": True, "add_bos_token": True})).data.packing is True
+    assert (
+        Recipe.model_validate(
+            content(data={"path": "x", "packing": True, "add_bos_token": True})
+        ).data.packing
+        is True
+    )
     for path in ("x" * 5000, "a\0b", str(tmp_path)):
         with pytest.raises(RecipeError, match="cannot be read"):
             Recipe.from_yaml(path)

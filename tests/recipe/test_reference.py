@@ -16,7 +16,9 @@ from tests.support.recipes import RECIPES, content, models_of
 
 BLOCKS = [
     yaml_core.load(block)
-    for block in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/recipes.md").read_text(encoding="utf-8"), re.DOTALL)
+    for block in re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs/recipes.md").read_text(encoding="utf-8"), re.DOTALL
+    )
 ]
 OLD = ROOT / "tests/support/releases/0.1.0/recipe.json"
 
@@ -57,15 +59,25 @@ def test_every_field_is_set_in_a_shipped_recipe_or_on_the_page():
 
 
 def test_the_reference_sets_every_field_but_those_of_other_sources_and_the_alternatives():
-    others = {"data.dataset_name", "data.dataset_config", "data.dataset_split", "data.revision", "data.heldout_path"}
-    others |= {f"data.{name}" for name in ("eval_split", "add_bos_token", "add_eos_token", "exclude", "sample_by")}
+    others = {
+        "data.dataset_name",
+        "data.dataset_config",
+        "data.dataset_split",
+        "data.revision",
+        "data.heldout_path",
+    }
+    others |= {
+        f"data.{name}" for name in ("eval_split", "add_bos_token", "add_eos_token", "exclude", "sample_by")
+    }
     others |= {"method.adapter", "training.max_steps", "publish.approval.hours"}
-    others |= {f"objective.{name}" for one in SECTIONS.values() for name in one.model_fields if name != "name"}
+    others |= {
+        f"objective.{name}" for one in SECTIONS.values() for name in one.model_fields if name != "name"
+    }
     others |= {f"method.{name}" for name in Quantization.model_fields}
     missing = {name for name, _ in fields_of(Recipe)} - keys_of(complete(BLOCKS[0]))
-    assert {name for name in missing if not name.startswith(("data.sources.", "objective.rewards."))} == others - {
-        "objective.rewards"
-    }
+    assert {
+        name for name in missing if not name.startswith(("data.sources.", "objective.rewards."))
+    } == others - {"objective.rewards"}
 
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
@@ -135,7 +147,9 @@ class Changed(Recipe):
 
 def test_a_field_of_the_first_release_may_get_another_default():
     recipe = content()
-    set_to = {value: recipe | {"training": recipe["training"] | {"weight_decay": value}} for value in (0.1, 0.5)}
+    set_to = {
+        value: recipe | {"training": recipe["training"] | {"weight_decay": value}} for value in (0.1, 0.5)
+    }
     keys = {value: Recipe.model_validate(sections).key() for value, sections in set_to.items()}
     assert keys[0.1] != keys[0.5]
     assert {value: Changed.model_validate(sections).key() for value, sections in set_to.items()} == keys

@@ -17,22 +17,69 @@ def notes(steps, samples=None, training=None, **sections):
 @pytest.mark.parametrize(
     ("steps", "samples", "given", "said"),
     [
-        (20, None, {"training": {"warmup_steps": 500}},
-         "training.warmup_steps: 500 is 500 steps of warm-up in a run of 20 steps: the rate rises until the end, to 3.8% of"),
-        (20, None, {"training": {"warmup_steps": 19}}, "reaches learning_rate in the last step and never decays"),
-        (20, None, {"training": {"warmup_steps": 30, "lr_scheduler_type": "constant_with_warmup"}},
-         "training.warmup_steps: 30 is 30 steps of warm-up in a run of 20 steps: the rate rises until the end, to 63.3% of"),
-        (20, None, {"training": {"logging_steps": 21}}, "training.logging_steps: 21 in a run of 20 steps: no loss is logged"),
-        (20, 80, {"training": {"max_steps": 20, "num_train_epochs": 3}},
-         "training.max_steps: ends the run, after 2 epochs; num_train_epochs 3 is not used"),
-        (20, None, {"checkpoints": {"save_steps": 20}}, "checkpoints.save_steps: 20 in a run of 20 steps: nothing is saved"),
-        (20, 800, {"checkpoints": {"save_steps": "epoch"}, "training": {"max_steps": 20}},
-         "checkpoints.save_steps: epoch in a run of 20 steps: nothing is saved before the end"),
-        (20, None, {"evaluation": {"eval_steps": 1000}}, "evaluation.eval_steps: 1,000 in a run of 20 steps: the model is"),
-        (40, None, {"evaluation": SCORED},
-         "evaluation.early_stopping_patience: 3 in a run of 40 steps, with 3 evaluations before the end: training cannot"),
-        (10, 80, {"evaluation": {"eval_steps": 0.5, "early_stopping_patience": 1}},
-         "evaluation.early_stopping_patience: 1 in a run of 10 steps, with 1 evaluation before the end"),
+        (
+            20,
+            None,
+            {"training": {"warmup_steps": 500}},
+            "training.warmup_steps: 500 is 500 steps of warm-up in a run of 20 steps: the rate rises until "
+            "the end, to 3.8% of",
+        ),
+        (
+            20,
+            None,
+            {"training": {"warmup_steps": 19}},
+            "reaches learning_rate in the last step and never decays",
+        ),
+        (
+            20,
+            None,
+            {"training": {"warmup_steps": 30, "lr_scheduler_type": "constant_with_warmup"}},
+            "training.warmup_steps: 30 is 30 steps of warm-up in a run of 20 steps: the rate rises until the "
+            "end, to 63.3% of",
+        ),
+        (
+            20,
+            None,
+            {"training": {"logging_steps": 21}},
+            "training.logging_steps: 21 in a run of 20 steps: no loss is logged",
+        ),
+        (
+            20,
+            80,
+            {"training": {"max_steps": 20, "num_train_epochs": 3}},
+            "training.max_steps: ends the run, after 2 epochs; num_train_epochs 3 is not used",
+        ),
+        (
+            20,
+            None,
+            {"checkpoints": {"save_steps": 20}},
+            "checkpoints.save_steps: 20 in a run of 20 steps: nothing is saved",
+        ),
+        (
+            20,
+            800,
+            {"checkpoints": {"save_steps": "epoch"}, "training": {"max_steps": 20}},
+            "checkpoints.save_steps: epoch in a run of 20 steps: nothing is saved before the end",
+        ),
+        (
+            20,
+            None,
+            {"evaluation": {"eval_steps": 1000}},
+            "evaluation.eval_steps: 1,000 in a run of 20 steps: the model is",
+        ),
+        (
+            40,
+            None,
+            {"evaluation": SCORED},
+            "evaluation.early_stopping_patience: 3 in a run of 40 steps, with 3 evaluations before the end: "
+            "training cannot",
+        ),
+        (
+            10,
+            80,
+            {"evaluation": {"eval_steps": 0.5, "early_stopping_patience": 1}},
+            "evaluation.early_stopping_patience: 1 in a run of 10 steps, with 1 evaluation before the end",
+        ),
         (2, 16, {}, None),
         (20, None, {"training": {"warmup_steps": 18}}, None),
         (20, None, {"training": {"warmup_steps": 500, "lr_scheduler_type": "constant"}}, None),
@@ -44,7 +91,7 @@ def notes(steps, samples=None, training=None, **sections):
         (20, 80, {"checkpoints": {"save_steps": "epoch"}}, None),
         (20, None, {"checkpoints": {"save_steps": 0.5}, "evaluation": {"eval_steps": 0.1}}, None),
     ],
-)  # fmt: skip
+)
 def test_what_a_run_is_too_short_for_is_said_and_nothing_else(steps, samples, given, said):
     found = notes(steps, samples, **given)
     assert len(found) == bool(said)

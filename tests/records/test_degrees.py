@@ -1,4 +1,5 @@
-"""Degrees of parallelism: the arithmetic, and that all who share batches and rows follow the data-parallel degree."""
+"""Degrees of parallelism: the arithmetic, and that all who share batches and rows follow the data-parallel
+degree."""
 
 from types import SimpleNamespace
 
@@ -117,14 +118,24 @@ def scored(rows, degrees, process):
 
 @pytest.mark.usefixtures("halved")
 def test_held_out_rows_are_shared_by_the_data_parallel_degree():
-    assert [scored(5, Degrees(4), process) for process in range(4)] == [[0, 2, 4], [0, 2, 4], [1, 3, 0], [1, 3, 0]]
+    assert [scored(5, Degrees(4), process) for process in range(4)] == [
+        [0, 2, 4],
+        [0, 2, 4],
+        [1, 3, 0],
+        [1, 3, 0],
+    ]
     assert Degrees(4).copies == 2
 
 
 def test_plans_of_earlier_versions_have_degrees():
     plan = planner.make(
         recipe_of(
-            **PLANNED | {"sharding": "ddp", "method": "lora", "training": {"learning_rate": 1e-4, "global_batch_size": 16}}
+            **PLANNED
+            | {
+                "sharding": "ddp",
+                "method": "lora",
+                "training": {"learning_rate": 1e-4, "global_batch_size": 16},
+            }
         ),
         geometry=GEOMETRY,
     )
@@ -140,4 +151,7 @@ def test_half_of_a_micro_batch_makes_the_same_global_batch(size, accumulation, h
     plan = Plan.model_construct(per_device_train_batch_size=size, gradient_accumulation_steps=accumulation)
     smaller = plan.halved()
     assert (smaller and smaller.per_device_train_batch_size) == half
-    assert smaller is None or smaller.per_device_train_batch_size * smaller.gradient_accumulation_steps == size * accumulation
+    assert (
+        smaller is None
+        or smaller.per_device_train_batch_size * smaller.gradient_accumulation_steps == size * accumulation
+    )

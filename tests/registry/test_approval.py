@@ -1,4 +1,5 @@
-"""Approval of one artifact by its hash: what is asked, how an answer is compared with what is there, and where it is kept."""
+"""Approval of one artifact by its hash: what is asked, how an answer is compared with what is there, and
+where it is kept."""
 
 import hashlib
 import os
@@ -45,14 +46,20 @@ def test_a_yes_publishes_the_artifact_of_the_question_with_the_answer_beside_it(
     for place in (address, str(published)):
         found = approval.recorded(place)
         (answer,) = found.answers
-        assert (answer.answer, answer.words, answer.artifact_sha256) == ("yes", "Yes, Ada: reads well", before)
+        assert (answer.answer, answer.words, answer.artifact_sha256) == (
+            "yes",
+            "Yes, Ada: reads well",
+            before,
+        )
     # The attempt of a pod that broke off settles it again: once in the record.
     approval.settle(address, before, "Yes, Ada: reads well")
     assert len(approval.recorded(address).answers) == 1
     assert approval.settle(address, before, question.timeout).is_approved, "a no comes too late"
 
 
-@pytest.mark.parametrize("words", ["no, Ada: answers 3 and 7 are rude", "looks good", "", "no: no answer within 72 hours"])
+@pytest.mark.parametrize(
+    "words", ["no, Ada: answers 3 and 7 are rude", "looks good", "", "no: no answer within 72 hours"]
+)
 def test_anything_else_leaves_it_stored_and_says_why_and_how_to_publish_it_after_all(asked, words):
     address, store, question = asked
     settled = approval.settle(address, question.artifact_sha256, words)
@@ -83,7 +90,9 @@ def swap_artifact_and_question(address):
     """Put another artifact of the same recipe there, about which a run has asked too."""
     shutil.rmtree(address)
     write_artifact(Path(address), b"evil")
-    approval.ask(address, Recipe.from_yaml(Path(address) / "recipe.yaml"), publish_to=f"{Path(address).parent}/store")
+    approval.ask(
+        address, Recipe.from_yaml(Path(address) / "recipe.yaml"), publish_to=f"{Path(address).parent}/store"
+    )
 
 
 @pytest.mark.parametrize("swap", [swap_weights, swap_list, swap_artifact_and_question])
@@ -131,7 +140,12 @@ def challenger(tmp_path, words, champion=""):
     recipe = Recipe.from_yaml(Path(address) / "recipe.yaml")
     wanted = decision(address)
     question = approval.ask(
-        address, recipe, publish_to=str(tmp_path / "store"), accepted=accepted, champion=champion, decision=wanted
+        address,
+        recipe,
+        publish_to=str(tmp_path / "store"),
+        accepted=accepted,
+        champion=champion,
+        decision=wanted,
     )
     approval.settle(address, question.artifact_sha256, words, "ada")
     return accepted, question

@@ -18,7 +18,11 @@ from tests.support.decisions import comparison, decision
 @pytest.fixture(params=["folder", "s3"])
 def address(request, tmp_path):
     # moto keeps what earlier tests stored.
-    return f"{request.getfixturevalue('bucket')}/{tmp_path.name}" if request.param == "s3" else str(tmp_path / "chat")
+    return (
+        f"{request.getfixturevalue('bucket')}/{tmp_path.name}"
+        if request.param == "s3"
+        else str(tmp_path / "chat")
+    )
 
 
 def test_what_is_accepted_follows_from_the_history(address):
@@ -65,7 +69,9 @@ def test_a_decision_whose_answer_was_lost_is_recorded_once(address):
 
 def test_a_decision_made_against_another_model_is_not_recorded(address):
     history.record(address, decision("a"), expected=None)
-    with pytest.raises(AcceptedError, match="a is accepted by now, and not no model, which this decision was made against"):
+    with pytest.raises(
+        AcceptedError, match="a is accepted by now, and not no model, which this decision was made against"
+    ):
         history.record(address, decision("b"), expected=None)
     with pytest.raises(AcceptedError, match="a is accepted by now, and not z"):
         history.record(address, decision("b"), expected="z")
@@ -91,11 +97,15 @@ def test_of_writers_at_the_same_time_one_wins_and_the_others_know(address):
         writer.start()
     for writer in writers:
         writer.join()
-    recorded = sorted((entry for entry in told if isinstance(entry, Decision)), key=lambda entry: entry.number)
+    recorded = sorted(
+        (entry for entry in told if isinstance(entry, Decision)), key=lambda entry: entry.number
+    )
     assert history.decisions_at(address)[1:] == recorded
     assert [entry.outcome for entry in recorded].count("accepted") == 1
     assert [entry.outcome for entry in recorded].count("refused") == 3
-    assert [text for text in told if isinstance(text, str)] == [text for text in told if "is accepted by now" in str(text)]
+    assert [text for text in told if isinstance(text, str)] == [
+        text for text in told if "is accepted by now" in str(text)
+    ]
     assert pointer(address) == history.current(recorded)
 
 
@@ -130,8 +140,8 @@ def test_a_comparison_is_won_only_beyond_doubt():
         "difference -0.2000 (-0.2500 to -0.1500) is below zero, over 40 samples"
     )
     assert (
-        "of the accepted model (lower is better); the interval of the difference -0.0100 (-0.0600 to +0.0400) is on both sides "
-        "of zero" in comparison(-0.01, against="a").describe()
+        "of the accepted model (lower is better); the interval of the difference -0.0100 (-0.0600 to "
+        "+0.0400) is on both sides of zero" in comparison(-0.01, against="a").describe()
     )
     assert "is above zero" in comparison(0.2).describe()
 
@@ -141,7 +151,11 @@ def test_the_command_shows_the_history_and_goes_back(tmp_path, capsys):
     assert main(["accepted", address]) == 0
     assert capsys.readouterr().out == f"{address}: no decisions yet\n"
     history.record(address, decision("s3://bucket/chat-1", duel=comparison(-0.3)), expected=None)
-    history.record(address, decision("s3://bucket/chat-2", "refused", duel=comparison(0.1), reason="not better"), expected=None)
+    history.record(
+        address,
+        decision("s3://bucket/chat-2", "refused", duel=comparison(0.1), reason="not better"),
+        expected=None,
+    )
     history.record(address, decision("s3://bucket/chat-3"), expected="s3://bucket/chat-1")
     assert main(["accepted", address, "--json"]) == 0
     assert [entry["number"] for entry in json.loads(capsys.readouterr().out)] == [1, 2, 3]
@@ -149,7 +163,12 @@ def test_the_command_shows_the_history_and_goes_back(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "chat-1" in said
     assert "-0.3000" in said
-    assert [entry.outcome for entry in history.decisions_at(address)] == ["accepted", "refused", "accepted", "rolled back"]
+    assert [entry.outcome for entry in history.decisions_at(address)] == [
+        "accepted",
+        "refused",
+        "accepted",
+        "rolled back",
+    ]
     assert Path(address, "accepted.json").read_text().count("chat-1")
     assert main(["accepted", address, "--rollback"]) == 1
     assert "nothing to go back to" in capsys.readouterr().err
@@ -164,7 +183,9 @@ def test_a_figure_of_which_more_is_better_is_won_above_zero():
 
 def test_credentials_of_old_decisions_are_not_shown(tmp_path, capsys):
     secret = "s3://key:T0PS3CRET@bucket/model"
-    history.record(str(tmp_path), decision(secret, reason=f"better than {secret}", duel=comparison(-0.3)), expected=None)
+    history.record(
+        str(tmp_path), decision(secret, reason=f"better than {secret}", duel=comparison(-0.3)), expected=None
+    )
     for words in ([], ["--json"]):
         assert main(["accepted", *words, str(tmp_path)]) == 0
         shown = capsys.readouterr().out

@@ -1,4 +1,5 @@
-"""Runs on fresh data: what is decided, what becomes of a challenger, and the workflow with each of its branches."""
+"""Runs on fresh data: what is decided, what becomes of a challenger, and the workflow with each of its
+branches."""
 
 import shutil
 from collections import OrderedDict
@@ -31,8 +32,15 @@ def place(tmp_path):
     (tmp_path / "heldout.jsonl").write_text("".join(rows[:24]))
     (tmp_path / "2026-03-01.jsonl").write_text("".join(rows[24:72]))
     (tmp_path / "rest.jsonl").write_text("".join(rows[72:]))
-    changes = {"data.heldout_path": str(tmp_path / "heldout.jsonl"), "method": {"name": "lora", "lora_dropout": 0.0}}
-    changes |= {"publish.address": str(tmp_path / "store"), "training.learning_rate": 3e-3, "training.max_steps": 8}
+    changes = {
+        "data.heldout_path": str(tmp_path / "heldout.jsonl"),
+        "method": {"name": "lora", "lora_dropout": 0.0},
+    }
+    changes |= {
+        "publish.address": str(tmp_path / "store"),
+        "training.learning_rate": 3e-3,
+        "training.max_steps": 8,
+    }
     changes |= {"evaluation.max_samples": 24, "evaluation.sample_answers": 0}
     recipe = tiny_recipe(base, tmp_path / "%Y-%m-%d.jsonl", changes)
     del recipe["data"]["heldout_fraction"]
@@ -40,8 +48,11 @@ def place(tmp_path):
 
 
 def test_a_kickoff_that_no_schedule_had_is_an_error_and_no_skip(place):
-    # What a pod of Flyte 2's open backend has as its run's start: its window would have no data, and the run end green.
-    with pytest.raises(RecipeError, match="kickoff: 1970-01-01: the platform has not said when the run began"):
+    # What a pod of Flyte 2's open backend has as its run's start: its window would have no data, and the run
+    # end green.
+    with pytest.raises(
+        RecipeError, match="kickoff: 1970-01-01: the platform has not said when the run began"
+    ):
         decide(place, kickoff=datetime(1970, 1, 1, tzinfo=UTC))
 
 
@@ -57,20 +68,27 @@ def test_fresh_data_is_trained_on_and_the_same_again_is_not(place):
     assert decided.champion == ""
     assert [source.path for source in decided.recipe.data.sources] == [str(folder / "2026-03-01.jsonl")]
     assert decided.reason == (
-        f"new data; no model is accepted yet: starts from the base model; nothing at {folder}/2026-02-28.jsonl"
+        "new data; no model is accepted yet: starts from the base model; nothing at "
+        f"{folder}/2026-02-28.jsonl"
     )
     for outcome, number in (("refused", 1), ("accepted", 2)):
-        made = decision("a", outcome, fingerprint=decided.fingerprint, recipe=registry_refresh.identity(recipe))
+        made = decision(
+            "a", outcome, fingerprint=decided.fingerprint, recipe=registry_refresh.identity(recipe)
+        )
         history.record(address, made, expected=None)
         again = decide(place)
         assert (again.trains, again.reason) == (False, f"the data is that of decision {number} ({outcome})")
     # Going back makes no data fresh; another recipe, or another byte, does.
     history.record(
-        address, decision("b", fingerprint=decided.fingerprint, recipe=registry_refresh.identity(recipe)), expected="a"
+        address,
+        decision("b", fingerprint=decided.fingerprint, recipe=registry_refresh.identity(recipe)),
+        expected="a",
     )
     history.rollback(address, "x")
     assert not decide(place).trains
-    assert decide(place, recipe.model_copy(update={"training": recipe.training.model_copy(update={"seed": 7})})).trains
+    assert decide(
+        place, recipe.model_copy(update={"training": recipe.training.model_copy(update={"seed": 7})})
+    ).trains
     with (folder / "2026-03-01.jsonl").open("a") as file:
         file.write('{"instruction": "x", "output": "y"}\n')
     assert decide(place).trains
@@ -78,7 +96,10 @@ def test_fresh_data_is_trained_on_and_the_same_again_is_not(place):
 
 def test_a_window_without_data_trains_nothing(place):
     decided = decide(place, kickoff=KICKOFF + DAY)
-    assert (decided.trains, decided.reason) == (False, f"no data in the window; nothing at {place[0]}/2026-03-02.jsonl")
+    assert (decided.trains, decided.reason) == (
+        False,
+        f"no data in the window; nothing at {place[0]}/2026-03-02.jsonl",
+    )
 
 
 def test_it_goes_on_from_the_accepted_model_of_its_method(place):
@@ -96,7 +117,9 @@ def test_it_goes_on_from_the_accepted_model_of_its_method(place):
     assert decide(place, full).recipe.model.name_or_path == "/m/2"
     # The person has changed to another base, or to another commit of it.
     base = full.model.name_or_path
-    history.record(address, decision("/m/3", method="full").model_copy(update={"base": base}), expected="/m/2")
+    history.record(
+        address, decision("/m/3", method="full").model_copy(update={"base": base}), expected="/m/2"
+    )
     assert decide(place, full).recipe.model.name_or_path == "/m/3"
     for change in ({"name_or_path": f"{base}/"}, {"revision": "1" * 40}):
         changed = full.model_copy(update={"model": full.model.model_copy(update=change)})
@@ -108,7 +131,9 @@ def test_it_goes_on_from_the_accepted_model_of_its_method(place):
 def test_an_accepted_adapter_of_another_base_is_refused_before_training(place):
     folder, recipe = place
     base = recipe.model.name_or_path
-    history.record(str(folder / "accepted"), decision("/m/1").model_copy(update={"base": base}), expected=None)
+    history.record(
+        str(folder / "accepted"), decision("/m/1").model_copy(update={"base": base}), expected=None
+    )
     assert decide(place).recipe.method.adapter == "/m/1"
     other = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name_or_path": f"{base}/"})})
     with pytest.raises(RecipeError, match=r"the accepted adapter \(/m/1\) was trained on .*; keep accepted"):
@@ -117,7 +142,9 @@ def test_an_accepted_adapter_of_another_base_is_refused_before_training(place):
 
 def test_without_a_frozen_set_nothing_is_compared(place):
     recipe = place[1].model_copy(update={"data": place[1].data.model_copy(update={"heldout_path": None})})
-    with pytest.raises(RecipeError, match=r"recipe tiny: data\.heldout_path is missing: champion and challenger"):
+    with pytest.raises(
+        RecipeError, match=r"recipe tiny: data\.heldout_path is missing: champion and challenger"
+    ):
         decide(place, recipe)
 
 
@@ -150,9 +177,13 @@ def test_a_broken_guard_refuses_a_challenger_that_won(place):
 def test_an_adapter_s_base_is_pinned():
     sections = {"data": {"path": "a", "heldout_path": "b"}, "model": {"name_or_path": "owner/name"}}
     recipe = recipe_of(method="lora", **sections)
-    with pytest.raises(RecipeError, match="model.revision is not a commit: an accepted adapter is right only"):
+    with pytest.raises(
+        RecipeError, match="model.revision is not a commit: an accepted adapter is right only"
+    ):
         registry_refresh.check(recipe)
-    registry_refresh.check(recipe.model_copy(update={"model": recipe.model.model_copy(update={"revision": "0" * 40})}))
+    registry_refresh.check(
+        recipe.model_copy(update={"model": recipe.model.model_copy(update={"revision": "0" * 40})})
+    )
 
 
 def test_an_artifact_stays_where_it_was_published(place, tmp_path, monkeypatch):
@@ -171,7 +202,9 @@ def test_an_artifact_stays_where_it_was_published(place, tmp_path, monkeypatch):
 
     with monkeypatch.context() as refusing:
         refusing.setattr("fsspec.implementations.local.LocalFileSystem.exists", refuse)
-        assert registry_refresh.final_address(made, place[1], metrics()) == made, "publishing was refused, and so is looking"
+        assert registry_refresh.final_address(made, place[1], metrics()) == made, (
+            "publishing was refused, and so is looking"
+        )
     unpublished = place[1].model_copy(update={"publish": Publish()})
     assert registry_refresh.final_address("s3://b/raw/x", unpublished, metrics()) == "s3://b/raw/x"
     with pytest.raises(AcceptedError, match=r"gone: artifact\.json cannot be read"):
@@ -214,11 +247,15 @@ def test_each_branch_taken_for_real_and_back(place, own_cache):
 
     # Ruined by its learning rate: refused, with its figures.
     shutil.copy(folder / "rest.jsonl", folder / "2026-03-02.jsonl")
-    ruined = recipe.model_copy(update={"training": recipe.training.model_copy(update={"learning_rate": 0.5, "max_steps": 4})})
+    ruined = recipe.model_copy(
+        update={"training": recipe.training.model_copy(update={"learning_rate": 0.5, "max_steps": 4})}
+    )
     assert run(place, ruined, KICKOFF + DAY).startswith("refused: held-out loss ")
     refused = history.decisions_at(address)[-1]
     assert refused.duel.against == first.artifact
-    assert refused.duel.champion == pytest.approx(first.duel.challenger, abs=1e-4), "the same model on the same tokens"
+    assert refused.duel.champion == pytest.approx(first.duel.challenger, abs=1e-4), (
+        "the same model on the same tokens"
+    )
     assert refused.duel.difference_low > 0
     assert history.current(history.decisions_at(address)) == first
 
@@ -267,5 +304,9 @@ def test_the_workflows_are_serialized_with_every_task_they_may_run():
     get_serializable(entities, SETTINGS, refresh)
     names = {entity.name for entity in entities if hasattr(entity, "name")}
     assert {task.name for task in [*COMPARE.values(), *TRAIN.values()]} <= names
-    assert {"tasks.refresh.decide_refresh", "tasks.refresh.skip_refresh", "tasks.promote.promote_challenger"} <= names
+    assert {
+        "tasks.refresh.decide_refresh",
+        "tasks.refresh.skip_refresh",
+        "tasks.promote.promote_challenger",
+    } <= names
     get_serializable(entities, SETTINGS, rollback)

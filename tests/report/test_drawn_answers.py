@@ -10,22 +10,36 @@ from tests.support.reports import EVIL, Tags, run_of
 from tests.support.stages import recipe_for, training_result
 
 REWARDS = ["exact_answer", {"name": "regular_expression", "pattern": "[0-9]+", "weight": 0.5}]
-RECIPE = recipe_for(Path("models/base"), "lora", objective={"name": "grpo", "rewards": REWARDS, "group_size": 2})
+RECIPE = recipe_for(
+    Path("models/base"), "lora", objective={"name": "grpo", "rewards": REWARDS, "group_size": 2}
+)
 
 
 def group(step, rewards=((0.0, 1.0), (1.0, 1.0)), text=EVIL):
     drawn = [
-        Rollout(tokens=[place], text=f"answer {place} of {step}", log_probs=[-1.0], rewards=list(values), truncated=place == 0)
+        Rollout(
+            tokens=[place],
+            text=f"answer {place} of {step}",
+            log_probs=[-1.0],
+            rewards=list(values),
+            truncated=place == 0,
+        )
         for place, values in enumerate(rewards)
     ]
     return Group(step=step, prompt=[1], text=text, completions=drawn)
 
 
 def test_first_middle_and_last_step_stand_side_by_side_best_answers_first():
-    found = drawn_answers.moments(RECIPE.objective, [group(step) for step in (1, 1, 3, 5, 7, 9) for _ in range(2)])
+    found = drawn_answers.moments(
+        RECIPE.objective, [group(step) for step in (1, 1, 3, 5, 7, 9) for _ in range(2)]
+    )
     assert [moment.step for moment in found] == [1, 5, 9]
     best, worst = found[0].answers
-    assert (best.reward, best.parts, best.is_truncated) == (1.5, "exact_answer 1, regular_expression 1", False)
+    assert (best.reward, best.parts, best.is_truncated) == (
+        1.5,
+        "exact_answer 1, regular_expression 1",
+        False,
+    )
     assert (worst.reward, worst.text, worst.is_truncated) == (0.5, "answer 0 of 1", True)
     (many,) = drawn_answers.moments(RECIPE.objective, [group(2, [(place / 10, 0.0) for place in range(8)])])
     assert [one.text for one in many.answers] == [f"answer {place} of 2" for place in (7, 6, 1, 0)]
@@ -36,7 +50,9 @@ def test_first_middle_and_last_step_stand_side_by_side_best_answers_first():
 def test_the_page_has_them_escaped_and_a_chart_of_each_reward():
     training = training_result(4)
     values = {"exact_answer": 0.1, "regular_expression": 0.9}
-    training = training.model_copy(update={"steps": [one.model_copy(update={"rewards": values}) for one in training.steps]})
+    training = training.model_copy(
+        update={"steps": [one.model_copy(update={"rewards": values}) for one in training.steps]}
+    )
     text = report_page.render(*run_of(RECIPE, training=training), broken=[], rollouts=[group(1), group(7)])
     tags = Tags(text)
     assert tags.open == []
@@ -46,7 +62,9 @@ def test_the_page_has_them_escaped_and_a_chart_of_each_reward():
     assert "Reward 0.500 (exact_answer 0, regular_expression 1), cut off answer 0 of 7" in said
     assert "at the last one exact_answer 0.1, regular_expression 0.9" in text
     assert figure_charts.of_rewards(training_result(4)) is None
-    assert "drawn in training" not in report_page.render(*run_of(recipe_for(Path("models/base"), "lora")), broken=[])
+    assert "drawn in training" not in report_page.render(
+        *run_of(recipe_for(Path("models/base"), "lora")), broken=[]
+    )
 
 
 def test_a_damaged_record_costs_the_section_and_not_the_model(tmp_path, caplog):

@@ -32,7 +32,12 @@ def test_is_one_whole_page_without_anything_outside():
     assert tags.open == []
     assert text.startswith("<!DOCTYPE html>")
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags.tags}
-    reached = [value for _, attrs in tags.tags for name, value in attrs.items() if name in ("src", "href", "xlink:href")]
+    reached = [
+        value
+        for _, attrs in tags.tags
+        for name, value in attrs.items()
+        if name in ("src", "href", "xlink:href")
+    ]
     assert all(value.startswith("#") for value in reached)
     assert re.findall(r"url\((?!#)|@import", text) == []
 
@@ -54,7 +59,10 @@ def test_what_users_wrote_is_escaped():
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("<script>alert(1)</script> & ![a](http://x)", r"&lt;script&gt;alert(1)&lt;/script&gt; &amp; !\[a\](http://x)"),
+        (
+            "<script>alert(1)</script> & ![a](http://x)",
+            r"&lt;script&gt;alert(1)&lt;/script&gt; &amp; !\[a\](http://x)",
+        ),
         ("# Title\n\n| a | b |", r"\# Title \| a \| b \|"),
         ("```\ncode", r"\`\`\` code"),
         ("---", r"\---"),
@@ -97,7 +105,16 @@ def test_pictures_are_xml_in_the_pages_colours():
 
 def test_figures_and_reasons_are_there():
     text = Tags(page()).text
-    figures = ("39.6", "21.3", "36.6 to 43.4", "−0.620", "6,512", "2 x 2 accumulated", "1.06 GiB", "under $ 0.01")
+    figures = (
+        "39.6",
+        "21.3",
+        "36.6 to 43.4",
+        "−0.620",
+        "6,512",
+        "2 x 2 accumulated",
+        "1.06 GiB",
+        "under $ 0.01",
+    )
     for shown in (*figures, "(nothing)"):
         assert shown in text
 
@@ -106,10 +123,15 @@ def with_sources(count: int) -> tuple[str, str]:
     """Report and card of data of so many sources, the first of which is called EVIL."""
     names = [EVIL, "s3://bucket/a-very-long-name-of-a-folder/with-chats-and-more/2026|11"][:count]
     counts = {"rows": 1200, "bad": 0, "samples": 3000, "tokens": 90_000, "trained_tokens": 30_000}
-    sources = [SourceCounts(name=name, format="messages", weight=2.5 - index, **counts) for index, name in enumerate(names)]
+    sources = [
+        SourceCounts(name=name, format="messages", weight=2.5 - index, **counts)
+        for index, name in enumerate(names)
+    ]
     recipe = recipe_for(Path("models/base"), "lora")
     shard = {split: [Shard(file="a", samples=9, tokens=60, sha256="a")] for split in ("train", "heldout")}
-    data = manifest([{"input_ids": [0] * 9}], shard).model_copy(update={"sources": sources, "source": EVIL, "split": 4321})
+    data = manifest([{"input_ids": [0] * 9}], shard).model_copy(
+        update={"sources": sources, "source": EVIL, "split": 4321}
+    )
     made = run_of(recipe, data)
     return report_page.render(*made, broken=[]), model_card.render(*made, broken=[])
 
@@ -158,7 +180,11 @@ def test_short_runs_have_a_report_too(steps):
         ((-0.6, -0.7, -0.5), 133, "falls from 39.6 to 21.3, a significant improvement."),
         ((0.6, 0.5, 0.7), 133, ", significantly worse."),
         ((-0.1, -0.3, 0.1), 133, ", which is not a significant difference."),
-        ((-0.1, -sys.float_info.max, sys.float_info.max), 1, "a single held-out sample is no evidence, and has no interval."),
+        (
+            (-0.1, -sys.float_info.max, sys.float_info.max),
+            1,
+            "a single held-out sample is no evidence, and has no interval.",
+        ),
     ],
 )
 def test_verdict(difference, samples, words):
@@ -169,7 +195,10 @@ def test_the_doubt_stands_beside_the_improvement():
     doubtful = metrics((-0.6, -0.7, -0.5)).model_copy(
         update={"doubts": ["13 of 19 held-out samples nearly equal a training sample"]}
     )
-    words = "a significant improvement, but doubtful. In doubt: 13 of 19 held-out samples nearly equal a training sample."
+    words = (
+        "a significant improvement, but doubtful. In doubt: 13 of 19 held-out samples nearly equal a "
+        "training sample."
+    )
     run = run_of(recipe_for(Path("models/base"), "lora"), measured=doubtful)
     text = Tags(report_page.render(*run, broken=[], warnings=["truncated: <b>200 of 200</b>"])).text
     assert words in text
@@ -184,19 +213,29 @@ def test_an_interval_that_cannot_be_known():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(21.34, "21.3"), (0.01234, "0.0123"), (-0.62, "−0.620"), (12345.6, "12,346"), (1.79e308, "1.79e+308"), (0, "0.00")],
+    [
+        (21.34, "21.3"),
+        (0.01234, "0.0123"),
+        (-0.62, "−0.620"),
+        (12345.6, "12,346"),
+        (1.79e308, "1.79e+308"),
+        (0, "0.00"),
+    ],
 )
 def test_numbers(value, text):
     assert report_page.number(value) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(4.25, "4.2 s"), (47, "47 s"), (357, "5 min 57 s"), (7650, "2 h 7 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4.25, "4.2 s"), (47, "47 s"), (357, "5 min 57 s"), (7650, "2 h 7 min")]
+)
 def test_durations(seconds, text):
     assert report_page.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(512, "512 bytes"), (3 * 2**20, "3 MiB"), (1.42 * 2**30, "1.42 GiB"), (2**41, "2,048 GiB")]
+    ("count", "text"),
+    [(512, "512 bytes"), (3 * 2**20, "3 MiB"), (1.42 * 2**30, "1.42 GiB"), (2**41, "2,048 GiB")],
 )
 def test_sizes(count, text):
     assert charts.size(count) == text
@@ -205,7 +244,10 @@ def test_sizes(count, text):
 def test_the_report_tells_where_the_model_is_better_and_whether_it_stops():
     text = " ".join(Tags(page()).text.split())
     assert "Of 133 samples, 101 have a lower loss with the tuned model and 30 with the base model." in text
-    assert "(F1), the tuned model's answer is closer in 1 of 1 cases, the base model's in 0, with 0 ties." in text
+    assert (
+        "(F1), the tuned model's answer is closer in 1 of 1 cases, the base model's in 0, with 0 ties."
+        in text
+    )
     assert "Answers that did not end within 8 tokens: base 0 %, tuned 100 %." in text
     assert "Tuned (cut off)" in text
     assert metrics().never_stops
@@ -236,12 +278,26 @@ def test_the_use_of_gpus_is_their_mean_over_the_time_that_was_sampled():
 def test_only_attempts_as_planned_are_compared_with_the_plan():
     recipe = recipe_for(Path("base"), "lora")
     plan, training = plan_for(recipe), training_result(4)
-    batches = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "world_size": 2, "price_per_hour": 3.6}
+    batches = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "world_size": 2,
+        "price_per_hour": 3.6,
+    }
     batches |= {"seconds": 9.0, "held_seconds": 1000.0}
-    first = Attempt(number=1, resumed_from_step=0, last_step=2, shape="cpu-1", peaks={"load": 7 * 2**30}, **batches)
-    last = Attempt(number=2, resumed_from_step=2, last_step=4, shape="cpu-2", peaks={"load": 2**30}, **batches)
-    steps = [step.model_copy(update={"memory_bytes": (9 if step.step <= 2 else 1) * 2**30}) for step in training.steps]
-    training = training.model_copy(update={"attempts": [first, last], "steps": steps, "peaks": {"load": 7 * 2**30}})
+    first = Attempt(
+        number=1, resumed_from_step=0, last_step=2, shape="cpu-1", peaks={"load": 7 * 2**30}, **batches
+    )
+    last = Attempt(
+        number=2, resumed_from_step=2, last_step=4, shape="cpu-2", peaks={"load": 2**30}, **batches
+    )
+    steps = [
+        step.model_copy(update={"memory_bytes": (9 if step.step <= 2 else 1) * 2**30})
+        for step in training.steps
+    ]
+    training = training.model_copy(
+        update={"attempts": [first, last], "steps": steps, "peaks": {"load": 7 * 2**30}}
+    )
     assert training.as_planned(plan).peaks == {"load": 2**30}
     assert training.as_planned(plan.model_copy(update={"shape": "another"})) is training
     made = run_of(recipe, training=training)
@@ -250,17 +306,21 @@ def test_only_attempts_as_planned_are_compared_with_the_plan():
     assert "those beside the plan's are of the attempts with its machines and batches" in text
     assert "of the attempts with these machines and batches" in text
     assert "<td>$ 2.00</td>" in text
-    assert "host memory (RSS) 1 GiB in the attempts with these machines and batches, available" in model_card.render(
-        *made, broken=[]
+    assert (
+        "host memory (RSS) 1 GiB in the attempts with these machines and batches, available"
+        in model_card.render(*made, broken=[])
     )
 
 
 def card(**method):
-    return model_card.render(*run_of(recipe_for(Path("models/base"), {"name": "lora", "r": 8} | method)), broken=[])
+    return model_card.render(
+        *run_of(recipe_for(Path("models/base"), {"name": "lora", "r": 8} | method)), broken=[]
+    )
 
 
 def test_the_card_tells_vllm_how_the_adapters_of_experts_are_stored():
-    """Its LoRARequest.is_3d_lora_weight (vllm/lora/request.py) is not found out, and the numbers are read in another order."""
+    """Its LoRARequest.is_3d_lora_weight (vllm/lora/request.py) is not found out, and the numbers are read in
+    another order."""
     text = card(experts=True)
     module = """'{"name": "tiny", "path": ".", "is_3d_lora_weight": true}'"""
     assert f"--max-lora-rank 8 --enable-mixed-moe-lora-format --lora-modules {module}" in text
@@ -293,13 +353,20 @@ def preferred(low, high, objective="dpo"):
     [
         (0.4, 0.6, ", a significant improvement. Reward accuracy: 75 % of pairs (60 % to 85 %).", True),
         (0.8, 0.9, ", significantly worse. Reward accuracy: 75 % of pairs (60 % to 85 %).", False),
-        (0.6, 0.8, ", which is not a significant difference. Reward accuracy: 75 % of pairs (60 % to 85 %).", False),
+        (
+            0.6,
+            0.8,
+            ", which is not a significant difference. Reward accuracy: 75 % of pairs (60 % to 85 %).",
+            False,
+        ),
     ],
 )
 def test_the_verdict_on_pairs(low, high, words, better):
     found = preferred(low, high)
     value = report_page.number((low + high) / 2)
-    start = f"Held-out preference loss is {value} nats per pair, and that of a model that prefers nothing 0.693"
+    start = (
+        f"Held-out preference loss is {value} nats per pair, and that of a model that prefers nothing 0.693"
+    )
     assert report_page.verdict(found) == start + words
     assert found.is_better is better
 
@@ -307,7 +374,9 @@ def test_the_verdict_on_pairs(low, high, words, better):
 def test_report_and_card_show_the_figures_of_the_objective_each_on_its_own_axis():
     recipe = recipe_for(Path("models/base"), "lora", objective="dpo")
     training = training_result(steps=4)
-    steps = [step.model_copy(update={"reward_accuracy": 0.5, "reward_margin": 0.1}) for step in training.steps]
+    steps = [
+        step.model_copy(update={"reward_accuracy": 0.5, "reward_margin": 0.1}) for step in training.steps
+    ]
     figures = [figure for figure in objective_of(recipe).figures(recipe) if figure.step]
     training = training.model_copy(update={"steps": steps, "figures": figures})
     found = preferred(0.4, 0.6)
@@ -328,6 +397,8 @@ def test_the_loss_of_tokens_is_not_drawn_beside_the_loss_of_pairs():
     """Held-out tokens of the chosen answers are another quantity than the loss that dpo trains."""
     recipe = recipe_for(Path("models/base"), "lora", objective={"name": "dpo", "loss_type": "ipo"})
     figures = [figure for figure in objective_of(recipe).figures(recipe) if figure.step == "loss"]
-    (chart,) = figure_charts.of_training(training_result(4).model_copy(update={"figures": figures}), metrics())
+    (chart,) = figure_charts.of_training(
+        training_result(4).model_copy(update={"figures": figures}), metrics()
+    )
     assert "model (" not in chart.picture
     assert chart.text.startswith("per pair; ipo of a pair")

@@ -44,7 +44,9 @@ def chats(count: int) -> list[dict[str, Any]]:
 
 def recipe(tokenizer: Path, path: Path, **changes: Any) -> Recipe:
     changes = {f"data.{name}": value for name, value in changes.items()}
-    return recipe_for(tokenizer, "full", **{"data.path": str(path), "data.max_length": 400, "description": EVIL, **changes})
+    return recipe_for(
+        tokenizer, "full", **{"data.path": str(path), "data.max_length": 400, "description": EVIL, **changes}
+    )
 
 
 @pytest.fixture
@@ -109,7 +111,14 @@ def test_marks_are_the_answers_and_their_ends(page):
 
 def test_all_parts_are_there(page):
     text = Tags(page).text
-    for shown in ("All 21 checks pass", "Stops the run", "Sample 6", "Longest sample", "of it is padding", "Sample lengths"):
+    for shown in (
+        "All 21 checks pass",
+        "Stops the run",
+        "Sample 6",
+        "Longest sample",
+        "of it is padding",
+        "Sample lengths",
+    ):
         assert shown in text, shown
     assert "{% for message in messages %}" in text
 
@@ -117,7 +126,10 @@ def test_all_parts_are_there(page):
 def test_each_of_several_sources_is_limited(tokenizer, path, tmp_path):
     other = write_rows(tmp_path / "text.jsonl", [{"text": f"fox {n} jumps over"} for n in range(60)])
     asked = recipe(tokenizer, path).model_dump(mode="json")
-    asked["data"] |= {"path": None, "sources": [{"path": str(path), "max_samples": 10}, {"path": str(other), "weight": 2}]}
+    asked["data"] |= {
+        "path": None,
+        "sources": [{"path": str(path), "max_samples": 10}, {"path": str(other), "weight": 2}],
+    }
     made = page_of(Recipe.model_validate(asked), 30, tmp_path / "page.html")
     assert Tags(made).open == []
     text = re.sub(r"\s+", " ", Tags(made).text)
@@ -128,7 +140,8 @@ def test_each_of_several_sources_is_limited(tokenizer, path, tmp_path):
 
 def test_heldout_rows_are_limited_too(tokenizer, path, tmp_path):
     others = [
-        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"fizz {n}"}]} for n in range(90)
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"fizz {n}"}]}
+        for n in range(90)
     ]
     heldout = write_rows(tmp_path / "heldout.jsonl", others)
     asked = recipe(tokenizer, path, heldout_path=str(heldout))
@@ -152,7 +165,9 @@ def test_heldout_rows_are_limited_too(tokenizer, path, tmp_path):
 
 
 def test_cut_samples_say_so_and_a_broken_contract_is_shown(tokenizer, path, tmp_path):
-    made = page_of(recipe(tokenizer, path, max_length=150, max_truncated_fraction=0.1), 60, tmp_path / "page.html")
+    made = page_of(
+        recipe(tokenizer, path, max_length=150, max_truncated_fraction=0.1), 60, tmp_path / "page.html"
+    )
     text = Tags(made).text
     assert "cut at 150 tokens" in text
     assert "2 of 21 checks fail and would stop the run" in text
@@ -195,7 +210,9 @@ def test_the_report_has_the_contract_and_samples(tokenizer, path, tmp_path):
     (tmp_path / "dataset" / CONTRACT).unlink()
     assert xray.section(tmp_path / "dataset") == ""
     # The page of a folder without one counts anew.
-    assert "Contract" in xray.page(tmp_path / "dataset", asked, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Contract" in xray.page(tmp_path / "dataset", asked, tmp_path / "page.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_command_writes_the_page_and_prints_its_path(tokenizer, path, tmp_path, capsys, monkeypatch):
@@ -232,7 +249,12 @@ def test_rows_of_a_split_for_evaluation_are_limited_too(tokenizer, tmp_path, mon
 
     monkeypatch.setattr("flytune.data.readers.hub_rows", rows)
     asked = recipe(tokenizer, tmp_path / "unread").model_dump(mode="json")
-    asked["data"] |= {"path": None, "dataset_name": "owner/chats", "eval_split": "test", "heldout_fraction": 0.02}
+    asked["data"] |= {
+        "path": None,
+        "dataset_name": "owner/chats",
+        "eval_split": "test",
+        "heldout_fraction": 0.02,
+    }
     text = Tags(page_of(Recipe.model_validate(asked), 20, tmp_path / "page.html")).text
     assert "20 training samples, 20 held out" in text
     assert re.search(r"owner/chats\[test\] messages\s+1\s*20\s*20", text)
@@ -260,7 +282,9 @@ def test_a_pair_has_both_answers_side_by_side_from_where_they_part(tmp_path: Pat
             for row in texts
         )
         assert not any("t" in piece.kind.split() for piece in view.pieces if "Question" in piece.text)
-        assert all("t" in piece.kind.split() for pieces in view.answers for piece in pieces), "answers are trained"
+        assert all("t" in piece.kind.split() for pieces in view.answers for piece in pieces), (
+            "answers are trained"
+        )
     page = xray.page(folder, recipe, tmp_path / "x.html").read_text()
     assert '<div class="chosen">' in page
     assert '<div class="rejected">' in page
@@ -273,9 +297,15 @@ def faulty(folder: Path) -> Path:
     """Write 60 chats: 3 rows are bad, 20 are long, 2 have no answer within 150 tokens, all have a score."""
     rows: list[dict[str, Any]] = [{**row, "score": 1} for row in chats(60)]
     for number in (5, 25, 45):
-        rows[number]["messages"] = [{"role": "user", "content": f"<b>{number}</b>"}, {"role": "wizard", "content": "x"}]
+        rows[number]["messages"] = [
+            {"role": "user", "content": f"<b>{number}</b>"},
+            {"role": "wizard", "content": "x"},
+        ]
     for number in range(30, 42):
-        rows[number]["messages"] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"{number} {LONG}"}]
+        rows[number]["messages"] = [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": f"{number} {LONG}"},
+        ]
     rows[50]["messages"] = [{"role": "user", "content": LONG}, {"role": "assistant", "content": "too late"}]
     return write_rows(folder / "chats.jsonl", rows)
 
@@ -294,9 +324,15 @@ def test_bad_rows_are_on_the_page_and_their_list_stays(tokenizer, tmp_path):
     for line in (6, 26, 46):
         assert re.search(rf"{path}:{line}\s*messages\[1\].role is 'wizard'", text)
     listed = [json.loads(line) for line in made.bad_rows.read_text().splitlines()]
-    assert [(row["file"], row["line"]) for row in listed] == [(str(path), 6), (str(path), 26), (str(path), 46)]
+    assert [(row["file"], row["line"]) for row in listed] == [
+        (str(path), 6),
+        (str(path), 26),
+        (str(path), 46),
+    ]
     few = recipe(tokenizer, path, max_bad_fraction=0.01)
-    with pytest.raises(DataError, match=rf"3 of 60 rows are bad.*all of them are listed in {tmp_path}/few.bad_rows.jsonl"):
+    with pytest.raises(
+        DataError, match=rf"3 of 60 rows are bad.*all of them are listed in {tmp_path}/few.bad_rows.jsonl"
+    ):
         xray.recipe_page(few, 60, tmp_path / "few.html")
     assert len((tmp_path / "few.bad_rows.jsonl").read_text().splitlines()) == 3
     good = recipe(tokenizer, write_rows(tmp_path / "good.jsonl", chats(60)))
@@ -321,7 +357,9 @@ def test_bad_rows_of_limited_heldout_data_have_their_places(tokenizer, path, tmp
 
 def test_another_file_is_not_replaced_by_the_list(tokenizer, path, tmp_path):
     (tmp_path / "page.bad_rows.jsonl").write_text('{"mine": 1}\n')
-    with pytest.raises(DataError, match=r"page.bad_rows.jsonl: exists already, and is not a list of bad rows; move it"):
+    with pytest.raises(
+        DataError, match=r"page.bad_rows.jsonl: exists already, and is not a list of bad rows; move it"
+    ):
         xray.recipe_page(recipe(tokenizer, path), 20, tmp_path / "page.html")
 
 
@@ -332,7 +370,11 @@ def test_what_one_looks_for_is_shown_before_the_first_samples(too_long, tokenize
     assert Tags(page).open == []
     titles = headings(page)
     kind = "Cut" if too_long == "truncate" else "Dropped, too long"
-    before = ["Dropped, without a trained token", *["Cut"] * 3] if too_long == "truncate" else ["Dropped, too long"] * 3
+    before = (
+        ["Dropped, without a trained token", *["Cut"] * 3]
+        if too_long == "truncate"
+        else ["Dropped, too long"] * 3
+    )
     assert titles[: len(before)] == before
     assert titles.index(next(title for title in titles if "Longest" in title)) < titles.index("Sample 6")
     assert titles[-1].endswith("Sample 6")
@@ -354,7 +396,9 @@ def test_flagged_samples_are_shown(tokenizer, tmp_path):
 def test_the_verdict_is_by_tokens_too(tokenizer, tmp_path):
     rows = chats(300)
     rows[30]["messages"] = [{"role": "user", "content": "q"}, {"role": "assistant", "content": LONG * 40}]
-    made = xray.recipe_page(recipe(tokenizer, write_rows(tmp_path / "rows.jsonl", rows)), 300, tmp_path / "page.html")
+    made = xray.recipe_page(
+        recipe(tokenizer, write_rows(tmp_path / "rows.jsonl", rows)), 300, tmp_path / "page.html"
+    )
     checks = {check.name: check for check in made.contract.checks}
     assert checks["truncated"].verdict == "ok", "one of 300 samples"
     assert checks["truncated tokens"].verdict == "warning"
@@ -366,7 +410,12 @@ def test_the_verdict_is_by_tokens_too(tokenizer, tmp_path):
 @pytest.mark.parametrize(("contract", "code"), [("stop", 1), ("warn", 0)])
 def test_the_terminal_says_what_would_stop_the_run(contract, code, tokenizer, tmp_path, capsys, monkeypatch):
     file = tmp_path / "recipe.yaml"
-    changes = {"max_bad_fraction": 0.1, "max_length": 150, "max_truncated_fraction": 0.05, "contract": contract}
+    changes = {
+        "max_bad_fraction": 0.1,
+        "max_length": 150,
+        "max_truncated_fraction": 0.05,
+        "contract": contract,
+    }
     file.write_text(recipe(tokenizer, faulty(tmp_path), **changes).to_yaml(), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     assert cli.main(["xray", str(file)]) == 0
@@ -379,11 +428,16 @@ def test_the_terminal_says_what_would_stop_the_run(contract, code, tokenizer, tm
     assert cli.main(["xray", str(file), "--check"]) == code
 
 
-def test_a_hub_that_does_not_answer_is_asked_once(path: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_a_hub_that_does_not_answer_is_asked_once(
+    path: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(recipe(Path("owner/unknown"), path).to_yaml())
     tried = refuse_connections(monkeypatch, tmp_path / "cache")
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert cli.main(["xray", str(file)]) == 1
     assert tried == [("hub.invalid", 443)]
-    assert "owner/unknown: not on this machine, and the hub cannot be reached (no network?)" in capsys.readouterr().err
+    assert (
+        "owner/unknown: not on this machine, and the hub cannot be reached (no network?)"
+        in capsys.readouterr().err
+    )

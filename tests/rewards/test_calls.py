@@ -1,4 +1,5 @@
-"""Unit tests of answers, which run in another process than the answer: what crosses, and what an answer cannot decide."""
+"""Unit tests of answers, which run in another process than the answer: what crosses, and what an answer
+cannot decide."""
 
 import pytest
 
@@ -29,7 +30,9 @@ RIGHT = {
     "an object with state": (
         "class S:\n    def __init__(self): self.all = []\n    def push(self, x): self.all.append(x)\n"
         "    def __len__(self): return len(self.all)",
-        "s = S()\ns.push(2)\nassert len(s) == 1 and s.all == [2] and isinstance(s, S) and not isinstance(2, S)",
+        "s = S()\n"
+        "s.push(2)\n"
+        "assert len(s) == 1 and s.all == [2] and isinstance(s, S) and not isinstance(2, S)",
     ),
     "operators": (
         "class V:\n    def __init__(self, x): self.x = x\n"
@@ -138,7 +141,12 @@ WRONG = {
     ),
     "a method of the tests that is replaced": (
         "def f(one): one.check = lambda x: True\n",
-        "class T:\n    def check(self, x): return x == 2\nt = T()\ntry: f(t)\nexcept AttributeError: pass\nassert t.check(3)",
+        "class T:\n"
+        "    def check(self, x): return x == 2\n"
+        "t = T()\n"
+        "try: f(t)\n"
+        "except AttributeError: pass\n"
+        "assert t.check(3)",
     ),
     "the end of its process": (
         "import os\nos._exit(0)",
@@ -149,7 +157,11 @@ WRONG = {
         "f()\n",
     ),
     "messages that are none": (
-        "import os\nfor at in range(3, 64):\n    try: os.write(at, b'[]\\n{}\\n')\n    except OSError: pass\ndef f(): return 1",
+        "import os\n"
+        "for at in range(3, 64):\n"
+        "    try: os.write(at, b'[]\\n{}\\n')\n"
+        "    except OSError: pass\n"
+        "def f(): return 1",
         "assert f() == 1",
     ),
 }

@@ -53,7 +53,8 @@ def starts(completion, **columns):
 
 def starts_below(completion, **columns):
     import _posixsubprocess
-    _posixsubprocess.fork_exec([b"true"], [b"/bin/true"], True, (), None, None, -1, -1, -1, -1, -1, -1, 3, 4, *[False] * 2)
+    pipes = [-1] * 6
+    _posixsubprocess.fork_exec([b"true"], [b"/bin/true"], True, (), None, None, *pipes, 3, 4, False, False)
 
 def forges(completion, **columns):
     import os
@@ -108,7 +109,9 @@ def test_values_of_several_rewards_and_their_sum():
         {"name": "grpo", "rewards": ["exact_answer", {"name": "length", "code": CODE, "weight": 0.5}]}
     )
     with RewardProcess(section) as process:
-        found = process.values([Judged("p", "so 7", {"answer": "7"}, ""), Judged("p", "", {"answer": "7"}, "")])
+        found = process.values(
+            [Judged("p", "so 7", {"answer": "7"}, ""), Judged("p", "", {"answer": "7"}, "")]
+        )
         assert process.values([]) == []
     assert found == [[1.0, 0.4], [0.0, 0.0]]
     assert section.total(found[0]) == 1.2
@@ -177,7 +180,11 @@ def test_a_missing_column_is_named():
 
 def test_a_column_may_be_a_part_of_an_object():
     path = {"name": "exact_answer", "column": "extra_info.answer"}
-    rows = [("4", {"extra_info": {"answer": "4"}}), ("4", {"extra_info": {"answer": "5"}}), ("4", {"extra_info.answer": "4"})]
+    rows = [
+        ("4", {"extra_info": {"answer": "4"}}),
+        ("4", {"extra_info": {"answer": "5"}}),
+        ("4", {"extra_info.answer": "4"}),
+    ]
     assert values([path], rows) == [[1.0], [0.0], [1.0]]
     with pytest.raises(RewardError, match=r"the row has no column extra_info\.answer"):
         values([path], [("4", {"extra_info": {"other": "4"}})])

@@ -29,7 +29,11 @@ def test_a_reference_that_is_no_answer_is_refused():
 
 
 def test_a_regular_expression_matches_all_of_the_answer():
-    assert [regular_expression(text, r"<a>.*</a>") for text in (" <a>x\ny</a>\n", "<a>x</a>!", "")] == [1.0, 0.0, 0.0]
+    assert [regular_expression(text, r"<a>.*</a>") for text in (" <a>x\ny</a>\n", "<a>x</a>!", "")] == [
+        1.0,
+        0.0,
+        0.0,
+    ]
 
 
 SCHEMA = {
@@ -74,7 +78,9 @@ def test_the_keywords_of_a_schema(schema, accepted, refused):
     assert [json_schema(text, schema) for text in (accepted, refused)] == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("schema", [{"$ref": "x"}, {"properties": {"a": {"pattern": "x"}}}, {"type": "text"}, 3])
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "x"}, {"properties": {"a": {"pattern": "x"}}}, {"type": "text"}, 3]
+)
 def test_what_of_a_schema_is_not_compared_is_refused(schema):
     with pytest.raises(ValueError, match=r"^schema"):
         json_schema("{}", schema)

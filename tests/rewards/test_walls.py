@@ -1,4 +1,5 @@
-"""The kernel's walls around rewards, each by itself and without the audit hook: what one stops works where it is not up."""
+"""The kernel's walls around rewards, each by itself and without the audit hook: what one stops works where it
+is not up."""
 
 import shutil
 import subprocess
@@ -15,7 +16,9 @@ from flytune.rewards import Judged, RewardProcess, process, walls
 from tests.support.plans import GEOMETRY
 from tests.support.recipes import content
 
-pytestmark = pytest.mark.skipif(walls.missing() is not None, reason=f"the kernel has no walls: {walls.missing()}")
+pytestmark = pytest.mark.skipif(
+    walls.missing() is not None, reason=f"the kernel has no walls: {walls.missing()}"
+)
 FILES, CALLS = "restrict_files", "filter_calls"
 
 ATTACKS = {
@@ -40,12 +43,16 @@ ATTACKS = {
     "makes a socket": (CALLS, "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM)"),
     "makes a pair of sockets": (CALLS, "import socket\nsocket.socketpair()"),
     "forks": (CALLS, "os.fork() or os._exit(0)"),
-    "starts a program": (CALLS, "os.execv(sys.executable, [sys.executable, '-c', 'import os; os.write(1, b\"done\")'])"),
+    "starts a program": (
+        CALLS,
+        "os.execv(sys.executable, [sys.executable, '-c', 'import os; os.write(1, b\"done\")'])",
+    ),
     "traces a process": (CALLS, "assert libc.ptrace(0x4206, victim, None, None) == 0"),
     "reads another process's memory": (
         CALLS,
         "text = ctypes.create_string_buffer(8)\n"
-        "mine, theirs = (Part * 1)(Part(ctypes.addressof(text), 8)), (Part * 1)(Part(ctypes.addressof(mark), 8))\n"
+        "mine, theirs = (Part * 1)(Part(ctypes.addressof(text), 8)), (Part * 1)(Part(ctypes.addressof(mark), "
+        "8))\n"
         "assert libc.process_vm_readv(victim, mine, 1, theirs, 1, 0) == 8",
     ),
     "signals another process": (CALLS, "os.kill(victim, 0)"),
@@ -54,7 +61,10 @@ ATTACKS = {
     "takes another process's files": (CALLS, "os.pidfd_open(victim)"),
     "makes a file in memory": (CALLS, "os.memfd_create('x')"),
     "leaves its namespace": (CALLS, "assert libc.unshare(0x04000000) == 0"),
-    "rings the kernel for others to work": (CALLS, "assert libc.syscall(425, 1, ctypes.create_string_buffer(128)) >= 0"),
+    "rings the kernel for others to work": (
+        CALLS,
+        "assert libc.syscall(425, 1, ctypes.create_string_buffer(128)) >= 0",
+    ),
 }
 """The wall that stops it, and Python that does it."""
 _BEFORE = """
@@ -83,7 +93,9 @@ def attempt(code, tmp_path, *put_up):
     body = textwrap.indent(code, "    ")
     end = "except (OSError, AssertionError):\n    os._exit(7)\nos.write(1, b'done')"
     script = "\n".join([_BEFORE, *lines, "try:", body, end])
-    done = subprocess.run([sys.executable, "-c", script, walls.__file__, str(secret)], capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script, walls.__file__, str(secret)], capture_output=True, timeout=60
+    )
     if done.returncode == 7:
         return False
     assert done.stdout.startswith(b"done"), done.stderr.decode()
@@ -158,12 +170,17 @@ def without(folder, monkeypatch, *lines):
     text = (folder / "worker.py").read_text(encoding="utf-8")
     for line in lines:
         assert text.count(line) == 1, line
-        text = text.replace(line, line.replace("walls.put_up()", "pass") if line == WALLS else line.replace("_watch()", "pass"))
+        text = text.replace(
+            line,
+            line.replace("walls.put_up()", "pass") if line == WALLS else line.replace("_watch()", "pass"),
+        )
     (folder / "worker.py").write_text(text, encoding="utf-8")
     monkeypatch.setattr(process, "_WORKER", folder / "worker.py")
 
 
-def test_rewards_are_behind_the_walls_without_the_audit_hook_and_behind_the_hook_without_them(tmp_path, monkeypatch):
+def test_rewards_are_behind_the_walls_without_the_audit_hook_and_behind_the_hook_without_them(
+    tmp_path, monkeypatch
+):
     (tmp_path / "secret").write_text("a secret", encoding="utf-8")
     code = READS.format(secret=str(tmp_path / "secret"))
     section = Grpo.model_validate({"name": "grpo", "rewards": [{"name": "own", "code": code}]})
@@ -180,7 +197,9 @@ def test_rewards_are_behind_the_walls_without_the_audit_hook_and_behind_the_hook
     assert value() == [[8.0]]
 
 
-def test_without_walls_answers_run_only_where_the_recipe_accepts_it_and_the_plan_says_so(tmp_path, monkeypatch):
+def test_without_walls_answers_run_only_where_the_recipe_accepts_it_and_the_plan_says_so(
+    tmp_path, monkeypatch
+):
     folder = shutil.copytree(Path(process.__file__).parent, tmp_path / "rewards")
     text = (folder / "walls.py").read_text(encoding="utf-8")
     # A kernel without Landlock answers the number of another call that it does not have.
@@ -189,11 +208,14 @@ def test_without_walls_answers_run_only_where_the_recipe_accepts_it_and_the_plan
     item = Judged("p", "def f(): return 1", {"tests": "assert f() == 1"}, "row 1")
 
     def values(**accepted):
-        with RewardProcess(Grpo.model_validate({"name": "grpo", "rewards": [{"name": "unit_tests", **accepted}]})) as rewards:
+        with RewardProcess(
+            Grpo.model_validate({"name": "grpo", "rewards": [{"name": "unit_tests", **accepted}]})
+        ) as rewards:
             return rewards.values([item])
 
     with pytest.raises(
-        RewardError, match=r"code of answers would run for unit_tests.*no Landlock.*accept_no_wall: true beside its name"
+        RewardError,
+        match=r"code of answers would run for unit_tests.*no Landlock.*accept_no_wall: true beside its name",
     ):
         values()
     assert values(accept_no_wall=True) == [[1.0]]
@@ -201,11 +223,17 @@ def test_without_walls_answers_run_only_where_the_recipe_accepts_it_and_the_plan
     monkeypatch.setattr(walls, "_CREATE_RULESET", 9444)
     lines = {
         "exact_answer": [],
-        "unit_tests": ["unit_tests: this machine's kernel has no walls around their code (the kernel has no Landlock"],
+        "unit_tests": [
+            "unit_tests: this machine's kernel has no walls around their code (the kernel has no Landlock"
+        ],
     }
     for name, wanted in lines.items():
         recipe = Recipe.model_validate(content(method="lora", objective={"name": "grpo", "rewards": [name]}))
-        said = [line for line in planner.make(recipe, geometry=GEOMETRY).reasons if line.startswith("objective.rewards")]
+        said = [
+            line
+            for line in planner.make(recipe, geometry=GEOMETRY).reasons
+            if line.startswith("objective.rewards")
+        ]
         assert len(said) == len(wanted)
         assert all(one in line for one, line in zip(wanted, said, strict=True))
     with pytest.raises(RecipeError, match="accept_no_wall: only for unit_tests"):

@@ -1,4 +1,5 @@
-"""Answers that a model draws, which depend on nothing but the weights, the prompt and their own random numbers."""
+"""Answers that a model draws, which depend on nothing but the weights, the prompt and their own random
+numbers."""
 
 import pytest
 
@@ -12,7 +13,9 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [11], [30, 31, 32, 33]]
 def model(tmp_path_factory):
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(tiny_base(tmp_path_factory.mktemp("base")), dtype="float32").eval()
+    return AutoModelForCausalLM.from_pretrained(
+        tiny_base(tmp_path_factory.mktemp("base")), dtype="float32"
+    ).eval()
 
 
 def drawn(model, prompts, count=10, **settings):
@@ -24,7 +27,12 @@ def test_the_random_numbers_of_an_answer_never_change():
     found = numbers(3, 7, [1, 2], 0, 3)
     assert found.tolist() == [0.56847080963985, 0.8092842242865054, 0.15618509449485163]
     assert numbers(3, 7, [1, 2], 0, 5)[:3].tolist() == found.tolist()
-    others = [numbers(4, 7, [1, 2], 0, 3), numbers(3, 8, [1, 2], 0, 3), numbers(3, 7, [12], 0, 3), numbers(3, 7, [1, 2], 1, 3)]
+    others = [
+        numbers(4, 7, [1, 2], 0, 3),
+        numbers(3, 8, [1, 2], 0, 3),
+        numbers(3, 7, [12], 0, 3),
+        numbers(3, 7, [1, 2], 1, 3),
+    ]
     assert len({other[0] for other in [found, *others]}) == 5
 
 

@@ -1,4 +1,5 @@
-"""Nothing is divided by the number of processes outside training_estimates/degrees.py: samples have a degree of their own."""
+"""Nothing is divided by the number of processes outside training_estimates/degrees.py: samples have a degree
+of their own."""
 
 import ast
 from collections import defaultdict
@@ -13,7 +14,8 @@ DEGREES = ROOT / "training_estimates/degrees.py"
 # Names and attributes that are the number of all processes, upstream's too, and functions that return it.
 NUMBERS = {"world_size", "num_processes"}
 CALLED = {"get_world_size"}
-# Functions whose result is a number of processes if an argument is, and those that divide by their second argument.
+# Functions whose result is a number of processes if an argument is, and those that divide by their second
+# argument.
 ARITHMETIC = {"getattr", "int", "float", "max", "min", "abs", "round", "Fraction", "Decimal"}
 DIVIDING = {"divmod", "fmod", "remainder", "floordiv", "truediv", "mod", "Fraction"}
 DIVISIONS = (ast.Div, ast.FloorDiv, ast.Mod)
@@ -40,7 +42,8 @@ def parameters(function):
 
 
 class Numbers:
-    """Names of the number of processes in some files, followed through assignments, arguments and fields until none is new."""
+    """Names of the number of processes in some files, followed through assignments, arguments and fields
+    until none is new."""
 
     def __init__(self, trees):
         self.trees = trees
@@ -51,8 +54,12 @@ class Numbers:
             if isinstance(node, FUNCTIONS[:2]):
                 self.functions[node.name].append(node)
             if isinstance(node, ast.ClassDef):
-                self.fields[node.name] = [part.target.id for part in node.body if isinstance(part, ast.AnnAssign)]
-        scopes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Module, *FUNCTIONS))]
+                self.fields[node.name] = [
+                    part.target.id for part in node.body if isinstance(part, ast.AnnAssign)
+                ]
+        scopes = [
+            node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Module, *FUNCTIONS))
+        ]
         self.scopes = {scope: [node for node in inside(scope) if isinstance(node, SEEN)] for scope in scopes}
         known = -1
         while known != (known := self.size()):
@@ -74,7 +81,11 @@ class Numbers:
                 self.pass_on(node, names)
             if isinstance(node, ast.Dict):
                 for key, value in zip(node.keys, node.values, strict=True):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str) and self.is_number(value, names):
+                    if (
+                        isinstance(key, ast.Constant)
+                        and isinstance(key.value, str)
+                        and self.is_number(value, names)
+                    ):
                         self.attributes.add(key.value)
 
     def add(self, target, names):
@@ -113,7 +124,9 @@ class Numbers:
                 return node.attr in self.attributes
             case ast.Call():
                 called = last_name(node.func)
-                return called in CALLED or (called in ARITHMETIC and any(self.is_number(one, names) for one in node.args))
+                return called in CALLED or (
+                    called in ARITHMETIC and any(self.is_number(one, names) for one in node.args)
+                )
             case ast.Subscript():
                 return self.is_number(node.slice, names) or self.is_number(node.value, names)
             case ast.UnaryOp() | ast.BoolOp() | ast.IfExp() | ast.NamedExpr():
@@ -134,7 +147,9 @@ class Numbers:
 def bindings(node):
     """Yield what is assigned, and its value."""
     match node:
-        case ast.Assign(targets=[ast.Tuple() as target], value=ast.Tuple() as value) if len(target.elts) == len(value.elts):
+        case ast.Assign(targets=[ast.Tuple() as target], value=ast.Tuple() as value) if len(
+            target.elts
+        ) == len(value.elts):
             yield from zip(target.elts, value.elts, strict=True)
         case ast.Assign():
             yield from ((target, node.value) for target in node.targets)
@@ -179,7 +194,10 @@ def test_only_degrees_divide_by_the_number_of_processes():
 
 
 def test_degrees_do():
-    assert len(found_in(DEGREES.read_text(encoding="utf-8").replace("self.data_parallel", "self.world_size"))) >= 3
+    assert (
+        len(found_in(DEGREES.read_text(encoding="utf-8").replace("self.data_parallel", "self.world_size")))
+        >= 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,5 +236,9 @@ def test_a_division_is_found(source):
 
 
 def test_other_uses_are_none():
-    assert not found_in("price = rate * shape.world_size; args.world_size == 1; [None] * args.world_size; batch // world")
-    assert not found_in("n = Degrees(args.world_size)\nbatch // n.data_parallel\nargs.world_size // nodes\nrows[rank::step]")
+    assert not found_in(
+        "price = rate * shape.world_size; args.world_size == 1; [None] * args.world_size; batch // world"
+    )
+    assert not found_in(
+        "n = Degrees(args.world_size)\nbatch // n.data_parallel\nargs.world_size // nodes\nrows[rank::step]"
+    )

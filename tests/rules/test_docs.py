@@ -10,10 +10,14 @@ from tests.support import markdown
 from tests.support.paths import ROOT
 
 ALL = markdown.pages()
-PAGES = [page for page in ALL if (page.parent == ROOT and page.name != "CHANGELOG.md") or ROOT / "docs" in page.parents]
+PAGES = [
+    page
+    for page in ALL
+    if (page.parent == ROOT and page.name != "CHANGELOG.md") or ROOT / "docs" in page.parents
+]
 """Pages of today. CHANGELOG.md also names what earlier releases had."""
-FOLDERS = "benchmarks|chat_templates|deepspeed_configs|demo|docs|flyte2|flytune|images|recipes|tasks|tests|workflows|"
-FOLDERS += "training_estimates"
+FOLDERS = "benchmarks|chat_templates|deepspeed_configs|demo|docs|flyte2|flytune|images|recipes|tasks|tests|"
+FOLDERS += "training_estimates|workflows"
 PATH = re.compile(rf"(?<![\w./:@$-])((?:{FOLDERS})/[\w./*-]*[\w*/])(?:: (\w+)(?![\w.(]))?")
 EXAMPLES = {"recipes/x.yaml", "docs/source/accelerate/fsdp.md"}
 """Paths that a page only supposes, or that are in another repository."""
@@ -28,7 +32,12 @@ def defines(code, member):
 
 
 def test_pages_were_found():
-    assert {name(page) for page in PAGES} >= {"README.md", "CONTRIBUTING.md", "docs/design.md", "docs/footguns.md"}
+    assert {name(page) for page in PAGES} >= {
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/design.md",
+        "docs/footguns.md",
+    }
     assert ROOT / "CHANGELOG.md" in ALL
 
 
@@ -37,13 +46,17 @@ def dead_links(page):
         url = urlsplit(target)
         if url.scheme or url.netloc:
             # No test uses the network: only the form of an external address is checked.
-            if url.scheme not in ("http", "https") or not re.fullmatch(r"[\w-]+(\.[\w-]+)+(:\d+)?", url.netloc):
+            if url.scheme not in ("http", "https") or not re.fullmatch(
+                r"[\w-]+(\.[\w-]+)+(:\d+)?", url.netloc
+            ):
                 yield f"{target}: not an address"
             continue
         file = (page.parent / unquote(url.path)).resolve() if url.path else page
         if not file.exists():
             yield f"{target}: no such file"
-        elif url.fragment and (file.suffix != ".md" or url.fragment not in markdown.anchors(file.read_text(encoding="utf-8"))):
+        elif url.fragment and (
+            file.suffix != ".md" or url.fragment not in markdown.anchors(file.read_text(encoding="utf-8"))
+        ):
             yield f"{target}: no such heading"
 
 
@@ -55,7 +68,11 @@ def test_links_are_alive(page):
 @pytest.mark.parametrize(
     ("text", "dead"),
     [
-        ("[a](other.md) [b](other.md#the-end-of-it) [c](#here-and-there-1) [d](https://flyte.org/a_(b)) [e](folder)", []),
+        (
+            "[a](other.md) [b](other.md#the-end-of-it) [c](#here-and-there-1) [d](https://flyte.org/a_(b)) "
+            "[e](folder)",
+            [],
+        ),
         ("[a](gone.md)", ["gone.md: no such file"]),
         ("![a picture](gone.png)", ["gone.png: no such file"]),
         ("[![a badge](gone.svg)](other.md)", ["gone.svg: no such file"]),
@@ -77,13 +94,19 @@ def test_dead_links_are_found(tmp_path, text, dead):
 
 @pytest.mark.parametrize("page", ALL, ids=name)
 def test_images_have_an_alternative_text(page):
-    images = [(target, text) for target, is_image, text in markdown.links(page.read_text(encoding="utf-8")) if is_image]
+    images = [
+        (target, text)
+        for target, is_image, text in markdown.links(page.read_text(encoding="utf-8"))
+        if is_image
+    ]
     assert [target for target, text in images if len(text) < 10] == []
 
 
 def test_every_image_is_shown():
     shown = {
-        (page.parent / target).resolve() for page in ALL for target, *_ in markdown.links(page.read_text(encoding="utf-8"))
+        (page.parent / target).resolve()
+        for page in ALL
+        for target, *_ in markdown.links(page.read_text(encoding="utf-8"))
     }
     assert set((ROOT / "docs/images").iterdir()) - shown == set()
 
@@ -96,7 +119,9 @@ def test_paths_and_modules_in_code_exist(page):
             files = sorted(ROOT.glob(path))
             if not files and path not in EXAMPLES:
                 missing.append(f"{path}: no such file")
-            elif member and path.endswith(".py") and not defines(files[0].read_text(encoding="utf-8"), member):
+            elif (
+                member and path.endswith(".py") and not defines(files[0].read_text(encoding="utf-8"), member)
+            ):
                 missing.append(f"{path}: does not define {member}")
         for module in re.findall(rf"python -m ((?:{FOLDERS})[\w.]*)", text):
             path = ROOT / module.replace(".", "/")
@@ -106,11 +131,18 @@ def test_paths_and_modules_in_code_exist(page):
 
 
 def test_contributing_leads_to_each_change_through_three_files_at_most():
-    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Where is")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .partition("## Where is")[2]
+        .partition("\n## ")[0]
+    )
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 10
     for row in rows:
-        assert 1 <= len({path for path, _ in PATH.findall(row)} | set(re.findall(r"`(\w+\.yaml)`", row))) <= 3, row
+        assert (
+            1 <= len({path for path, _ in PATH.findall(row)} | set(re.findall(r"`(\w+\.yaml)`", row))) <= 3
+        ), row
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -127,8 +159,12 @@ def test_make_targets_exist(page):
 
 
 def test_the_readme_lists_every_folder():
-    block = re.search(r"## Folders\n+```\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    block = re.search(
+        r"## Folders\n+```\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )[1]
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     folders = {path.split("/")[0] for path in tracked if "/" in path and not path.startswith(".")}
     packages = {path.parent.name for path in (ROOT / "flytune").glob("*/__init__.py")}
     listed = set(re.findall(r"(?<![\w/])(\w+)/(?!\w)", block))
@@ -155,7 +191,8 @@ def test_no_file_names_a_machine():
 
 @pytest.mark.slow
 def test_the_recipes_of_the_pages_are_right():
-    """Read each block of YAML that is a section of a recipe as one; the harness knows what docs/evaluate.md asks."""
+    """Read each block of YAML that is a section of a recipe as one; the harness knows what docs/evaluate.md
+    asks."""
     import yaml
 
     from flytune.evaluation import tasks as evaluation_tasks
@@ -176,7 +213,9 @@ def test_the_recipes_of_the_pages_are_right():
 def test_the_changelog_starts_with_this_version():
     from flytune import __version__
 
-    versions = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    versions = re.findall(
+        r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     assert versions[0][0] == __version__
     assert [date for _, date in versions] == sorted((date for _, date in versions), reverse=True)
 

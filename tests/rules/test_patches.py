@@ -17,7 +17,8 @@ from tests.support.sources import files, tree_of
 FILES = files("flytune", "training_estimates", "tasks", "workflows", "flyte2", "images")
 # What sets the names that the records have.
 SETTER = ROOT / "flytune/patches/record.py"
-# The first runs before the project's code is there, and so without flytune; the second in a process that only judges answers.
+# The first runs before the project's code is there, and so without flytune; the second in a process that only
+# judges answers.
 EXCEPTED = {
     ROOT / "images/fast_execute.py": ["entrypoint._run_subprocess"],
     ROOT / "flytune/rewards/worker.py": ["_posixsubprocess.fork_exec"],
@@ -48,7 +49,9 @@ def test_every_record_is_used(key):
         return
     constant = name.partition("[")[0]
     used = f"{library}.{constant}"
-    assert any(used in path.read_text(encoding="utf-8") for path in FILES if path.parent != SETTER.parent), used
+    assert any(used in path.read_text(encoding="utf-8") for path in FILES if path.parent != SETTER.parent), (
+        used
+    )
 
 
 IMPORTS = """
@@ -75,7 +78,8 @@ def attributes():
 
 def entries():
     from tests.support.patches import RECORDS
-    return {one.name: one.current() for one in RECORDS.values() if one.name in names and one.name.endswith("]")}
+    here = [record for record in RECORDS.values() if record.name in names and record.name.endswith("]")]
+    return {record.name: record.current() for record in here}
 
 def is_ours(value):
     return str(getattr(value, "__module__", "")).partition(".")[0] in ("flytune", "tasks", "workflows")
@@ -106,7 +110,9 @@ IN_PYFLYTE = (
 
 def changed_by_imports(libraries, environment=(), pyflyte=False):
     """Return the names of libraries that change when all of flytune, tasks and workflows is imported."""
-    names = [one.name for one in RECORDS.values() if one.name.partition(".")[0].partition(":")[0] in libraries]
+    names = [
+        one.name for one in RECORDS.values() if one.name.partition(".")[0].partition(":")[0] in libraries
+    ]
     names = [name for name in names if pyflyte or not name.startswith(PYFLYTE)]
     modules = list(dict.fromkeys(name.partition(":")[0] for name in names))
     arguments = json.dumps([names, modules, sorted(libraries)])
@@ -135,7 +141,9 @@ def test_in_pyflyte_imports_replace_what_it_shows_and_reads():
 
 def test_in_a_pod_imports_replace_what_it_shows(tmp_path):
     pod = {"FLYTE_INTERNAL_EXECUTION_ID": "e", "HOME": str(tmp_path)}
-    assert changed_by_imports({"tqdm", "flytekit"}, pod) == sorted([patches.tqdm.BAR.name, patches.flytekit.TRACEBACK.name])
+    assert changed_by_imports({"tqdm", "flytekit"}, pod) == sorted(
+        [patches.tqdm.BAR.name, patches.flytekit.TRACEBACK.name]
+    )
 
 
 REPLACED = """
@@ -240,8 +248,14 @@ def test_every_way_to_replace_a_name_is_found(source):
         number
         for number, line in lines.items()
         if line.strip() and not line.strip().startswith(("import ", "from ", "def ", "return "))
-    } - {number for number, line in lines.items() if line.startswith(("renamed:", "again =", "one, other =", "module ="))}
-    assert {lines[line] for line, _ in replacements.found(ast.parse(source))} == {lines[number] for number in expected}
+    } - {
+        number
+        for number, line in lines.items()
+        if line.startswith(("renamed:", "again =", "one, other =", "module ="))
+    }
+    assert {lines[line] for line, _ in replacements.found(ast.parse(source))} == {
+        lines[number] for number in expected
+    }
 
 
 def test_use_of_a_library_is_no_replacement():

@@ -1,4 +1,5 @@
-"""One reader of JSON and one of YAML from outside, one check of names, one reader of adapters' configurations."""
+"""One reader of JSON and one of YAML from outside, one check of names, one reader of adapters'
+configurations."""
 
 import ast
 
@@ -8,7 +9,10 @@ from tests.support.paths import ROOT
 from tests.support.sources import files, name_of, nodes_of
 
 FILES = files("flytune", "training_estimates", "tasks", "workflows")
-READERS = {"json": {"load", "loads", "JSONDecoder"}, "yaml": {"load", "load_all", "safe_load", "safe_load_all", "full_load"}}
+READERS = {
+    "json": {"load", "loads", "JSONDecoder"},
+    "yaml": {"load", "load_all", "safe_load", "safe_load_all", "full_load"},
+}
 EXCEPTIONS = {
     "flytune/json_core.py": "the reader of JSON",
     "flytune/yaml_core.py": "the reader of YAML",
@@ -16,8 +20,10 @@ EXCEPTIONS = {
     "flytune/rewards/calls.py": "read by that process too",
     "flytune/rewards/shipped.py": "the same process",
     "flytune/models/chat_templates.py": "the answers of its own second process",
-    "flytune/models/tokenizer_steps.py": "of equal keys the last, as the tokenizers library, which reads the file, takes it",
-    "flytune/data/control_tokens.py": "the text that the tokenizers library made in this process a moment ago",
+    "flytune/models/tokenizer_steps.py": "of equal keys the last, as the tokenizers library, which reads the "
+    "file, takes it",
+    "flytune/data/control_tokens.py": "the text that the tokenizers library made in this process a moment "
+    "ago",
 }
 
 
@@ -53,7 +59,9 @@ def test_an_adapters_configuration_is_read_by_one_function():
     assert [
         f"{name_of(path)}: {row.strip()}"
         for path, row in found
-        if "adapter_config" in row and ("read_text" in row or "read_bytes" in row) and "adapter_config.read(" not in row
+        if "adapter_config" in row
+        and ("read_text" in row or "read_bytes" in row)
+        and "adapter_config.read(" not in row
     ] == []
 
 
@@ -79,6 +87,8 @@ def test_code_from_elsewhere_is_off_unless_named():
             if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".from_pretrained")):
                 continue
             loader = ast.unparse(node.func)
-            if loader.startswith("Auto") and "trust_remote_code" not in {keyword.arg for keyword in node.keywords}:
+            if loader.startswith("Auto") and "trust_remote_code" not in {
+                keyword.arg for keyword in node.keywords
+            }:
                 missing.append(f"{name_of(path)}:{node.lineno}: {loader}")
     assert missing == []

@@ -1,4 +1,5 @@
-"""A sharding is one file in flytune/sharding and one line in flytune/recipe/sections.py: no other code compares its name."""
+"""A sharding is one file in flytune/sharding and one line in flytune/recipe/sections.py: no other code
+compares its name."""
 
 import ast
 import re
@@ -26,17 +27,33 @@ FILES = files("flytune", "training_estimates", "images", "tasks", "workflows")
 def keys_in(tree):
     """List the strings that are keys of dictionaries: from_pretrained has an argument device_map."""
     for node in ast.walk(tree):
-        yield from node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []
+        yield from (
+            node.keys
+            if isinstance(node, ast.Dict)
+            else [node.slice]
+            if isinstance(node, ast.Subscript)
+            else []
+        )
 
 
 def names_in(tree):
-    """List the names of shardings among the string literals of a source, and what is compared with "none", with lines."""
+    """List the names of shardings among the string literals of a source, and what is compared with "none",
+    with lines."""
     keys = set(keys_in(tree))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value in WORDS and (node.value != "device_map" or node not in keys):
+        if (
+            isinstance(node, ast.Constant)
+            and node.value in WORDS
+            and (node.value != "device_map" or node not in keys)
+        ):
             yield node.value, node.lineno
         if isinstance(node, ast.Compare) and re.search(r"sharding(\.name|_name)?$", ast.unparse(node.left)):
-            said = [part.value for right in node.comparators for part in ast.walk(right) if isinstance(part, ast.Constant)]
+            said = [
+                part.value
+                for right in node.comparators
+                for part in ast.walk(right)
+                if isinstance(part, ast.Constant)
+            ]
             yield from ((name, node.lineno) for name in said if name in NAMES)
 
 
@@ -74,7 +91,11 @@ def test_a_name_is_found(source):
 
 def test_other_words_are_no_names():
     assert not list(
-        names_in(ast.parse('load(**{"device_map": "cpu"}); options["device_map"] = 1; offload == "none"; x = "none"'))
+        names_in(
+            ast.parse(
+                'load(**{"device_map": "cpu"}); options["device_map"] = 1; offload == "none"; x = "none"'
+            )
+        )
     )
 
 

@@ -66,7 +66,9 @@ def test_every_entry_of_the_table_of_pages_is_used():
 
 
 def test_the_names_of_other_tools_are_all_there():
-    made = pages.names_of_others(yaml.safe_load((ROOT / "flytune/recipe/peers.yaml").read_text(encoding="utf-8")))
+    made = pages.names_of_others(
+        yaml.safe_load((ROOT / "flytune/recipe/peers.yaml").read_text(encoding="utf-8"))
+    )
     for tool, names in peers.table().items():
         part = made.partition(f"## {tool}\n")[2].partition("\n## ")[0]
         assert [name for name in names if f"`{name}`" not in part] == []

@@ -27,7 +27,9 @@ for _path in TASKS:
 def test_a_file_of_tasks_has_no_logic(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         where = f"{path.name}:{getattr(node, 'lineno', 0)}"
-        assert not isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.With), f"{where}: write it in flytune/stages/"
+        assert not isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.With), (
+            f"{where}: write it in flytune/stages/"
+        )
         if isinstance(node, ast.FunctionDef):
             assert len(node.body) <= MOST_LINES, where
 
@@ -78,7 +80,11 @@ def test_types_of_stages_are_no_types_of_flyte():
 
 def test_every_task_of_a_pod_is_a_stage():
     """A task with a function of its own would be missing in the table, and in another face."""
-    tasks = [one for one in FlyteEntities.entities if isinstance(one, PythonFunctionTask) and one.name.startswith("tasks.")]
+    tasks = [
+        one
+        for one in FlyteEntities.entities
+        if isinstance(one, PythonFunctionTask) and one.name.startswith("tasks.")
+    ]
     assert len(tasks) > 20
     for one in tasks:
         assert one.task_function.__wrapped__.__module__.startswith("flytune.stages."), one.name

@@ -26,7 +26,9 @@ def renames(path):
             continue
         is_of_os = isinstance(node.func.value, ast.Name) and node.func.value.id == "os"
         # A str's replace has two arguments, a Path's one.
-        if node.func.attr in ("rename", "replace") and (is_of_os or (len(node.args) == 1 and not node.keywords)):
+        if node.func.attr in ("rename", "replace") and (
+            is_of_os or (len(node.args) == 1 and not node.keywords)
+        ):
             yield f"{name_of(path)}:{node.lineno}"
 
 

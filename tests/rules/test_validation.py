@@ -1,4 +1,5 @@
-"""Validation does no input or output: no field that a person or a record has is opened, asked or looked up by it."""
+"""Validation does no input or output: no field that a person or a record has is opened, asked or looked up by
+it."""
 
 import os
 import sys
@@ -21,13 +22,35 @@ from flytune.schema import Strict
 from tests.support.recipes import content
 
 ADDRESSES = ("http://127.0.0.1:9/audited.json", "s3://audited/audited.json", "memory://audited/a.json")
-EVENTS = ("open", "os.listdir", "os.scandir", "glob.glob", "os.chdir", "os.rename", "os.remove", "os.mkdir", "ctypes.dlopen")
-CALLS = ("socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "urllib.", "http.", "ftplib.", "sqlite3.")
+EVENTS = (
+    "open",
+    "os.listdir",
+    "os.scandir",
+    "glob.glob",
+    "os.chdir",
+    "os.rename",
+    "os.remove",
+    "os.mkdir",
+    "ctypes.dlopen",
+)
+CALLS = (
+    "socket.",
+    "subprocess.",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "urllib.",
+    "http.",
+    "ftplib.",
+    "sqlite3.",
+)
 seen, watched = [], []
 
 
 def _note(event, arguments):
-    if watched and (event.startswith(CALLS) or (event in EVENTS and any("audited" in str(one) for one in arguments))):
+    if watched and (
+        event.startswith(CALLS) or (event in EVENTS and any("audited" in str(one) for one in arguments))
+    ):
         seen.append((event, arguments))
 
 
@@ -97,7 +120,11 @@ def test_no_field_that_a_person_writes_is_read_by_validation(model, events, tmp_
 
 def test_no_field_of_a_record_is_read_by_validation(events, tmp_path):
     assert {flytune.cli.reproduce, tasks.report, workflows.sweep}  # all records are loaded
-    models = [one for one in subclasses(Strict) if one is not Recipe and one.__module__.startswith(("flytune", "tasks"))]
+    models = [
+        one
+        for one in subclasses(Strict)
+        if one is not Recipe and one.__module__.startswith(("flytune", "tasks"))
+    ]
     assert len(models) > 60
     for model in models:
         for name in model.model_fields:

@@ -75,7 +75,10 @@ def test_every_combination_is_a_cell():
 def test_an_objective_is_refused_where_its_reference_is_not_built(trials):
     cell = matrix.try_pair(trials, Pair("full", "zero3", rows="kto"))
     assert (cell.state, cell.words) == ("refused", "refused")
-    assert "objective: kto with method full and sharding zero3: each process would hold a second model" in cell.reason
+    assert (
+        "objective: kto with method full and sharding zero3: each process would hold a second model"
+        in cell.reason
+    )
 
 
 @pytest.mark.slow
@@ -93,7 +96,8 @@ def test_answers_are_drawn_once_and_trained_under_every_sharding(trials):
 
 
 def choices(trials, exported=None):
-    """Return the experts of each token of the training data in each layer, and the least distance to another expert."""
+    """Return the experts of each token of the training data in each layer, and the least distance to another
+    expert."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -104,7 +108,9 @@ def choices(trials, exported=None):
     model = PeftModel.from_pretrained(model, exported) if exported else model
     rows = [row["input_ids"] for row in data.load(trials.folder / "chats", "train")]
     with torch.no_grad():
-        found = [model(input_ids=torch.tensor([row]), output_router_logits=True).router_logits for row in rows]
+        found = [
+            model(input_ids=torch.tensor([row]), output_router_logits=True).router_logits for row in rows
+        ]
     logits = torch.stack([torch.cat(layer) for layer in zip(*found, strict=True)])
     top = logits.topk(3)
     nearest = float((top.values[..., 1] - top.values[..., 2]).min())
@@ -151,7 +157,9 @@ def test_layouts_cut_one_global_batch(trials):
     for processes, expected in ((1, ["8x1x1", "2x4x1", "1x8x1"]), (2, ["4x1x2", "2x2x2", "1x4x2"])):
         assert [str(layout) for layout in trials.layouts(pair, Degrees(processes))] == expected
     packed = trials.layouts(pair._replace(rows="packed"), Degrees(2))
-    assert {layout.degrees.batch(layout.micro_batch, layout.accumulation) for layout in packed} == {trials.blocks}
+    assert {layout.degrees.batch(layout.micro_batch, layout.accumulation) for layout in packed} == {
+        trials.blocks
+    }
     assert trials.blocks < 8
 
 
@@ -160,10 +168,14 @@ def test_the_run_is_one_that_shows_mistakes(trials):
 
     result = trials.reference(Pair("full", "none")).result
     assert [step.learning_rate for step in result.steps][:3] == [0.0, 5e-4, 1e-3], "warm-up"
-    assert all(step.grad_norm > trials.recipe(Pair("full", "none")).training.max_grad_norm for step in result.steps), "clipped"
+    assert all(
+        step.grad_norm > trials.recipe(Pair("full", "none")).training.max_grad_norm for step in result.steps
+    ), "clipped"
     assert result.steps[-1].epoch > 1.0
     assert len(result.steps) == STEPS
-    trained = [sum(label != -100 for label in row["labels"]) for row in data.load(trials.folder / "chats", "train")]
+    trained = [
+        sum(label != -100 for label in row["labels"]) for row in data.load(trials.folder / "chats", "train")
+    ]
     lengths = {len(row["labels"]) for row in data.load(trials.folder / "chats", "train")}
     assert max(trained) > 10 * min(trained)
     assert len(lengths) > 10
@@ -172,7 +184,9 @@ def test_the_run_is_one_that_shows_mistakes(trials):
 def broken(monkeypatch, method, change):
     """Makes ddp do something else at the start of training: ranks are forks, so they do it too."""
     real = getattr(SHARDINGS["ddp"], method)
-    monkeypatch.setattr(SHARDINGS["ddp"], method, lambda sharding, *given: change(partial(real, sharding), *given))
+    monkeypatch.setattr(
+        SHARDINGS["ddp"], method, lambda sharding, *given: change(partial(real, sharding), *given)
+    )
 
 
 def no_token_average(real, shape):
@@ -200,7 +214,11 @@ def one_rank_fails(real, trainer):
             no_token_average,
             r"full/ddp differs from plain training of full; 4x1x2: loss .*e-0[23], grad_norm",
         ),
-        ("check", no_weight_decay, r"full/ddp differs from plain training of full; 4x1x2: .*weights .\..e-03"),
+        (
+            "check",
+            no_weight_decay,
+            r"full/ddp differs from plain training of full; 4x1x2: .*weights .\..e-03",
+        ),
     ],
 )
 def test_a_sharding_that_computes_something_else_differs(method, change, said, trials, monkeypatch):
@@ -240,7 +258,8 @@ def minimal(pair):
 
 def test_a_pair_that_is_none_is_refused(capsys):
     with pytest.raises(
-        RecipeError, match=r"pairs: full/zero9: no such pair; write method/sharding .* with a sharding of none, ddp"
+        RecipeError,
+        match=r"pairs: full/zero9: no such pair; write method/sharding .* with a sharding of none, ddp",
     ):
         matrix.pairs_named("full/zero2,full/zero9")
     assert main(["selftest", "--pairs", "full"]) == 1
@@ -283,7 +302,9 @@ def test_distances(tmp_path):
 
     def run(name, losses, grad_norm, tensors):
         (tmp_path / name).mkdir()
-        save_file({key: numpy.array(value) for key, value in tensors.items()}, tmp_path / name / "x.safetensors")
+        save_file(
+            {key: numpy.array(value) for key, value in tensors.items()}, tmp_path / name / "x.safetensors"
+        )
         made = training_result(len(losses))
         steps = [
             step.model_copy(update={"loss": loss, "grad_norm": grad_norm})
@@ -300,7 +321,10 @@ def test_distances(tmp_path):
     assert compare.weights(other, plain, base) == 0.5 / 5
     assert compare.weights(plain, plain, base) == 0.0
     adapter = {"x.lora_A.weight": [7.0], "x.lora_B.weight": [2.0]}
-    mine, theirs = run("mine", [1.0], 1.0, adapter | {"x.lora_A.weight": [8.0]}), run("theirs", [1.0], 1.0, adapter)
+    mine, theirs = (
+        run("mine", [1.0], 1.0, adapter | {"x.lora_A.weight": [8.0]}),
+        run("theirs", [1.0], 1.0, adapter),
+    )
     assert compare.weights(mine, theirs, base) == 0.5
     with pytest.raises(ExportError, match=r"exported different tensors: \['a', 'b', 'x.lora_A.weight'\]"):
         compare.weights(mine, plain, base)
@@ -390,7 +414,8 @@ def test_a_selftest_task_fails_with_the_table(monkeypatch):
 
     broken(monkeypatch, "check", one_rank_fails)
     with pytest.raises(
-        TrainingError, match=r"(?s)not every pair computes what plain training does; .*FAILED.*this rank is tired"
+        TrainingError,
+        match=r"(?s)not every pair computes what plain training does; .*FAILED.*this rank is tired",
     ):
         SELFTEST["cpu-2"](pairs="full/ddp")
 

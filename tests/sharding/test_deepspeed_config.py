@@ -62,7 +62,10 @@ def test_the_file_becomes_part_of_the_recipe_and_of_its_key(tmp_path):
     first = recipe_of(str(file))
     assert first.sharding.config == ZERO3
     assert (
-        first.key() == recipe_of(ZERO3).key() != recipe_of(None).key() == Recipe.model_validate(content(sharding="zero3")).key()
+        first.key()
+        == recipe_of(ZERO3).key()
+        != recipe_of(None).key()
+        == Recipe.model_validate(content(sharding="zero3")).key()
     )
     assert Recipe.model_validate_json(first.model_dump_json()) == first
     file.write_text(json.dumps({"zero_optimization": {"stage": 3, "overlap_comm": False}}))
@@ -81,7 +84,10 @@ def test_the_file_becomes_part_of_the_recipe_and_of_its_key(tmp_path):
         ),
         ('{"a": {"b": 1, "b": 2}}', "the key 'b' is there twice"),
         ('{"gradient_clipping": NaN}', "my.json: not JSON: NaN is not JSON; numbers are finite"),
-        ("{ // comment\n}", "my.json: not JSON: Expecting property name enclosed in double quotes at column 3"),
+        (
+            "{ // comment\n}",
+            "my.json: not JSON: Expecting property name enclosed in double quotes at column 3",
+        ),
         ("[1]", r"must be a JSON object; found \[1\]"),
     ],
 )
@@ -103,38 +109,73 @@ def test_offload_follows_the_configuration_and_may_not_contradict_it():
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"zero_optimization": {"stage": 2}}, 'zero_optimization.stage: 2, but the recipe has sharding: zero3; write "auto"'),
-        (ZERO3 | {"bf16": {"enabled": False}}, "bf16.enabled: false, but the recipe has model.dtype: bfloat16"),
+        (
+            {"zero_optimization": {"stage": 2}},
+            'zero_optimization.stage: 2, but the recipe has sharding: zero3; write "auto"',
+        ),
+        (
+            ZERO3 | {"bf16": {"enabled": False}},
+            "bf16.enabled: false, but the recipe has model.dtype: bfloat16",
+        ),
         (ZERO3 | {"fp16": {"enabled": True}}, "fp16.enabled: true, but the recipe has model.dtype: bfloat16"),
-        (ZERO3 | {"gradient_clipping": 0.5}, "gradient_clipping: 0.5, but the recipe has training.max_grad_norm: 1"),
-        (ZERO3 | {"train_batch_size": 16}, "train_batch_size: 16, but the recipe has training.global_batch_size: 8"),
+        (
+            ZERO3 | {"gradient_clipping": 0.5},
+            "gradient_clipping: 0.5, but the recipe has training.max_grad_norm: 1",
+        ),
+        (
+            ZERO3 | {"train_batch_size": 16},
+            "train_batch_size: 16, but the recipe has training.global_batch_size: 8",
+        ),
         (optimizer(lr=1e-3), "optimizer.params.lr: 0.001, but the recipe has training.learning_rate: 0.0002"),
-        (optimizer(betas=[0.9, 0.95]), "[0.9, 0.95], but the recipe has training.adam_beta1 and training.adam_beta2: [0.9"),
+        (
+            optimizer(betas=[0.9, 0.95]),
+            "[0.9, 0.95], but the recipe has training.adam_beta1 and training.adam_beta2: [0.9",
+        ),
         (optimizer("Lamb"), "optimizer.type: Lamb, but the recipe's training.optim is adamw_torch_fused"),
         (optimizer(amsgrad=True), "optimizer.params.amsgrad: unknown"),
-        (scheduler("WarmupLR", **LINEAR), "scheduler.type: WarmupLR, but the recipe has training.lr_scheduler_type: cosine"),
+        (
+            scheduler("WarmupLR", **LINEAR),
+            "scheduler.type: WarmupLR, but the recipe has training.lr_scheduler_type: cosine",
+        ),
         (scheduler("OneCycle"), "scheduler.type: OneCycle, but the recipe has training.lr_scheduler_type"),
-        (scheduler("WarmupCosineLR", cos_min_ratio=0),
-         "scheduler.params.warmup_type: log (log is DeepSpeed's default), but the recipe has training.warmup_steps: 0.03"),
-        (scheduler("WarmupCosineLR", **LINEAR),
-         "cos_min_ratio: 0.0001 by default, but the recipe's schedule ends at 0; write"),
+        (
+            scheduler("WarmupCosineLR", cos_min_ratio=0),
+            "scheduler.params.warmup_type: log (log is DeepSpeed's default), but the recipe has "
+            "training.warmup_steps: 0.03",
+        ),
+        (
+            scheduler("WarmupCosineLR", **LINEAR),
+            "cos_min_ratio: 0.0001 by default, but the recipe's schedule ends at 0; write",
+        ),
         (ZERO3 | {"train_bath_size": 8}, "train_bath_size: unknown key; did you mean train_batch_size?"),
         (ZERO3 | {"amp": {"enabled": "auto"}}, "amp: unknown key; DeepSpeed 0.19 has removed it"),
         (ZERO3 | {"activation_checkpointing": {}}, "write training.activation_checkpointing"),
-        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
-         "zero_quantized_weights: unknown key; the plan does not count what it changes; remove it"),
+        (
+            {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
+            "zero_quantized_weights: unknown key; the plan does not count what it changes; remove it",
+        ),
         ({"zero_optimization": {"stage": 3, "overlap_comm": "auto"}}, "zero_optimization.overlap_comm: "),
-        ({"zero_optimization": {"stage": 3, "round_robin_gradients": 1}},
-         "zero_optimization.round_robin_gradients: must be true or false; found 1"),
-        ({"zero_optimization": {"stage": 3, "round_robin_gradient": True}},
-         "unknown key; did you mean round_robin_gradients?"),
+        (
+            {"zero_optimization": {"stage": 3, "round_robin_gradients": 1}},
+            "zero_optimization.round_robin_gradients: must be true or false; found 1",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "round_robin_gradient": True}},
+            "unknown key; did you mean round_robin_gradients?",
+        ),
         (ZERO3 | {"aio": {"queue_depth": -1}}, "aio.queue_depth: must be 0 or greater; found -1"),
         ({"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}, "zero_optimization.sub_group_size: "),
-        ({"zero_optimization": {"stage": 3, "reduce_bucket_size": True}}, "must be an integer or 'auto'; found true"),
-        ({"zero_optimization": {"stage": 3, "reduce_bucket_size": 1.5}}, "zero_optimization.reduce_bucket_size: "),
+        (
+            {"zero_optimization": {"stage": 3, "reduce_bucket_size": True}},
+            "must be an integer or 'auto'; found true",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "reduce_bucket_size": 1.5}},
+            "zero_optimization.reduce_bucket_size: ",
+        ),
         ({"bf16": {"enabled": True}}, "zero_optimization: missing"),
     ],
-)  # fmt: skip
+)
 def test_what_contradicts_the_recipe_or_would_be_ignored_is_refused(config, said):
     found = problems(config)
     assert len([line for line in found if said in line]) >= 1, found
@@ -147,15 +188,27 @@ KEPT_APART = {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_
 @pytest.mark.parametrize(
     ("config", "changes", "said"),
     [
-        (optimizer(betas=[0.9, 0.95], eps=1e-6), {"training": TRAINING | {"adam_beta2": 0.95, "adam_epsilon": 1e-6}}, []),
-        (ZERO3, {"name": "fsdp"}, ["fsdp reads no DeepSpeed configuration; remove it, or name zero1, zero2 or zero3"]),
+        (
+            optimizer(betas=[0.9, 0.95], eps=1e-6),
+            {"training": TRAINING | {"adam_beta2": 0.95, "adam_epsilon": 1e-6}},
+            [],
+        ),
+        (
+            ZERO3,
+            {"name": "fsdp"},
+            ["fsdp reads no DeepSpeed configuration; remove it, or name zero1, zero2 or zero3"],
+        ),
         (
             {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
             {"name": "zero2"},
             ["zero_optimization.offload_param: stage 2 ignores it"],
         ),
         (KEPT_APART, {}, []),
-        (KEPT_APART, {"checkpoints": {"save_steps": 10}}, ["false, but checkpoints.save_steps writes checkpoints"]),
+        (
+            KEPT_APART,
+            {"checkpoints": {"save_steps": 10}},
+            ["false, but checkpoints.save_steps writes checkpoints"],
+        ),
     ],
 )
 def test_what_the_rest_of_the_recipe_says_decides(config, changes, said):
@@ -166,7 +219,9 @@ def test_what_the_rest_of_the_recipe_says_decides(config, changes, said):
 
 def test_the_plan_refuses_it_with_all_mistakes():
     config = {"zero_optimization": {"stage": 2}, "gradient_clipping": 2.0}
-    with pytest.raises(RecipeError, match=r"2 mistakes\n.*stage: 2, but the recipe .*\n.*gradient_clipping: 2, but"):
+    with pytest.raises(
+        RecipeError, match=r"2 mistakes\n.*stage: 2, but the recipe .*\n.*gradient_clipping: 2, but"
+    ):
         planner.make(recipe_of(config), geometry=GEOMETRY)
 
 
@@ -175,10 +230,20 @@ def test_what_the_recipe_decides_is_filled_in_by_the_trainer():
     recipe = recipe_of({"zero_optimization": {"stage": 3, "sub_group_size": 1e9}} | blocks)
     config = sharding_of(recipe).config()
     assert config == {
-        "zero_optimization": {"stage": 3, "sub_group_size": 10**9, "stage3_gather_16bit_weights_on_model_save": True},
+        "zero_optimization": {
+            "stage": 3,
+            "sub_group_size": 10**9,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
         "steps_per_print": 10,
         **dict.fromkeys(
-            ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping"), "auto"
+            (
+                "train_micro_batch_size_per_gpu",
+                "gradient_accumulation_steps",
+                "train_batch_size",
+                "gradient_clipping",
+            ),
+            "auto",
         ),
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},
@@ -234,17 +299,24 @@ def test_the_plan_counts_buckets_gathered_parameters_and_offload():
     assert at_step(optimizer)["weights"] == at_step(auto)["weights"]
     # 16-bit gradients, master copies and two moments of all parameters are on the one node.
     assert at_step(optimizer, 1)["offloaded"] == pytest.approx(14 * optimizer.total_parameters, rel=1e-6)
-    assert any(line.startswith("sharding.config: stage 3, buckets of 500,000,000") for line in optimizer.reasons)
+    assert any(
+        line.startswith("sharding.config: stage 3, buckets of 500,000,000") for line in optimizer.reasons
+    )
     assert any(line.endswith("optimizer offloaded to cpu") for line in optimizer.reasons)
 
 
 def test_a_number_of_samples_is_the_plans_or_refused():
     fixed = ZERO3 | {"train_micro_batch_size_per_gpu": 1}
     assert planned(fixed).per_device_train_batch_size == 1
-    with pytest.raises(Exception, match=r"sharding\.config has train_micro_batch_size_per_gpu: 3, and the plan \d"):
+    with pytest.raises(
+        Exception, match=r"sharding\.config has train_micro_batch_size_per_gpu: 3, and the plan \d"
+    ):
         planned(ZERO3 | {"train_micro_batch_size_per_gpu": 3})
     (line,) = problems(fixed, training=TRAINING | {"auto_find_batch_size": True})
-    assert "train_micro_batch_size_per_gpu: a number, but training.auto_find_batch_size may halve the batch" in line
+    assert (
+        "train_micro_batch_size_per_gpu: a number, but training.auto_find_batch_size may halve the batch"
+        in line
+    )
 
 
 def test_an_nvme_path_that_no_pod_has_is_refused():
@@ -260,7 +332,10 @@ def test_an_nvme_path_that_no_pod_has_is_refused():
 
 def test_all_keys_of_deepspeeds_stages_are_known_or_refused_with_a_reason_and_defaults_are_deepspeeds():
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
+    from deepspeed.runtime.zero.offload_config import (
+        DeepSpeedZeroOffloadOptimizerConfig,
+        DeepSpeedZeroOffloadParamConfig,
+    )
 
     pairs = (
         (DeepSpeedZeroConfig, ZeroOptimization),

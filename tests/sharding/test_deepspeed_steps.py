@@ -26,11 +26,18 @@ OTHER = {
 }
 """Values that are tried where they do not follow from a key's type."""
 THE_RECIPES = {
-    *BATCHES, "gradient_clipping", "bf16.enabled", "fp16.enabled", "zero_optimization.stage", "optimizer.type",
+    *BATCHES,
+    "gradient_clipping",
+    "bf16.enabled",
+    "fp16.enabled",
+    "zero_optimization.stage",
+    "optimizer.type",
     "optimizer.params",
-    "scheduler.type", "scheduler.params", "zero_optimization.offload_optimizer.nvme_path",
+    "scheduler.type",
+    "scheduler.params",
+    "zero_optimization.offload_optimizer.nvme_path",
     "zero_optimization.offload_param.nvme_path",
-}  # fmt: skip
+}
 """Keys whose values must be the recipe's (test_deepspeed_config.py), and those of a disk."""
 
 
@@ -103,12 +110,18 @@ def _steps(config):
 
     torch.manual_seed(0)
     dtypes = [
-        dtype for kind, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if config.get(kind, {}).get("enabled")
+        dtype
+        for kind, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))
+        if config.get(kind, {}).get("enabled")
     ]
     layers = [torch.nn.Embedding(16, 8), torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 16)]
     model = torch.nn.Sequential(*layers).to(*dtypes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    settings = BATCHES | {"gradient_clipping": 1.0, "zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
+    settings = BATCHES | {
+        "gradient_clipping": 1.0,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+    }
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=settings | config)[0]
     generator, losses = torch.Generator().manual_seed(torch.distributed.get_rank()), []
     for _ in range(4):
@@ -128,7 +141,10 @@ def test_every_value_that_the_plan_takes_trains_and_what_deepspeed_refuses_is_re
     assert len(taken) > 70
     divisors = {"gradient_predivide_factor=2.0", "prescale_gradients=True"} if stage > 1 else set()
     decided = {name for name in refused if not name.endswith("=0") and "offload_param" not in name}
-    assert decided == divisors | {"zero_optimization.compute_grad_norm=False", "zero_optimization.allgather_bucket_size=1"}
+    assert decided == divisors | {
+        "zero_optimization.compute_grad_norm=False",
+        "zero_optimization.allgather_bucket_size=1",
+    }
     found = ranks.run(2, steps, taken)
     plain = found.pop("")
     for name, losses in found.items():

@@ -1,4 +1,5 @@
-"""A run on this machine without Flyte: equal to Flyte's, interrupted and resumed to the bit, its prepared data kept whole."""
+"""A run on this machine without Flyte: equal to Flyte's, interrupted and resumed to the bit, its prepared
+data kept whole."""
 
 import os
 import signal
@@ -65,7 +66,12 @@ def test_a_stage_s_refusal_is_raised_as_it_is_and_leaves_nothing(kept, tmp_path)
 @pytest.mark.parametrize("sharding", ["none", "ddp"])
 def test_a_run_that_sigterm_ends_goes_on_to_the_weights_of_pyflyte(sharding, tmp_path):
     shape = "cpu-1" if sharding == "none" else "cpu-2"
-    changes = {"training.max_steps": 60, "checkpoints.save_steps": 50, "sharding": sharding, "hardware.shape": shape}
+    changes = {
+        "training.max_steps": 60,
+        "checkpoints.save_steps": 50,
+        "sharding": sharding,
+        "hardware.shape": shape,
+    }
     recipe = content(tmp_path, **changes)
     recipe["checkpoints"]["folder"] = str(tmp_path / "kept")
     groups = []

@@ -24,7 +24,13 @@ def running(tmp_path, *fingerprints, **fields):
     for number, fingerprint in enumerate(fingerprints, 1):
         recipe = recipe_of(name=f"p-{number}")
         request = DataRequest(model=recipe.model, data=recipe.data, fingerprint=fingerprint)
-        own = {"recipe": recipe, "plan": plan_for(recipe), "route": "cpu-1", "shape": "cpu-1", "request": request}
+        own = {
+            "recipe": recipe,
+            "plan": plan_for(recipe),
+            "route": "cpu-1",
+            "shape": "cpu-1",
+            "request": request,
+        }
         own |= {"base": BaseRequest(name_or_path="b"), "scratch_folder": f"k-{number}"}
         runs.append(Run(**own | fields))
     return Running(runs=runs, least=1, concurrency=2, notes=str(tmp_path / "notes"))
@@ -33,7 +39,10 @@ def running(tmp_path, *fingerprints, **fields):
 def test_points_with_equal_requests_share_an_element_whatever_is_ignored(tmp_path):
     state = running(tmp_path, "a", "b", "a")
     (found,) = points.elements(PREPARE, state.runs).values()
-    assert [(one.inputs["scratch_folder"], one.runs) for one in found] == [("k-1", ["p-1", "p-3"]), ("k-2", ["p-2"])]
+    assert [(one.inputs["scratch_folder"], one.runs) for one in found] == [
+        ("k-1", ["p-1", "p-3"]),
+        ("k-2", ["p-2"]),
+    ]
     (base,) = points.elements(BASE_MODEL, state.runs)[points.ALL]
     assert base.runs == ["p-1", "p-2", "p-3"]
 

@@ -13,13 +13,19 @@ from tests.support.waiting import LIMIT, until
 
 @pytest.fixture(autouse=True)
 def execution(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["pyflyte-execute", "--", "task-module", "tasks.train", "task-name", "train_l4_1"])
+    monkeypatch.setattr(
+        sys, "argv", ["pyflyte-execute", "--", "task-module", "tasks.train", "task-name", "train_l4_1"]
+    )
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
 
 
 def run(place, attempt, phase, end, saved_step, node, execution, action):
     os.environ["FLYTUNE_ACTION"] = action
-    os.environ |= {"FLYTE_ATTEMPT_NUMBER": str(attempt), "GROUP_RANK": str(node), "FLYTE_INTERNAL_EXECUTION_ID": execution}
+    os.environ |= {
+        "FLYTE_ATTEMPT_NUMBER": str(attempt),
+        "GROUP_RANK": str(node),
+        "FLYTE_INTERNAL_EXECUTION_ID": execution,
+    }
     signalled = []
     mine = AttemptWriter(place, is_signalled=lambda: bool(signalled))
     with mine.keeping(lambda: saved_step):

@@ -39,8 +39,10 @@ CHATML_CALLING = CHATML.replace(
     "message['content']", "message['content'] ~ (message.tool_calls | tojson if message.tool_calls else '')"
 )
 CHATML_MARKED = (
-    _HEAD + "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
-    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    _HEAD
+    + "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% "
+    "endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n"
+    "' }}{% endfor %}"
 )
 CHATML_TRIMMED = CHATML.replace("message['content']", "message['content'] | trim")
 LLAMA2 = (
@@ -49,9 +51,11 @@ LLAMA2 = (
     "{% elif message['role'] == 'assistant' %}{{ ' ' + content + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 LLAMA3 = (
-    "{% for message in messages %}{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
-    " + message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}"
-    "{{ content }}{% endfor %}"
+    "{% for message in messages %}{% set content = '<|start_header_id|>' + message['role'] + "
+    "'<|end_header_id|>\n"
+    "\n"
+    "' + message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}{% set content = bos_token + "
+    "content %}{% endif %}{{ content }}{% endfor %}"
 )
 UNENDED = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
 SHOUTING = CHATML.replace("message['content']", "message['content'] | upper")
@@ -65,7 +69,9 @@ def byte_level(texts: list[str], vocabulary: int, special: list[str], adds_space
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
     made.train_from_iterator(texts, trainer)
     return made
 
@@ -79,17 +85,22 @@ def tokenizer_folder(
     more: Sequence[str] = (),
     **tokens: str | None,
 ) -> Path:
-    """Save a byte-level BPE tokenizer with `more` special tokens; `tokens` overrides bos_token, eos_token ..."""
+    """Save a byte-level BPE tokenizer with `more` special tokens; `tokens` overrides bos_token, eos_token
+    ..."""
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 
     backend = byte_level(TEXT * 20, 450, SPECIAL)
     steps = [processors.ByteLevel(trim_offsets=trim)]
     if adds_bos:
-        steps.append(processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", SPECIAL.index("<s>"))]))
+        steps.append(
+            processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", SPECIAL.index("<s>"))])
+        )
     backend.post_processor = processors.Sequence(steps)
     named = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<|pad|>", **tokens}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **{name: token for name, token in named.items() if token})
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, **{name: token for name, token in named.items() if token}
+    )
     tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL, *more]})
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
@@ -98,7 +109,9 @@ def tokenizer_folder(
 
 def chat(*contents: str) -> Chat:
     """Return messages of user and assistant in turn."""
-    return Chat([{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(contents)])
+    return Chat(
+        [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(contents)]
+    )
 
 
 def request(tokenizer: Path, **options: Any) -> DataRequest:
@@ -129,4 +142,8 @@ def stored(folder: Path, split: str) -> list[dict[str, list[int]]]:
     """Return all samples of a split from its shards."""
     from pyarrow import parquet
 
-    return [row for file in sorted((folder / split).glob("*.parquet")) for row in parquet.read_table(file).to_pylist()]
+    return [
+        row
+        for file in sorted((folder / split).glob("*.parquet"))
+        for row in parquet.read_table(file).to_pylist()
+    ]

@@ -1,8 +1,9 @@
-"""Stand-in for flytepropeller's compiler, which compares the types of all bindings with the interfaces of their nodes.
+"""Stand-in for flytepropeller's compiler, which compares the types of all bindings with the interfaces of
+their nodes.
 
-flyteadmin compiles registered workflows, flytepropeller the jobs of dynamic tasks. It follows the compiler's validators (v1.16:
-pkg/compiler/validators/interface.go, bindings.go, typing.go). An array node has the interface of the node within it: flytekit
-makes lists of a mapped task's inputs, but not of a launch plan's.
+flyteadmin compiles registered workflows, flytepropeller the jobs of dynamic tasks. It follows the compiler's
+validators (v1.16: pkg/compiler/validators/interface.go, bindings.go, typing.go). An array node has the
+interface of the node within it: flytekit makes lists of a mapped task's inputs, but not of a launch plan's.
 """
 
 from flyteidl.core import types_pb2
@@ -20,7 +21,8 @@ _PRIMITIVES = {
 
 
 class Closure:
-    """Templates of tasks and workflows by name, and each launch plan's workflow with the inputs that have defaults."""
+    """Templates of tasks and workflows by name, and each launch plan's workflow with the inputs that have
+    defaults."""
 
     def __init__(self, tasks, workflows=(), launch_plans=None):
         self.tasks = {task.id.name: task for task in tasks}
@@ -29,7 +31,8 @@ class Closure:
 
 
 def errors(workflow, closure):
-    """Return the compiler's errors for a workflow's template, its branches and its subworkflows, in Flyte's words."""
+    """Return the compiler's errors for a workflow's template, its branches and its subworkflows, in Flyte's
+    words."""
     return list(_Workflow(workflow, closure).errors())
 
 
@@ -48,8 +51,12 @@ class _Workflow:
             # A branch has no interface; its bindings may have any type.
             inputs = None if node.HasField("branch_node") else self.interface(node).inputs.variables
             yield from self.bound(identifier, node.inputs, inputs)
-            if node.WhichOneof("target") == "workflow_node" and node.workflow_node.HasField("sub_workflow_ref"):
-                yield from errors(self.closure.workflows[node.workflow_node.sub_workflow_ref.name], self.closure)
+            if node.WhichOneof("target") == "workflow_node" and node.workflow_node.HasField(
+                "sub_workflow_ref"
+            ):
+                yield from errors(
+                    self.closure.workflows[node.workflow_node.sub_workflow_ref.name], self.closure
+                )
         yield from self.bound("end-node", self.workflow.outputs, self.workflow.interface.outputs.variables)
 
     def interface(self, node):
@@ -95,13 +102,18 @@ class _Workflow:
     def value(self, node, name, data, expected):
         kind = data.WhichOneof("value")
         if kind in ("collection", "map") and expected.HasField("union_type"):
-            fitting = [one for one in expected.union_type.variants if not list(self.value(node, name, data, one))]
+            fitting = [
+                one for one in expected.union_type.variants if not list(self.value(node, name, data, one))
+            ]
             if len(fitting) != 1:
                 yield f"IncompatibleBindingUnionValue: input [{name}] on node [{node}]"
         elif kind == "collection" or kind == "map":
             inner = "collection_type" if kind == "collection" else "map_value_type"
             if not expected.HasField(inner):
-                yield f"MismatchingBindings: input [{name}] on node [{node}] expects {_text(expected)}. Received bindings"
+                yield (
+                    f"MismatchingBindings: input [{name}] on node [{node}] expects {_text(expected)}. "
+                    "Received bindings"
+                )
                 return
             items = data.collection.bindings if kind == "collection" else data.map.bindings.values()
             for item in items:
@@ -111,13 +123,21 @@ class _Workflow:
             if source is None:
                 yield f"ParameterNotBound: [{name}] of node [{node}]"
             elif not castable(source, expected):
-                yield f"MismatchingTypes: [{name}] of node [{node}] expects {_text(expected)}, received {_text(source)}"
+                yield (
+                    f"MismatchingTypes: [{name}] of node [{node}] expects {_text(expected)}, received "
+                    f"{_text(source)}"
+                )
         elif kind == "scalar":
             if not castable(type_of(data.scalar), expected):
                 found = _text(type_of(data.scalar))
-                yield f"MismatchingTypes: [{name}] of node [{node}] expects {_text(expected)}, received {found}"
+                yield (
+                    f"MismatchingTypes: [{name}] of node [{node}] expects {_text(expected)}, received {found}"
+                )
         else:
-            yield f"MismatchingBindings: input [{name}] on node [{node}] expects {_text(expected)}. Received nothing"
+            yield (
+                f"MismatchingBindings: input [{name}] on node [{node}] expects {_text(expected)}. "
+                "Received nothing"
+            )
 
     def source(self, promise):
         if promise.node_id in ("", "start-node"):
@@ -153,7 +173,9 @@ def _casts(upstream, downstream):
         if not upstream.HasField(kind):
             return False
         inner = getattr(upstream, kind)
-        return not inner.WhichOneof("type") or inner.simple == NONE or _casts(inner, getattr(downstream, kind))
+        return (
+            not inner.WhichOneof("type") or inner.simple == NONE or _casts(inner, getattr(downstream, kind))
+        )
     if kind == "blob":
         formats = upstream.blob.format, downstream.blob.format
         return upstream.HasField("blob") and ("" in formats or formats[0] == formats[1])
@@ -189,12 +211,15 @@ def _cases(node):
 
 
 def _all(nodes, within=""):
-    """Yield all nodes by id, including those of branches, which the compiler adds to the workflow under other ids."""
+    """Yield all nodes by id, including those of branches, which the compiler adds to the workflow under other
+    ids."""
     for node in nodes:
         yield within + node.id, node
         if node.HasField("branch_node"):
             block = node.branch_node.if_else
-            inner = [case.then_node for case in _cases(node)] + [block.else_node] * block.HasField("else_node")
+            inner = [case.then_node for case in _cases(node)] + [block.else_node] * block.HasField(
+                "else_node"
+            )
             yield from _all(inner, f"{within}{node.id}-")
 
 

@@ -1,4 +1,5 @@
-"""Models on the meta device, and the parameters of adapters on them: as a plan counts them, and as training makes them."""
+"""Models on the meta device, and the parameters of adapters on them: as a plan counts them, and as training
+makes them."""
 
 import json
 

@@ -18,14 +18,29 @@ from flytune.recipe import Data
 CALL = {"function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
 GOOD: dict[str, list[dict[str, Any]]] = {
     "messages": [
-        {"messages": [{"role": "user", "content": f"ask {n} ön"}, {"role": "assistant", "content": f"say {n} 日本"}]}
+        {
+            "messages": [
+                {"role": "user", "content": f"ask {n} ön"},
+                {"role": "assistant", "content": f"say {n} 日本"},
+            ]
+        }
         for n in range(10)
     ]
-    + [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]}],
-    "sharegpt": [
-        {"conversations": [{"from": "human", "value": f"ask {n}"}, {"from": "gpt", "value": f'say "{n}"\n'}]} for n in range(10)
+    + [
+        {
+            "messages": [
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            ]
+        }
     ],
-    "instruction": [{"instruction": f"ask {n}", "input": "ön" * (n % 2), "output": f"say {n}"} for n in range(10)],
+    "sharegpt": [
+        {"conversations": [{"from": "human", "value": f"ask {n}"}, {"from": "gpt", "value": f'say "{n}"\n'}]}
+        for n in range(10)
+    ],
+    "instruction": [
+        {"instruction": f"ask {n}", "input": "ön" * (n % 2), "output": f"say {n}"} for n in range(10)
+    ],
     "prompt_completion": [{"prompt": f"ask {n}:", "completion": f" say, {n}"} for n in range(10)],
     "text": [{"text": f'The "fox" {n},\nand more'} for n in range(10)],
     "tokens": [{"input_ids": [5, 20 + n, 30], "labels": [-100, 20 + n, 30]} for n in range(10)],
@@ -59,7 +74,9 @@ def outcomes(path: Path, form: str, tokenizer: Any) -> Iterator[tuple[str, Any]]
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(dict(pairs)) < len(pairs) or any("\ud800" <= letter <= "\udfff" for key, _ in pairs for letter in key):
+    if len(dict(pairs)) < len(pairs) or any(
+        "\ud800" <= letter <= "\udfff" for key, _ in pairs for letter in key
+    ):
         raise ValueError(pairs)
     return dict(pairs)
 
@@ -75,22 +92,31 @@ def finite(text: str) -> float:
 
 
 def depth(value: Any) -> int:
-    """Return how many objects and lists of a JSON value are inside each other; an empty innermost one does not count."""
+    """Return how many objects and lists of a JSON value are inside each other; an empty innermost one does
+    not count."""
     deep, level = 0, [value]
     while level := [
-        part for one in level if isinstance(one, dict | list) for part in (one.values() if isinstance(one, dict) else one)
+        part
+        for one in level
+        if isinstance(one, dict | list)
+        for part in (one.values() if isinstance(one, dict) else one)
     ]:
         deep += 1
     return deep
 
 
 def expected_of_line(line: bytes, form: str, tokenizer: Any) -> Any:
-    """Return what a line must give, by the standard library alone up to its row: sample, DataError, None for a blank one."""
+    """Return what a line must give, by the standard library alone up to its row: sample, DataError, None for
+    a blank one."""
     if not line.strip():
         return None
     try:
-        row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=unique, parse_constant=constant, parse_float=finite)
-        return sample_of(row, form, tokenizer) if isinstance(row, dict) and depth(row) <= DEEPEST else DataError
+        row = json.loads(
+            line.decode("utf-8-sig"), object_pairs_hook=unique, parse_constant=constant, parse_float=finite
+        )
+        return (
+            sample_of(row, form, tokenizer) if isinstance(row, dict) and depth(row) <= DEEPEST else DataError
+        )
     except (ValueError, RecursionError, DataError):
         return DataError
 

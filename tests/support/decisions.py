@@ -14,9 +14,17 @@ def comparison(difference, **changes):
         "samples": 40,
         "tokens": 900,
     }
-    return ModelComparison(**(made | {"difference_low": difference - 0.05, "difference_high": difference + 0.05} | changes))
+    return ModelComparison(
+        **(made | {"difference_low": difference - 0.05, "difference_high": difference + 0.05} | changes)
+    )
 
 
 def decision(artifact, outcome="accepted", **changes):
-    made = {"time": datetime.now(UTC), "method": "lora", "recipe": "r-0", "fingerprint": f"of {artifact}", "reason": "better"}
+    made = {
+        "time": datetime.now(UTC),
+        "method": "lora",
+        "recipe": "r-0",
+        "fingerprint": f"of {artifact}",
+        "reason": "better",
+    }
     return Decision(**(made | {"outcome": outcome, "artifact": artifact} | changes))

@@ -1,8 +1,10 @@
-"""Stand-in for propeller's workflow nodes: an execution runs node by node, its tasks in the pods of propeller.py.
+"""Stand-in for propeller's workflow nodes: an execution runs node by node, its tasks in the pods of
+propeller.py.
 
-Conditions, subworkflows, launch plans, signals, dynamic and array nodes follow flytepropeller v1.16 (pkg/controller/nodes). The
-job of a dynamic task is compiled before it runs. Array nodes map over tasks, with a pod or job for each element, whose number
-is in its environment; failed elements yield None as long as enough succeed.
+Conditions, subworkflows, launch plans, signals, dynamic and array nodes follow flytepropeller v1.16
+(pkg/controller/nodes). The job of a dynamic task is compiled before it runs. Array nodes map over tasks, with
+a pod or job for each element, whose number is in its environment; failed elements yield None as long as
+enough succeed.
 """
 
 import math
@@ -17,7 +19,8 @@ from tests.support.propeller import PodFailed, run_pods
 NOTHING = literals_pb2.Literal(scalar=literals_pb2.Scalar(none_type=literals_pb2.Void()))
 CORES = 2
 WITHIN = "-0-"
-"""Separator in the id of a node of a subworkflow or of a dynamic task: PARENT-RETRY-NODE, as in flytepropeller."""
+"""Separator in the id of a node of a subworkflow or of a dynamic task: PARENT-RETRY-NODE, as in
+flytepropeller."""
 
 
 def errors(job, outputs):
@@ -31,9 +34,9 @@ class Run:
     """Execution of a registered workflow.
 
     Args:
-        folder: folder of its pods, each below the name of its task and its number in the job.
-        environment: variables that Flyte gives to all pods.
-        images: stand-ins of the images by name (tests/support/image.py); without them, pods have this machine's packages.
+        folder: folder of its pods, each below the name of its task and its number in the job. environment:
+        variables that Flyte gives to all pods. images: stand-ins of the images by name
+        (tests/support/image.py); without them, pods have this machine's packages.
     """
 
     def __init__(self, admin, execution, folder, environment, images=None):
@@ -41,7 +44,11 @@ class Run:
         plan = admin.launch_plans[request.spec.launch_plan.name].spec
         self.admin, self.name, self.folder = admin, execution, folder
         self.environment, self.images = environment, images
-        defaults = {name: one.default for name, one in plan.default_inputs.parameters.items() if one.HasField("default")}
+        defaults = {
+            name: one.default
+            for name, one in plan.default_inputs.parameters.items()
+            if one.HasField("default")
+        }
         inputs = {**defaults, **plan.fixed_inputs.literals, **request.inputs.literals}
         tasks = {name: one.spec.template for name, one in admin.tasks.items()}
         workflows = {name: one.spec.template for name, one in admin.workflows.items()}
@@ -56,7 +63,8 @@ class Run:
         """Further arguments of tests.support.propeller.attempts, by the names of tasks."""
 
     def until(self, task):
-        """Run the workflow's nodes in order up to the first whose task's name begins with `task`; return its outputs."""
+        """Run the workflow's nodes in order up to the first whose task's name begins with `task`; return its
+        outputs."""
         for node in self._graph.run():
             if self.taken.get(node.id, "").startswith(task):
                 return self.values[node.id]
@@ -66,7 +74,8 @@ class Run:
         """Run all nodes; return the workflow's outputs.
 
         Raises:
-            PodFailed: a task has failed, and the workflow's failure node has run; the message is the console's.
+            PodFailed: a task has failed, and the workflow's failure node has run; the message is the
+            console's.
         """
         try:
             made = self._graph.outputs()
@@ -97,7 +106,10 @@ class Run:
             return made
         except PodFailed:
             attempt = f"metadata/{self.name}/{path}/{{}}/futures.pb"
-            stored = [self.admin.stored(attempt.format(number)) for number in range(task.metadata.retries.retries + 1)]
+            stored = [
+                self.admin.stored(attempt.format(number))
+                for number in range(task.metadata.retries.retries + 1)
+            ]
             if not any(stored):
                 raise
         (stored,) = filter(None, stored)
@@ -105,7 +117,9 @@ class Run:
         if refused := errors(job, task.interface.outputs):
             raise PodFailed(f"[User] malformed dynamic workflow, caused by: {refused}")
         workflows = {one.id.name: one for one in job.subworkflows}
-        return _Graph(self, job, {}, {one.id.name: one for one in job.tasks}, workflows, f"{path}{WITHIN}").outputs()
+        return _Graph(
+            self, job, {}, {one.id.name: one for one in job.tasks}, workflows, f"{path}{WITHIN}"
+        ).outputs()
 
 
 class _Graph:
@@ -117,7 +131,8 @@ class _Graph:
         self.values = {"": dict(inputs)}
 
     def run(self):
-        """Run all nodes that have not run, each after those that it depends on; yield each when it has run."""
+        """Run all nodes that have not run, each after those that it depends on; yield each when it has
+        run."""
         for node in _sorted(self._template.nodes):
             if node.id not in self.values:
                 self.values[node.id] = self._outputs_of(node, self._inputs(node), node.id)
@@ -134,12 +149,16 @@ class _Graph:
         return {binding.var: self._literal(binding.binding) for binding in self._template.outputs}
 
     def _after(self, error):
-        if isinstance(self._template, workflow_pb2.WorkflowTemplate) and self._template.HasField("failure_node"):
+        if isinstance(self._template, workflow_pb2.WorkflowTemplate) and self._template.HasField(
+            "failure_node"
+        ):
             message = literals_pb2.Literal(scalar={"error": {"failed_node_id": "fn0", "message": str(error)}})
             node = self._template.failure_node
             interface = self._tasks[node.task_node.reference_id.name].interface.inputs.variables
             # The input is optional, so that its literal names the variant.
-            (kind,) = [one for one in interface["err"].type.union_type.variants if one.simple == types_pb2.ERROR]
+            (kind,) = [
+                one for one in interface["err"].type.union_type.variants if one.simple == types_pb2.ERROR
+            ]
             union = literals_pb2.Scalar(union={"value": message, "type": kind})
             self._outputs_of(node, self._inputs(node) | {"err": literals_pb2.Literal(scalar=union)}, "fn0")
 
@@ -153,7 +172,9 @@ class _Graph:
             return self._workflow_outputs(node.workflow_node, inputs, path)
         if kind == "gate_node":
             return self._signal(node)
-        task = self._tasks[(node.array_node.node if kind == "array_node" else node).task_node.reference_id.name]
+        task = self._tasks[
+            (node.array_node.node if kind == "array_node" else node).task_node.reference_id.name
+        ]
         name = task.id.name.rpartition(".")[2]
         if kind == "array_node":
             # flytekit's name of a mapped task: map_TASK_HASH-arraynode.
@@ -167,14 +188,19 @@ class _Graph:
         return outputs
 
     def _signal(self, node):
-        """Return what a person has set a signal to, whose type flyteadmin compares; no person's name comes with it."""
+        """Return what a person has set a signal to, whose type flyteadmin compares; no person's name comes
+        with it."""
         signal = node.gate_node.signal
         answer = self._run.answer(signal.signal_id)
         if answer is None:
             raise PodFailed(f"task execution timeout [{node.metadata.timeout.ToSeconds()}s] expired")
-        assert (signal.type.simple, type(answer)) == (types_pb2.STRING, str), "the value is not castable to the signal's type"
+        assert (signal.type.simple, type(answer)) == (types_pb2.STRING, str), (
+            "the value is not castable to the signal's type"
+        )
         primitive = literals_pb2.Primitive(string_value=answer)
-        return {signal.output_variable_name: literals_pb2.Literal(scalar=literals_pb2.Scalar(primitive=primitive))}
+        return {
+            signal.output_variable_name: literals_pb2.Literal(scalar=literals_pb2.Scalar(primitive=primitive))
+        }
 
     def _workflow_outputs(self, node, inputs, path):
         if node.HasField("launchplan_ref"):
@@ -182,16 +208,25 @@ class _Graph:
             name, inputs = plan.workflow_id.name, {**plan.fixed_inputs.literals, **inputs}
         else:
             name = node.sub_workflow_ref.name
-        return _Graph(self._run, self._workflows[name], inputs, self._tasks, self._workflows, f"{path}{WITHIN}").outputs()
+        return _Graph(
+            self._run, self._workflows[name], inputs, self._tasks, self._workflows, f"{path}{WITHIN}"
+        ).outputs()
 
     def _each(self, array, task, inputs, path, name):
         """Return the lists of the outputs of all elements."""
         bound = set(array.bound_inputs)
-        (size,) = {len(value.collection.literals) for key, value in inputs.items() if key not in bound and _is_list(value)}
+        (size,) = {
+            len(value.collection.literals)
+            for key, value in inputs.items()
+            if key not in bound and _is_list(value)
+        }
         failures = {}
 
         def one(index):
-            variables = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX", "FLYTE_K8S_ARRAY_INDEX": str(index)}
+            variables = {
+                "BATCH_JOB_ARRAY_INDEX_VAR_NAME": "FLYTE_K8S_ARRAY_INDEX",
+                "FLYTE_K8S_ARRAY_INDEX": str(index),
+            }
             try:
                 return self._run.run_task(task, inputs, f"{path}/{index}", f"{name}-{index}", variables)
             except PodFailed as error:
@@ -200,7 +235,11 @@ class _Graph:
 
         with ThreadPoolExecutor(CORES) as executor:
             made = list(executor.map(one, range(size)))
-        least = array.min_successes if array.HasField("min_successes") else math.ceil(array.min_success_ratio * size)
+        least = (
+            array.min_successes
+            if array.HasField("min_successes")
+            else math.ceil(array.min_success_ratio * size)
+        )
         if size - len(failures) < least:
             raise PodFailed("\n".join(failures.values()))
         return {output: _list(made, output) for output in task.interface.outputs.variables}

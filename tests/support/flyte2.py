@@ -30,7 +30,8 @@ def home2(tmp_path, monkeypatch):
 
 
 def run1(recipe):
-    """Return the address of the artifact that the first face makes of a recipe, in a process of its own without Flyte 2."""
+    """Return the address of the artifact that the first face makes of a recipe, in a process of its own
+    without Flyte 2."""
     return FIRST.call(finetuned, recipe)
 
 

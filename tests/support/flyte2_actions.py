@@ -1,8 +1,9 @@
 """Actions of Flyte 2 as processes of this machine: what its executor and Kubernetes do with a task's spec.
 
-Addresses, variables and the order of attempts are those of the open backend: executor/pkg/plugin/task_exec_context.go,
-task_exec_metadata.go. The outputs of an attempt are at BUCKET/SHARD/PREFIX/PROJECT/DOMAIN/RUN/ACTION/ATTEMPT, with a shard of
-each action's own; the base of the run has none.
+Addresses, variables and the order of attempts are those of the open backend:
+executor/pkg/plugin/task_exec_context.go, task_exec_metadata.go. The outputs of an attempt are at
+BUCKET/SHARD/PREFIX/PROJECT/DOMAIN/RUN/ACTION/ATTEMPT, with a shard of each action's own; the base of the run
+has none.
 """
 
 import hashlib
@@ -28,7 +29,9 @@ ETCD = 1_500_000
 """Bytes that etcd stores of an object."""
 
 BUCKET, PREFIX = "flyte", "metadata"
-SUCCEEDED, FAILED, ABORTED = (getattr(phase_pb2, f"ACTION_PHASE_{name}") for name in ("SUCCEEDED", "FAILED", "ABORTED"))
+SUCCEEDED, FAILED, ABORTED = (
+    getattr(phase_pb2, f"ACTION_PHASE_{name}") for name in ("SUCCEEDED", "FAILED", "ABORTED")
+)
 QUEUED, RUNNING = phase_pb2.ACTION_PHASE_QUEUED, phase_pb2.ACTION_PHASE_RUNNING
 PAUSED, TIMED_OUT = phase_pb2.ACTION_PHASE_PAUSED, phase_pb2.ACTION_PHASE_TIMED_OUT
 ENDED = (SUCCEEDED, FAILED, ABORTED, TIMED_OUT)
@@ -74,7 +77,8 @@ class Action:
 
 
 class Executor:
-    """Actions by their run and name, each run in a thread of its own; `changed` is notified of all changes."""
+    """Actions by their run and name, each run in a thread of its own; `changed` is notified of all
+    changes."""
 
     def __init__(self, storage, folder, environment):
         self._storage, self._folder = storage, folder
@@ -163,7 +167,11 @@ class Executor:
             "{{.prevCheckpointPrefix}}": "",
         }
         command = [values.get(one, one) for one in _container(action.spec.task_template)["args"]]
-        environment = self.environment | _names(action) | {"FLYTE_ATTEMPT_NUMBER": str(action.attempt - 1), "HOME": str(folder)}
+        environment = (
+            self.environment
+            | _names(action)
+            | {"FLYTE_ATTEMPT_NUMBER": str(action.attempt - 1), "HOME": str(folder)}
+        )
         count, rendezvous = _rendezvous(action)
         pods = []
         for number in range(count):
@@ -184,7 +192,8 @@ class Executor:
         return self._first_end(pods)
 
     def _first_end(self, pods):
-        """Return the exit code of the worker that ends first, with which a job ends; the others get SIGTERM then."""
+        """Return the exit code of the worker that ends first, with which a job ends; the others get SIGTERM
+        then."""
         with ThreadPoolExecutor(len(pods)) as pool:
             waits = {pool.submit(pod.wait) for pod in pods}
             first = next(iter(wait(waits, return_when=FIRST_COMPLETED).done))
@@ -193,19 +202,26 @@ class Executor:
             return first.result()
 
     def _error(self, prefix, code):
-        """Return the error of an attempt, None if it has succeeded, and whether another attempt may follow."""
+        """Return the error of an attempt, None if it has succeeded, and whether another attempt may
+        follow."""
         if (stored := self._storage.stored(f"{prefix}/error.pb")) is not None:
             error = execution_pb2.ErrorDocument.FromString(stored).error
             recoverable = error.kind == execution_pb2.ContainerError.RECOVERABLE
-            return execution_pb2.ExecutionError(code=error.code, message=error.message, kind=error.origin), recoverable
+            return execution_pb2.ExecutionError(
+                code=error.code, message=error.message, kind=error.origin
+            ), recoverable
         if code == 0 and self._storage.stored(f"{prefix}/outputs.pb") is not None:
             return None, False
         if code == -signal.SIGKILL:
             # As the open backend was seen to end an action: its driver may start another one.
             killed = "[primary] terminated with exit code (137). Reason [OOMKilled]. Message: \n."
-            return execution_pb2.ExecutionError(code="OOMKilled", message=killed, kind=execution_pb2.ExecutionError.USER), False
+            return execution_pb2.ExecutionError(
+                code="OOMKilled", message=killed, kind=execution_pb2.ExecutionError.USER
+            ), False
         said = f"the pod ended with {code}, and stored neither outputs nor an error"
-        return execution_pb2.ExecutionError(code="Interrupted", message=said, kind=execution_pb2.ExecutionError.SYSTEM), True
+        return execution_pb2.ExecutionError(
+            code="Interrupted", message=said, kind=execution_pb2.ExecutionError.SYSTEM
+        ), True
 
     def _set(self, action, **values):
         with self.changed:
@@ -220,7 +236,8 @@ class Executor:
 
 
 def _rendezvous(action):
-    """Return the number of pods, and the variables that the training operator sets: PET_RDZV_ID is none of them."""
+    """Return the number of pods, and the variables that the training operator sets: PET_RDZV_ID is none of
+    them."""
     template = action.spec.task_template
     if template.type != "pytorch":
         return 1, {}

@@ -1,7 +1,8 @@
-"""Stand-in for Flyte 2's control plane: the services that the SDK calls, by its own IDL over connect, with a mock S3.
+"""Stand-in for Flyte 2's control plane: the services that the SDK calls, by its own IDL over connect, with a
+mock S3.
 
-Answers are those of the open backend: dataproxy/service/dataproxy_service.go, runs/service/run_service.go. Its bad manners are
-`Plane.manners`: what a method raises, or how long it takes.
+Answers are those of the open backend: dataproxy/service/dataproxy_service.go, runs/service/run_service.go.
+Its bad manners are `Plane.manners`: what a method raises, or how long it takes.
 """
 
 import base64
@@ -33,7 +34,8 @@ ORG, PROJECT, DOMAIN = "testorg", "flytesnacks", "development"
 
 
 class _Manners:
-    """Interceptor of all calls: raises or waits as the plane's manners say for a method, or for all by the name `*`."""
+    """Interceptor of all calls: raises or waits as the plane's manners say for a method, or for all by the
+    name `*`."""
 
     def __init__(self, plane):
         self._plane = plane
@@ -71,7 +73,9 @@ class Plane:
     def stored(self, address):
         """Return the bytes at an address; None if there are none."""
         try:
-            return self._s3.get_object(Bucket=BUCKET, Key=address.removeprefix(f"s3://{BUCKET}/"))["Body"].read()
+            return self._s3.get_object(Bucket=BUCKET, Key=address.removeprefix(f"s3://{BUCKET}/"))[
+                "Body"
+            ].read()
         except self._s3.exceptions.NoSuchKey:
             return None
 
@@ -90,7 +94,9 @@ class Plane:
 
     def list_projects(self, request, ctx):
         project = self.get_project(project_service_pb2.GetProjectRequest(id=PROJECT), ctx).project
-        return project_service_pb2.ListProjectsResponse(projects=project_service_pb2.Projects(projects=[project]))
+        return project_service_pb2.ListProjectsResponse(
+            projects=project_service_pb2.Projects(projects=[project])
+        )
 
     def select_cluster(self, request, ctx):
         return cluster_payload_pb2.SelectClusterResponse()
@@ -136,7 +142,9 @@ class Plane:
         signed = self._s3.generate_presigned_url("put_object", Params={"Bucket": BUCKET, "Key": key, **given})
         if request.content_md5:
             self.uploads.append(f"s3://{BUCKET}/{key}")
-        return dataproxy_service_pb2.CreateUploadLocationResponse(signed_url=signed, native_url=f"s3://{BUCKET}/{key}")
+        return dataproxy_service_pb2.CreateUploadLocationResponse(
+            signed_url=signed, native_url=f"s3://{BUCKET}/{key}"
+        )
 
     def upload_inputs(self, request, ctx):
         content = request.inputs.SerializeToString(deterministic=True)
@@ -158,7 +166,9 @@ class Plane:
         """Sign the address of the report of an attempt."""
         attempt = request.action_attempt_id
         action = self._action(attempt.action_id)
-        found = [key for key in self.below("") if key.endswith(f"/{action.id.name}/{attempt.attempt}/report.html")]
+        found = [
+            key for key in self.below("") if key.endswith(f"/{action.id.name}/{attempt.attempt}/report.html")
+        ]
         if not found:
             raise ConnectError(Code.NOT_FOUND, "no report")
         signed = self._s3.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": found[0]})
@@ -167,17 +177,25 @@ class Plane:
         )
 
     def tail_logs(self, request, ctx):
-        """Send what the log of an attempt has, and end the stream of one that goes on; a real one is ended after 30 s."""
+        """Send what the log of an attempt has, and end the stream of one that goes on; a real one is ended
+        after 30 s."""
         action = self._action(request.action_id)
         ended = action.phase in ENDED
         lines = action.logs[-1].read_text(errors="replace").splitlines() if action.logs else []
-        found = [payload_pb2.LogLine(message=line, originator=payload_pb2.LogLineOriginator.USER) for line in lines]
-        yield dataproxy_service_pb2.TailLogsResponse(logs=[dataproxy_service_pb2.TailLogsResponse.Logs(lines=found)])
+        found = [
+            payload_pb2.LogLine(message=line, originator=payload_pb2.LogLineOriginator.USER) for line in lines
+        ]
+        yield dataproxy_service_pb2.TailLogsResponse(
+            logs=[dataproxy_service_pb2.TailLogsResponse.Logs(lines=found)]
+        )
         if not ended:
             raise ConnectError(Code.CANCELED, "Request was cancelled")
 
     def list_secrets(self, request, ctx):
-        found = [definition_pb2.Secret(id=definition_pb2.SecretIdentifier(name=name)) for name in sorted(self.secrets)]
+        found = [
+            definition_pb2.Secret(id=definition_pb2.SecretIdentifier(name=name))
+            for name in sorted(self.secrets)
+        ]
         return secret_payload_pb2.ListSecretsResponse(secrets=found)
 
     def fire(self, name, kickoff):
@@ -191,7 +209,9 @@ class Plane:
             inputs = common_pb2.Inputs()
             entry = inputs.literals.add(name=argument)
             entry.value.scalar.primitive.datetime.FromDatetime(kickoff)
-            uri = self.upload_inputs(dataproxy_service_pb2.UploadInputsRequest(inputs=inputs), None).offloaded_input_data
+            uri = self.upload_inputs(
+                dataproxy_service_pb2.UploadInputsRequest(inputs=inputs), None
+            ).offloaded_input_data
         elif trigger.spec.HasField("offloaded_input_data"):
             uri = trigger.spec.offloaded_input_data
         else:
@@ -207,7 +227,9 @@ class Plane:
         if not run.name:
             project = request.project_id
             name = f"r{len(self.runs):04}abcdefgh"
-            run = identifier_pb2.RunIdentifier(org=ORG, project=project.name, domain=project.domain, name=name)
+            run = identifier_pb2.RunIdentifier(
+                org=ORG, project=project.name, domain=project.domain, name=name
+            )
         if run.name in self.runs:
             raise ConnectError(Code.ALREADY_EXISTS, f"run {run.name} already exists")
         run.org = ORG
@@ -215,13 +237,21 @@ class Plane:
         task = request.task_id
         spec = self.tasks[task.name, task.version] if request.HasField("task_id") else request.task_spec
         base = f"s3://{BUCKET}/{PREFIX}/{run.project}/{run.domain}/{run.name}/"
-        action = Action(identifier_pb2.ActionIdentifier(run=run, name="a0"), "", spec, request.offloaded_input_data.uri, base)
+        action = Action(
+            identifier_pb2.ActionIdentifier(run=run, name="a0"),
+            "",
+            spec,
+            request.offloaded_input_data.uri,
+            base,
+        )
         self.executor.enqueue(action)
         return run_service_pb2.CreateRunResponse(run=run_definition_pb2.Run(action=_brief(action)))
 
     def get_run_details(self, request, ctx):
         action = self._action(identifier_pb2.ActionIdentifier(run=request.run_id, name="a0"))
-        return run_service_pb2.GetRunDetailsResponse(details=run_definition_pb2.RunDetails(action=_details(action)))
+        return run_service_pb2.GetRunDetailsResponse(
+            details=run_definition_pb2.RunDetails(action=_details(action))
+        )
 
     def get_action_details(self, request, ctx):
         return run_service_pb2.GetActionDetailsResponse(details=_details(self._action(request.action_id)))
@@ -307,7 +337,9 @@ class Plane:
 
 
 def _task_id(name, version):
-    return task_definition_pb2.TaskIdentifier(org=ORG, project=PROJECT, domain=DOMAIN, name=name, version=version)
+    return task_definition_pb2.TaskIdentifier(
+        org=ORG, project=PROJECT, domain=DOMAIN, name=name, version=version
+    )
 
 
 def _status(action):
@@ -325,7 +357,9 @@ def _metadata(action):
     task = action.spec.task_template.id
     return run_definition_pb2.ActionMetadata(
         parent=action.parent,
-        task=run_definition_pb2.TaskActionMetadata(id=_task_id(task.name, task.version), short_name=action.spec.short_name),
+        task=run_definition_pb2.TaskActionMetadata(
+            id=_task_id(task.name, task.version), short_name=action.spec.short_name
+        ),
         action_type=run_definition_pb2.ACTION_TYPE_TASK,
     )
 
@@ -336,7 +370,9 @@ def _brief(action):
 
 def _details(action):
     spec = {"task": action.spec} if action.condition is None else {"condition": action.condition}
-    found = run_definition_pb2.ActionDetails(id=action.id, metadata=_metadata(action), status=_status(action), **spec)
+    found = run_definition_pb2.ActionDetails(
+        id=action.id, metadata=_metadata(action), status=_status(action), **spec
+    )
     if action.phase == FAILED:
         found.error_info.message, found.error_info.code = action.error.message, action.error.code
     return found
@@ -361,7 +397,8 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Methods:
-    """The methods of a plane, and for all others those of a service, which say that they are not implemented."""
+    """The methods of a plane, and for all others those of a service, which say that they are not
+    implemented."""
 
     def __init__(self, plane):
         self._plane = plane
@@ -375,11 +412,15 @@ class _Methods:
 
 @contextmanager
 def plane2(folder):
-    """Serve a Plane on this machine; yield it, with `endpoint` and the variables of the storage in `storage`."""
+    """Serve a Plane on this machine; yield it, with `endpoint` and the variables of the storage in
+    `storage`."""
     with served(ObservedS3(), BUCKET) as (s3, settings):
         settings["AWS_DEFAULT_REGION"] = "us-east-1"
         made = Plane(s3, folder / "pods", dict(settings))
-        services = {app.path: app for app in (kind(_Methods(made), interceptors=[_Manners(made)]) for kind in _SERVICES)}
+        services = {
+            app.path: app
+            for app in (kind(_Methods(made), interceptors=[_Manners(made)]) for kind in _SERVICES)
+        }
 
         def application(environ, start):
             service = services.get(environ["PATH_INFO"].rpartition("/")[0])

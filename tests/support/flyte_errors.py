@@ -13,15 +13,20 @@ Message:
 
     RecipeError: evaluation.tasks: python_modules: cannot be loaded: No module named 'x'"""
 OURS = FailureText(
-    "rank 1: bug: KeyError: 'a'", "the traceback says where", "train_cpu_2", ("final", "log: kubectl"), "Traceback"
+    "rank 1: bug: KeyError: 'a'",
+    "the traceback says where",
+    "train_cpu_2",
+    ("final", "log: kubectl"),
+    "Traceback",
 )
 QUOTA = (
-    'pods "abc-n3-0" is forbidden: exceeded quota: project-quota, requested: limits.memory=64Gi, used: limits.memory=120Gi, '
-    "limited: limits.memory=128Gi"
+    'pods "abc-n3-0" is forbidden: exceeded quota: project-quota, requested: limits.memory=64Gi, '
+    "used: limits.memory=120Gi, limited: limits.memory=128Gi"
 )
 MALFORMED = (
-    "[User] malformed dynamic workflow, caused by: Collected Errors: 1\n\tError 0: Code: MismatchingBindings, Node Id: dn0, "
-    "Description: Input [notes] on node [dn0] expects bindings of type [simple:STRING].  Received bindings: union_type"
+    "[User] malformed dynamic workflow, caused by: Collected Errors: 1\n"
+    "\tError 0: Code: MismatchingBindings, Node Id: dn0, Description: Input [notes] on node [dn0] expects "
+    "bindings of type [simple:STRING].  Received bindings: union_type"
 )
 # Flyte's message, and parts of the expected sentence and advice.
 CASES = {
@@ -31,7 +36,15 @@ CASES = {
         "as the",
     ),
     "its older form": (
-        'Traceback (most recent call last):\n\n      File "x.py", line 1, in f\n\nMessage:\n\n    ValueError: 3\n\nUser error.',
+        "Traceback (most recent call last):\n"
+        "\n"
+        '      File "x.py", line 1, in f\n'
+        "\n"
+        "Message:\n"
+        "\n"
+        "    ValueError: 3\n"
+        "\n"
+        "User error.",
         "ValueError: 3",
         "traceback",
     ),
@@ -47,9 +60,9 @@ CASES = {
         "as the message says",
     ),
     "system retries": (
-        "Workflow[p:d:w] failed. RuntimeExecutionError: max number of system retry attempts [11/10] exhausted. Last known "
-        "status message: failed at Node[n0]. RuntimeExecutionError: object [p-d/abc-n0-0] terminated in the background, "
-        "manually",
+        "Workflow[p:d:w] failed. RuntimeExecutionError: max number of system retry attempts [11/10] "
+        "exhausted. Last known status message: failed at Node[n0]. RuntimeExecutionError: object "
+        "[p-d/abc-n0-0] terminated in the background, manually",
         "the pod or job p-d/abc-n0-0 was deleted while it ran",
         "nothing while attempts are left",
     ),
@@ -71,15 +84,22 @@ CASES = {
         "was killed (SIGKILL, exit code 137, Error)",
         "node's events",
     ),
-    "SIGTERM": ("[primary] terminated with exit code (143). Reason [Error]. Message: \n.", "SIGTERM, exit code 143", "nothing"),
+    "SIGTERM": (
+        "[primary] terminated with exit code (143). Reason [Error]. Message: \n.",
+        "SIGTERM, exit code 143",
+        "nothing",
+    ),
     "exit code": (
         "\r\n[primary] terminated with exit code (2). Reason [Error]. Message: \nusage: pyflyte\n.",
         "container primary ended with exit code 2 (Error)",
         "log",
     ),
     "exit code with a traceback": (
-        "[primary] terminated with exit code (1). Reason [Error]. Message: \nTraceback (most recent call last):\n"
-        "  File \"/usr/bin/pyflyte-execute\", line 8\nModuleNotFoundError: No module named 'tasks'\n.",
+        "[primary] terminated with exit code (1). Reason [Error]. Message: \n"
+        "Traceback (most recent call last):\n"
+        '  File "/usr/bin/pyflyte-execute", line 8\n'
+        "ModuleNotFoundError: No module named 'tasks'\n"
+        ".",
         "ModuleNotFoundError: No module named 'tasks'",
         "traceback",
     ),
@@ -118,22 +138,28 @@ CASES = {
         "longer than the task's timeout of 24h0m0s",
         "longer timeout",
     ),
-    "active timeout": ("task active timeout [72h0m0s] expired", "including the wait for machines and all attempts", "doctor"),
+    "active timeout": (
+        "task active timeout [72h0m0s] expired",
+        "including the wait for machines and all attempts",
+        "doctor",
+    ),
     "workflow's timeout": ("Timeout in node", "longer than Flyte allows", "doctor"),
     "image pull": (
-        "[4/4] currentAttempt done. Last Error: USER::Grace period [3m0s] exceeded|containers with unready status: [primary]|"
+        "[4/4] currentAttempt done. Last Error: USER::Grace period [3m0s] exceeded|containers with unready "
+        "status: [primary]|"
         'Back-off pulling image "ghcr.io/o/flytune:v1"',
         "the image ghcr.io/o/flytune:v1 cannot be pulled",
         "imagePullSecrets",
     ),
     "image pull in newer Kubernetes": (
-        'Grace period [3m0s] exceeded|containers with unready status: [primary]|Back-off pulling image "o/f:v1": ErrImagePull: '
-        'failed to pull and unpack image "o/f:v1": not found',
+        "Grace period [3m0s] exceeded|containers with unready status: [primary]|Back-off pulling image "
+        '"o/f:v1": ErrImagePull: failed to pull and unpack image "o/f:v1": not found',
         "the image o/f:v1 cannot be pulled",
         "imagePullSecrets",
     ),
     "image name": (
-        'containers with unready status: [primary]|Failed to apply default image tag "O/F:": couldn\'t parse image name "O/F:"',
+        'containers with unready status: [primary]|Failed to apply default image tag "O/F:": couldn\'t parse '
+        'image name "O/F:"',
         "the image's name cannot be read",
         "images/",
     ),
@@ -143,23 +169,30 @@ CASES = {
         "cluster.yaml",
     ),
     "container not created": (
-        "Grace period [3m0s] exceeded|containers with unready status: [primary]|failed to reserve container name",
+        "Grace period [3m0s] exceeded|containers with unready status: [primary]|failed to reserve container "
+        "name",
         "could not be started: failed to reserve container name",
         "kubectl describe",
     ),
     "quota": (
         f"requested resources exceed limits: {QUOTA}",
-        "quota project-quota is exceeded: requested limits.memory=64Gi, used limits.memory=120Gi, limited to limits.memory=128",
+        "quota project-quota is exceeded: requested limits.memory=64Gi, used limits.memory=120Gi, limited to "
+        "limits.memory=128",
         "smaller shape",
     ),
-    "quota of a job": (f"Exceeded resourcequota: [BackOffError] {QUOTA}", "quota project-quota is exceeded", "smaller shape"),
+    "quota of a job": (
+        f"Exceeded resourcequota: [BackOffError] {QUOTA}",
+        "quota project-quota is exceeded",
+        "smaller shape",
+    ),
     "limit range": (
         "requested resources exceed limits: more than the range",
         "asks for more than the namespace may",
         "limit range",
     ),
     "forbidden": (
-        'pods "abc" is forbidden: error looking up service account p-d/trainer: serviceaccount "trainer" not found',
+        'pods "abc" is forbidden: error looking up service account p-d/trainer: serviceaccount "trainer" not '
+        "found",
         "Kubernetes refuses the pod: error looking up service account",
         "service account",
     ),
@@ -183,9 +216,14 @@ CASES = {
         "cannot make a pod of the task",
         "cluster.yaml",
     ),
-    "no word": ("Pod failed. No message received from kubernetes.", "Kubernetes does not say why", "kubectl describe"),
+    "no word": (
+        "Pod failed. No message received from kubernetes.",
+        "Kubernetes does not say why",
+        "kubectl describe",
+    ),
     "local run": (
-        "Error encountered while executing 'tasks.prepare.prepare_data':\n  DataError: rows.jsonl:3: not JSON",
+        "Error encountered while executing 'tasks.prepare.prepare_data':\n"
+        "  DataError: rows.jsonl:3: not JSON",
         "DataError: rows.jsonl:3: not JSON",
         "",
     ),

@@ -1,4 +1,5 @@
-"""Mock of Flyte's control plane: flyteidl's gRPC services, which store what pyflyte sends; storage is moto's S3.
+"""Mock of Flyte's control plane: flyteidl's gRPC services, which store what pyflyte sends; storage is moto's
+S3.
 
 It starts nothing: tests/support/propeller.py runs registered workflows.
 """
@@ -54,7 +55,8 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         self.arriving = []
         """Keys of writes in progress."""
         self.looks = 0
-        """Lists of an attempt's outputs that were asked for while a write was in progress: a pod waits for another's."""
+        """Lists of an attempt's outputs that were asked for while a write was in progress: a pod waits for
+        another's."""
 
     def store(self, key, content):
         """Store bytes for pods to read."""
@@ -69,7 +71,10 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
 
     def keys(self, prefix):
         """Return the keys below `prefix`."""
-        return [found["Key"] for found in self._s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])]
+        return [
+            found["Key"]
+            for found in self._s3.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", [])
+        ]
 
     def fetch(self, address, folder):
         """Copy a stored directory to a local folder."""
@@ -92,7 +97,9 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
 
     def CreateWorkflow(self, request, context):
         if found := compiler.errors(request.spec.template, self._closure(request)):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"failed to compile workflow {request.id.name}: {found}")
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"failed to compile workflow {request.id.name}: {found}"
+            )
         _register(self.workflows, request, context)
         return workflow_pb2.WorkflowCreateResponse()
 
@@ -100,7 +107,10 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         """Return all entities that a workflow may refer to: those registered before, and its subworkflows."""
         workflows = [one.spec.template for one in self.workflows.values()] + list(request.spec.sub_workflows)
         plans = {
-            name: (plan.spec.workflow_id.name, {*plan.spec.fixed_inputs.literals, *plan.spec.default_inputs.parameters})
+            name: (
+                plan.spec.workflow_id.name,
+                {*plan.spec.fixed_inputs.literals, *plan.spec.default_inputs.parameters},
+            )
             for name, plan in self.launch_plans.items()
         }
         return compiler.Closure([one.spec.template for one in self.tasks.values()], workflows, plans)
@@ -136,12 +146,17 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         return execution_pb2.ExecutionCreateResponse(id=_execution_id(request.project, request.domain, name))
 
     def note(self, execution, node, task, outputs, parent="", launched=None):
-        """Record a node's outputs; `parent` is the node that contains it, `launched` the execution that it launched."""
+        """Record a node's outputs; `parent` is the node that contains it, `launched` the execution that it
+        launched."""
         self.nodes.setdefault(execution, {})[node] = (task, outputs, parent, launched)
 
     def GetExecution(self, request, context):
-        if (made := self.executions.get(request.id.name)) is None or (made.project, made.domain) != _where(request.id):
-            context.abort(grpc.StatusCode.NOT_FOUND, f"missing entity of type execution with identifier {request.id}")
+        if (made := self.executions.get(request.id.name)) is None or (made.project, made.domain) != _where(
+            request.id
+        ):
+            context.abort(
+                grpc.StatusCode.NOT_FOUND, f"missing entity of type execution with identifier {request.id}"
+            )
         execution = execution_pb2.Execution(id=request.id, spec=made.spec)
         execution.closure.phase = self.phases.get(request.id.name, 1)  # QUEUED
         if (message := self.errors.get(request.id.name)) and execution.closure.phase == FAILED:
@@ -154,7 +169,9 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         return execution
 
     def GetExecutionData(self, request, context):
-        made = execution_pb2.WorkflowExecutionGetDataResponse(full_inputs=self.executions[request.id.name].inputs)
+        made = execution_pb2.WorkflowExecutionGetDataResponse(
+            full_inputs=self.executions[request.id.name].inputs
+        )
         for name, literal in self.outputs.get(request.id.name, {}).items():
             made.full_outputs.literals[name].CopyFrom(literal)
         return made
@@ -165,7 +182,9 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         names = [name for name, (_, _, parent, _) in known.items() if parent == request.unique_parent_id]
         first = int(request.token or 0)
         page = names[first : first + PAGE]
-        listed = node_execution_pb2.NodeExecutionList(token=str(first + PAGE) if names[first + PAGE :] else "")
+        listed = node_execution_pb2.NodeExecutionList(
+            token=str(first + PAGE) if names[first + PAGE :] else ""
+        )
         for name in page:
             one = listed.node_executions.add(id=_node_id(request.workflow_execution_id, name))
             one.metadata.is_parent_node = any(parent == name for _, _, parent, _ in known.values())
@@ -174,13 +193,18 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
                 stamp.GetCurrentTime()
             one.closure.deck_uri = self._deck(request.workflow_execution_id.name, name)
             if launched := known[name][3]:
-                one.closure.workflow_node_metadata.executionId.CopyFrom(_execution_id(*_where(one.id.execution_id), launched))
+                one.closure.workflow_node_metadata.executionId.CopyFrom(
+                    _execution_id(*_where(one.id.execution_id), launched)
+                )
         return listed
 
     def _deck(self, execution, node):
-        """Return the address of the deck of a node's last attempt, which is beside its outputs; empty if there is none."""
+        """Return the address of the deck of a node's last attempt, which is beside its outputs; empty if
+        there is none."""
         prefix = f"metadata/{execution}/{node}/"
-        decks = [key for key in self.keys(prefix) if re.fullmatch(r"\d+/deck\.html", key.removeprefix(prefix))]
+        decks = [
+            key for key in self.keys(prefix) if re.fullmatch(r"\d+/deck\.html", key.removeprefix(prefix))
+        ]
         return f"s3://{BUCKET}/{max(decks)}" if decks else ""
 
     def ListTaskExecutions(self, request, context):
@@ -191,7 +215,9 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
             one = listed.task_executions.add()
             one.id.node_execution_id.CopyFrom(node)
             project, domain = _where(node.execution_id)
-            one.id.task_id.CopyFrom(identifier_pb2.Identifier(resource_type=1, project=project, domain=domain, name=task))
+            one.id.task_id.CopyFrom(
+                identifier_pb2.Identifier(resource_type=1, project=project, domain=domain, name=task)
+            )
             for time in (one.closure.created_at, one.closure.started_at, one.closure.updated_at):
                 time.GetCurrentTime()
         return listed
@@ -199,7 +225,10 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
     def GetNodeExecutionData(self, request, context):
         known = self.nodes.get(request.id.execution_id.name, {})
         if request.id.node_id not in known:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"missing entity of type node execution with identifier {request.id}")
+            context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"missing entity of type node execution with identifier {request.id}",
+            )
         outputs = literals_pb2.LiteralMap(literals=known[request.id.node_id][1])
         return node_execution_pb2.NodeExecutionGetDataResponse(full_outputs=outputs)
 
@@ -216,19 +245,26 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         return version_pb2.GetVersionResponse(control_plane_version=version_pb2.Version(Version="v1.16.0"))
 
     def CreateUploadLocation(self, request, context):
-        """Sign an upload; like flyteadmin (dataproxy/service.go), sign an existing key only for equal content."""
+        """Sign an upload; like flyteadmin (dataproxy/service.go), sign an existing key only for equal
+        content."""
         root = request.filename_root or base64.b32encode(request.content_md5).decode()
         if not root:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "content_md5 or filename_root is a required parameter")
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "content_md5 or filename_root is a required parameter"
+            )
         key = f"{request.project}/{request.domain}/{root}/{request.filename}"
         there = self.stored(key) if request.filename_root and request.filename else None
         if there is not None and request.content_md5 != hashlib.md5(there).digest():
             context.abort(grpc.StatusCode.ALREADY_EXISTS, f"file already exists at location [{key}]")
         given = {"ContentMD5": base64.b64encode(request.content_md5).decode()} if request.content_md5 else {}
-        address = self._s3.generate_presigned_url("put_object", Params={"Bucket": BUCKET, "Key": key, **given})
+        address = self._s3.generate_presigned_url(
+            "put_object", Params={"Bucket": BUCKET, "Key": key, **given}
+        )
         if request.content_md5:
             self.uploads.append(f"s3://{BUCKET}/{key}")
-        return dataproxy_pb2.CreateUploadLocationResponse(signed_url=address, native_url=f"s3://{BUCKET}/{key}")
+        return dataproxy_pb2.CreateUploadLocationResponse(
+            signed_url=address, native_url=f"s3://{BUCKET}/{key}"
+        )
 
 
 class _Storage(ObservedS3):
@@ -258,13 +294,16 @@ def _register(entities, request, context):
     known = entities.get(request.id.name)
     if known is not None and known.id.version == request.id.version:
         if known != request:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{request.id.name}: another entity has that version")
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"{request.id.name}: another entity has that version"
+            )
         context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{request.id.name} exists")
     entities[request.id.name] = request
 
 
 def _sort_upstream(nodes):
-    """Sort the upstream nodes, as Flyte's compiler does before it compares workflows: flytekit lists them in any order."""
+    """Sort the upstream nodes, as Flyte's compiler does before it compares workflows: flytekit lists them in
+    any order."""
     for node in nodes:
         node.upstream_node_ids.sort()
         if node.HasField("branch_node"):
@@ -293,7 +332,8 @@ def _execution_id(project, domain, name):
 
 @contextmanager
 def flyteadmin(home: Path):
-    """Serve an Admin on this machine; yield it and the environment variables with which pods reach its storage.
+    """Serve an Admin on this machine; yield it and the environment variables with which pods reach its
+    storage.
 
     pyflyte's configuration is written below `home`, the HOME of its user.
     """
@@ -306,7 +346,9 @@ def flyteadmin(home: Path):
         admin_port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         (home / ".flyte").mkdir(parents=True)
-        (home / ".flyte" / "config.yaml").write_text(f"admin:\n  endpoint: dns:///127.0.0.1:{admin_port}\n  insecure: true\n")
+        (home / ".flyte" / "config.yaml").write_text(
+            f"admin:\n  endpoint: dns:///127.0.0.1:{admin_port}\n  insecure: true\n"
+        )
         try:
             yield admin, pods
         finally:

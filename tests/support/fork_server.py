@@ -1,7 +1,9 @@
-"""Python programs that are forked from a process with the libraries of all stages, whose import is most of a short pod's time.
+"""Python programs that are forked from a process with the libraries of all stages, whose import is most of a
+short pod's time.
 
-The process has imported nothing of the project, which a program finds by its own PYTHONPATH. Of the variables that libraries
-read when they are imported, pods differ in HF_HOME alone: the folder that the libraries use instead is empty in each pod.
+The process has imported nothing of the project, which a program finds by its own PYTHONPATH. Of the variables
+that libraries read when they are imported, pods differ in HF_HOME alone: the folder that the libraries use
+instead is empty in each pod.
 """
 
 import atexit
@@ -23,7 +25,14 @@ import types
 from pathlib import Path
 
 LIBRARIES = (
-    *("flytekit.bin.entrypoint", "flytekitplugins.kfpytorch", "s3fs", "aiobotocore.session", "pandas", "pyarrow.parquet"),
+    *(
+        "flytekit.bin.entrypoint",
+        "flytekitplugins.kfpytorch",
+        "s3fs",
+        "aiobotocore.session",
+        "pandas",
+        "pyarrow.parquet",
+    ),
     *("torch.distributed.elastic.agent.server", "transformers.modeling_utils", "accelerate", "datasets"),
     *("transformers.integrations.deepspeed", "deepspeed", "trl.trainer.sft_trainer"),
 )
@@ -39,11 +48,10 @@ class Program:
     """Program in a session of its own, as subprocess.Popen has it.
 
     Args:
-        file: what the program runs.
-        command: its name and arguments.
-        host: name of the host in the program's own namespaces of processes and mounts; None for those of this process.
-        has_parent: True if the program is not process 1 in its namespace, but its child.
-        err: file for its standard error; that for its output by default.
+        file: what the program runs. command: its name and arguments. host: name of the host in the program's
+        own namespaces of processes and mounts; None for those of this process. has_parent: True if the
+        program is not process 1 in its namespace, but its child. err: file for its standard error; that for
+        its output by default.
     """
 
     def __init__(self, file, command, folder, environment, out, host=None, has_parent=False, err=None):
@@ -51,7 +59,9 @@ class Program:
         asked |= {"host": host, "has_parent": has_parent}
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
-            socket.send_fds(start(), [json.dumps(asked).encode()], [other.fileno(), out.fileno(), (err or out).fileno()])
+            socket.send_fds(
+                start(), [json.dumps(asked).encode()], [other.fileno(), out.fileno(), (err or out).fileno()]
+            )
         self.pid, self.returncode = int(self._channel.recv(16)), None
 
     def poll(self):
@@ -100,7 +110,9 @@ with open(sys.argv[2], "wb") as file:
 def call(function, *arguments):
     """Return what a function returns in such a program, which imports it from this checkout."""
     with tempfile.TemporaryDirectory() as folder:
-        program, asked, answer, log = (Path(folder, name) for name in ("program.py", "asked", "answer", "log"))
+        program, asked, answer, log = (
+            Path(folder, name) for name in ("program.py", "asked", "answer", "log")
+        )
         program.write_text(_CALL)
         asked.write_bytes(pickle.dumps((function, arguments)))
         with log.open("wb") as out:
@@ -212,7 +224,8 @@ def _become(out, file, command, folder, environment):
         tempfile.tempdir = None
         sys.stdout.reconfigure(line_buffering=bool(os.environ.get("PYTHONUNBUFFERED")))
         sys.argv = list(command)
-        # As in a new process: the libraries would give all programs the same numbers, names, folders and configuration.
+        # As in a new process: the libraries would give all programs the same numbers, names, folders and
+        # configuration.
         random.seed()
         np.random.seed()
         get_config_file.cache_clear()

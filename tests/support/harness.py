@@ -16,18 +16,34 @@ def own(tmp_path_factory):
     """A folder of tasks with their data: multiple choice, generation, a group of two, and some that fail."""
     folder = tmp_path_factory.mktemp("tasks")
     rows = [
-        {"question": f"What is {n} and {n + 1}?", "choices": [str(2 * n), str(2 * n + 1), str(3 * n)], "answer": n % 3}
+        {
+            "question": f"What is {n} and {n + 1}?",
+            "choices": [str(2 * n), str(2 * n + 1), str(3 * n)],
+            "answer": n % 3,
+        }
         for n in range(DOCUMENTS)
     ]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    common = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}}, "test_split": "test"}
+    common = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}},
+        "test_split": "test",
+    }
     asked = common | {"doc_to_text": "Q: {{question}}\nA:", "fewshot_split": "test"}
-    choice = asked | {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
+    choice = asked | {
+        "output_type": "multiple_choice",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+    }
     choice |= {"metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]}
     answer = asked | {"output_type": "generate_until", "doc_to_target": "{{choices[answer]}}"}
     answer |= {"generation_kwargs": {"until": ["\n"], "max_gen_toks": 4}}
     answer |= {"metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]}
-    text = common | {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{question}}"}
+    text = common | {
+        "output_type": "loglikelihood_rolling",
+        "doc_to_text": "",
+        "doc_to_target": "{{question}}",
+    }
     text |= {"metric_list": [{"metric": "bits_per_byte"}]}
     aggregated = {"metric": "acc", "aggregation": "mean", "weight_by_size": True}
     files = {

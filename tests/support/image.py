@@ -1,7 +1,9 @@
-"""Stand-ins for the container images, without a container runtime: a lock's packages, code in /app, an unprivileged user.
+"""Stand-ins for the container images, without a container runtime: a lock's packages, code in /app, an
+unprivileged user.
 
-As root, a pod runs in its own mount namespace, with a read-only root except for the pod's volumes, without HOME, capabilities
-and new privileges. Other users run it as themselves, with the same packages and code, and volumes below the pod's folder.
+As root, a pod runs in its own mount namespace, with a read-only root except for the pod's volumes, without
+HOME, capabilities and new privileges. Other users run it as themselves, with the same packages and code, and
+volumes below the pod's folder.
 """
 
 import os
@@ -20,7 +22,11 @@ from tests.support.paths import ROOT
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
 USER = int(re.search(r"--uid (\d+) ", (ROOT / "Dockerfile").read_text())[1])
-SYSTEM = [path for path in map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys")) if path.exists()]
+SYSTEM = [
+    path
+    for path in map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys"))
+    if path.exists()
+]
 # $1: the folder of the new root; $2: a line "FROM TO MODE" for each mount; then the command.
 MOUNT = """
 root=$1; mounts=$2; shift 2
@@ -45,7 +51,9 @@ def may_mount():
     """Return True if this machine allows mount namespaces."""
     if os.geteuid() != 0:
         return False
-    tried = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True)
+    tried = subprocess.run(
+        ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True
+    )
     return tried.returncode == 0 and shutil.which("setpriv") is not None
 
 
@@ -73,32 +81,59 @@ class Image:
             volumes: the paths that the pod mounts.
             where: the container's working directory.
         """
-        own = {"PATH": f"{self.bin}:{self.venv}/bin:/usr/bin:/bin", "PYTHONUNBUFFERED": "1", "HOME": "/home/flytune"}
+        own = {
+            "PATH": f"{self.bin}:{self.venv}/bin:/usr/bin:/bin",
+            "PYTHONUNBUFFERED": "1",
+            "HOME": "/home/flytune",
+        }
         places = {path: folder / "volumes" / path.strip("/").replace("/", "-") for path in volumes}
         for place in places.values():
             place.mkdir(parents=True)
             place.chmod(0o777)
         if not may_mount():
             images = {"/app": self.app, "/opt/site": self.site}
-            variables = {name: _on_this_machine(value, places | images) for name, value in environment.items()}
+            variables = {
+                name: _on_this_machine(value, places | images) for name, value in environment.items()
+            }
             return command, places[where], own | {"HOME": str(folder / "no" / "home")} | variables
         (folder / "root").mkdir()
         mounts = [(path, path, "link" if path.is_symlink() else "read") for path in SYSTEM]
         mounts = [(path.readlink() if mode == "link" else path, to, mode) for path, to, mode in mounts]
         mounts.append(("/dev", "/dev", "device"))
         # Mounted first: /tmp has the tests' own folders, which are mounted below it.
-        mounts += [(place, path, "memory" if path == "/dev/shm" else "write") for path, place in places.items()]
+        mounts += [
+            (place, path, "memory" if path == "/dev/shm" else "write") for path, place in places.items()
+        ]
         mounts += [(path, path, "read") for path in (Path(sys.base_prefix), PACKAGES, self.venv, self.bin)]
         mounts += [(self.app, "/app", "read"), (self.site, "/opt/site", "read")]
         lines = "\n".join("\t".join(map(str, mount)) for mount in mounts)
-        start = ["unshare", "--mount", "--propagation", "private", "bash", "-euc", MOUNT, "pod", str(folder / "root"), lines]
-        user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
+        start = [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "bash",
+            "-euc",
+            MOUNT,
+            "pod",
+            str(folder / "root"),
+            lines,
+        ]
+        user = [
+            "setpriv",
+            f"--reuid={USER}",
+            f"--regid={USER}",
+            "--clear-groups",
+            "--no-new-privs",
+            "--bounding-set=-all",
+        ]
         within = [shutil.which("chroot"), str(folder / "root"), *user, "env", f"--chdir={where}"]
         return [*start, *within, *command], folder, own | environment
 
 
 def _on_this_machine(value, places):
-    """Return a variable's value, a list of paths or another text, with the volumes' folders on this machine."""
+    """Return a variable's value, a list of paths or another text, with the volumes' folders on this
+    machine."""
     paths = "|".join(map(re.escape, places))
     return re.sub(rf"(?<![^:])({paths})(?=[/:]|$)", lambda found: str(places[found[1]]), value)
 
@@ -120,7 +155,9 @@ def _link_packages(venv, lock):
     packages = venv / PACKAGES.relative_to(sys.prefix)
     packages.mkdir(parents=True)
     (venv / "bin").mkdir()
-    (venv / "bin" / "python").symlink_to(Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}")
+    (venv / "bin" / "python").symlink_to(
+        Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    )
     (venv / "pyvenv.cfg").write_text(f"home = {sys.base_prefix}/bin\ninclude-system-site-packages = false\n")
     locked = {_plain(line.split("==")[0]) for line in (ROOT / lock).read_text().split()}
     for name, tops in _installed():
@@ -142,7 +179,10 @@ def _link_packages(venv, lock):
 def _installed():
     """Return the name of each installed package, and what it has at the root of PACKAGES."""
     found = metadata.distributions(path=[str(PACKAGES)])
-    return [(_plain(one.name), {file.parts[0] for file in one.files or []} - {"..", "__pycache__"}) for one in found]
+    return [
+        (_plain(one.name), {file.parts[0] for file in one.files or []} - {"..", "__pycache__"})
+        for one in found
+    ]
 
 
 def _plain(name):

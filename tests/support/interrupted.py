@@ -17,7 +17,8 @@ SECONDS = 600
 
 
 def start(arguments, folder, seen=None, forks=False):
-    """Start `flytune`, or pyflyte that `forks`, in a process group of its own; return it, and the file with what it prints."""
+    """Start `flytune`, or pyflyte that `forks`, in a process group of its own; return it, and the file with
+    what it prints."""
     (folder / "tmp").mkdir(exist_ok=True)
     environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder / "tmp"), **(seen or {})}
     log = folder / f"log-{len(list(folder.glob('log-*')))}.txt"
@@ -27,13 +28,20 @@ def start(arguments, folder, seen=None, forks=False):
             pyflyte = str(Path(sys.executable).with_name("pyflyte"))
             return Program(pyflyte, [pyflyte, *map(str, arguments)], ROOT, environment, out), log
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
         )
     return process, log
 
 
 def run(recipe, folder, until=None, times=1, options=(), seen=None, forks=False):
-    """Run a recipe, with Ctrl-C when a line matches `until`, pressed `times`; return the exit code and what was printed.
+    """Run a recipe, with Ctrl-C when a line matches `until`, pressed `times`; return the exit code and what
+    was printed.
 
     Args:
         seen: additional environment variables.
@@ -48,7 +56,8 @@ def run(recipe, folder, until=None, times=1, options=(), seen=None, forks=False)
 
 
 def signalled(recipe, folder, until, send, options=(), seen=None, forks=False):
-    """Run a recipe and call `send` with the process when a line matches `until`; return the exit code and what was printed."""
+    """Run a recipe and call `send` with the process when a line matches `until`; return the exit code and
+    what was printed."""
     path = Path(folder, "recipe.yaml")
     path.write_text(yaml.safe_dump(recipe))
     arguments = ["run", "workflows/finetune.py", "finetune", "--recipe", path] if forks else ["run", path]

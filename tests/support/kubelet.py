@@ -1,9 +1,9 @@
 """Stand-in for the kubelet and for Kubeflow's training operator: local processes with the life cycle of pods.
 
-A container's command is PID 1 of its own PID namespace (`unshare`), where the kernel delivers no signal without a handler; or a
-child of the pause process, if the pod's containers share a namespace. SIGTERM goes to that command only, SIGKILL to all. An
-elastic PyTorchJob succeeds or fails as soon as one of its pods does (operator 1.8, pytorchjob_controller.go); pods that still
-run are deleted (cleanPodPolicy: Running).
+A container's command is PID 1 of its own PID namespace (`unshare`), where the kernel delivers no signal
+without a handler; or a child of the pause process, if the pod's containers share a namespace. SIGTERM goes to
+that command only, SIGKILL to all. An elastic PyTorchJob succeeds or fails as soon as one of its pods does
+(operator 1.8, pytorchjob_controller.go); pods that still run are deleted (cleanPodPolicy: Running).
 """
 
 import functools
@@ -39,14 +39,18 @@ def has_namespaces():
 class Pod:
     """Started pod of one container; `index` is its number in the job.
 
-    One that `forks` begins with its libraries (fork_server.py), and executes its task in the process that fetched the code.
+    One that `forks` begins with its libraries (fork_server.py), and executes its task in the process that
+    fetched the code.
     """
 
-    def __init__(self, command, folder, environment, log, index=0, shares_processes=False, grace=60.0, forks=False):
+    def __init__(
+        self, command, folder, environment, log, index=0, shares_processes=False, grace=60.0, forks=False
+    ):
         self.log, self.grace = log, grace
         # Without namespaces no command is PID 1.
         self._above = has_namespaces() * (1 + shares_processes)
-        # A host name that other pods can reach: torchelastic takes nodes with the same name and process id for one.
+        # A host name that other pods can reach: torchelastic takes nodes with the same name and process id
+        # for one.
         host = f"127.0.0.{index + 2}"
         around = has_namespaces() * [*_NAMESPACE, *(_PAUSE if shares_processes else _COMMAND), host]
         with log.open("a") as out:
@@ -83,13 +87,15 @@ class Pod:
         return self.log.read_text(errors="replace")
 
     def delete(self):
-        """Send SIGTERM, as when a pod is deleted or a node is drained; `expire` kills the pod after the grace period."""
+        """Send SIGTERM, as when a pod is deleted or a node is drained; `expire` kills the pod after the grace
+        period."""
         if self._deleted is None and self.code is None:
             self._deleted = time.monotonic()
             self.send(signal.SIGTERM)
 
     def drain(self):
-        """Delete the pod as its node is drained: the operator then counts its replica as failed, whatever it exits with."""
+        """Delete the pod as its node is drained: the operator then counts its replica as failed, whatever it
+        exits with."""
         self.was_drained = True
         self.delete()
 
@@ -131,7 +137,8 @@ def _children(pid):
 
 
 def run(pods, strike=None, seconds=900):
-    """Wait until the job of these pods has ended; return its condition. `strike` is called repeatedly with the pods."""
+    """Wait until the job of these pods has ended; return its condition. `strike` is called repeatedly with
+    the pods."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if strike is not None:
@@ -144,7 +151,9 @@ def run(pods, strike=None, seconds=900):
         for pod in pods:
             pod.expire()
         time.sleep(0.05)
-    raise AssertionError(f"the job has not ended after {seconds} s; the first pod's log:\n{pods[0].log_text()[-3000:]}")
+    raise AssertionError(
+        f"the job has not ended after {seconds} s; the first pod's log:\n{pods[0].log_text()[-3000:]}"
+    )
 
 
 def end(pods, grace=None):

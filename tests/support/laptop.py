@@ -28,7 +28,8 @@ WHERE = ["-p", "flytesnacks", "-d", "development"]
 
 
 def checkout(folder, root=ROOT):
-    """Copy the project in `root`; add a shape of two nodes without GPUs, a volume, secrets in files and in the remote's URL."""
+    """Copy the project in `root`; add a shape of two nodes without GPUs, a volume, secrets in files and in
+    the remote's URL."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=root, capture_output=True, text=True, check=True
     )
@@ -37,7 +38,9 @@ def checkout(folder, root=ROOT):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, folder / name)
     with (folder / "shapes.yaml").open("a") as shapes:
-        shapes.write(yaml.safe_dump([TWO_NODES | {"disk_gib": 20, "shared_memory_gib": 1, "price_per_hour": 0.0}]))
+        shapes.write(
+            yaml.safe_dump([TWO_NODES | {"disk_gib": 20, "shared_memory_gib": 1, "price_per_hour": 0.0}])
+        )
     with (folder / "cluster.yaml").open("a") as cluster:
         cluster.write(yaml.safe_dump({"volumes": [VOLUME]}))
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
@@ -50,7 +53,8 @@ def checkout(folder, root=ROOT):
 
 
 def pyflyte(laptop, home, *arguments, forks=False, **variables):
-    """Run pyflyte in the checkout `laptop`, with the configuration below `home`, a registry, and secrets in variables.
+    """Run pyflyte in the checkout `laptop`, with the configuration below `home`, a registry, and secrets in
+    variables.
 
     One that `forks` begins with its libraries (fork_server.py).
     """
@@ -66,7 +70,9 @@ def pyflyte(laptop, home, *arguments, forks=False, **variables):
     command = [Path(sys.executable).with_name("pyflyte"), *arguments]
     if forks:
         return fork_server.run(command, laptop, environment | variables)
-    return subprocess.run(command, cwd=laptop, env=environment | variables, capture_output=True, text=True, timeout=900)
+    return subprocess.run(
+        command, cwd=laptop, env=environment | variables, capture_output=True, text=True, timeout=900
+    )
 
 
 def submit(laptop, home, admin, recipe, **variables):

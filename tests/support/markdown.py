@@ -8,16 +8,23 @@ from tests.support.paths import ROOT
 
 FENCE = re.compile(r"^(```+|~~~+).*?^\1", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
-LINK = re.compile(r"(!?)\[((?:[^\[\]]|!?\[[^\[\]]*\]\([^()]*\))*)\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)(?:\s+\"[^\"]*\")?\)")
+LINK = re.compile(
+    r"(!?)\[((?:[^\[\]]|!?\[[^\[\]]*\]\([^()]*\))*)\]\(([^()\s]*(?:\([^()\s]*\)[^()\s]*)*)(?:\s+\"[^\"]*\")?\)"
+)
 TAG = re.compile(r"<(?:img|a|source)\b[^>]*>")
 ATTRIBUTE = re.compile(r"\b(src|srcset|href|alt)=\"([^\"]*)\"")
 
 
 def pages() -> list[Path]:
-    """List the Markdown files of the repository, without those stored by earlier releases, which are never edited."""
+    """List the Markdown files of the repository, without those stored by earlier releases, which are never
+    edited."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "*.md"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [ROOT / name for name in sorted(names) if not name.startswith("tests/support/releases/") and (ROOT / name).exists()]
+    return [
+        ROOT / name
+        for name in sorted(names)
+        if not name.startswith("tests/support/releases/") and (ROOT / name).exists()
+    ]
 
 
 def without_code(text: str) -> str:
@@ -35,7 +42,9 @@ def links(text: str) -> list[tuple[str, bool, str]]:
     for tag in TAG.findall(text):
         values = dict(ATTRIBUTE.findall(tag))
         target = values.get("src") or values.get("srcset") or values.get("href", "")
-        found.append((target, tag.startswith("<img"), values.get("alt", "") if tag.startswith("<img") else "-"))
+        found.append(
+            (target, tag.startswith("<img"), values.get("alt", "") if tag.startswith("<img") else "-")
+        )
     return found
 
 
@@ -53,4 +62,6 @@ def anchors(text: str) -> set[str]:
 
 def code(text: str) -> list[str]:
     """List the code spans and fenced blocks."""
-    return [block[0] for block in FENCE.finditer(text)] + [span for _, span in SPAN.findall(FENCE.sub("", text))]
+    return [block[0] for block in FENCE.finditer(text)] + [
+        span for _, span in SPAN.findall(FENCE.sub("", text))
+    ]

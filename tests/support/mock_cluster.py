@@ -27,8 +27,15 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
     def ListTasks(self, request, context):
         if request.id.name not in self.tasks:
             return task_pb2.TaskList()
-        found = {"project": request.id.project, "domain": request.id.domain, "name": request.id.name, "version": "v7"}
-        return task_pb2.TaskList(tasks=[task_pb2.Task(id=identifier_pb2.Identifier(resource_type=1, **found))])
+        found = {
+            "project": request.id.project,
+            "domain": request.id.domain,
+            "name": request.id.name,
+            "version": "v7",
+        }
+        return task_pb2.TaskList(
+            tasks=[task_pb2.Task(id=identifier_pb2.Identifier(resource_type=1, **found))]
+        )
 
     def ListTaskIds(self, request, context):
         made = [common_pb2.NamedEntityIdentifier(project="p", domain="d", name=name) for name in self.tasks]
@@ -42,7 +49,10 @@ class _DataProxy(dataproxy_pb2_grpc.DataProxyServiceServicer):
     def CreateUploadLocation(self, request, context):
         if not self.storage:
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "no signer")
-        place = {"signed_url": f"{self.storage}/{request.filename}", "native_url": f"s3://bucket/{request.filename}"}
+        place = {
+            "signed_url": f"{self.storage}/{request.filename}",
+            "native_url": f"s3://bucket/{request.filename}",
+        }
         return dataproxy_pb2.CreateUploadLocationResponse(**place)
 
 
@@ -67,7 +77,8 @@ def flyteadmin(projects, domains, tasks=(), storage=""):
 
 @contextmanager
 def http(answers, kept=None, asked=None):
-    """Serve GET from `answers` (path: JSON, a text, or a status), and store the content of PUT in `kept`; yield the address.
+    """Serve GET from `answers` (path: JSON, a text, or a status), and store the content of PUT in `kept`;
+    yield the address.
 
     POST is answered by the function at "POST path", and its content noted in `asked`.
     """

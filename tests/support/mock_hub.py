@@ -1,7 +1,9 @@
-"""Mock of the Hugging Face Hub's model API, with the requests that huggingface_hub needs to upload and download.
+"""Mock of the Hugging Face Hub's model API, with the requests that huggingface_hub needs to upload and
+download.
 
-It has repositories with commits, branches and tags; small files are in the commit, large ones use LFS's basic transfer. It
-counts requests, and can be made to fail. Its answers are those that huggingface_hub 2.4 reads; xet is off (HF_HUB_DISABLE_XET).
+It has repositories with commits, branches and tags; small files are in the commit, large ones use LFS's basic
+transfer. It counts requests, and can be made to fail. Its answers are those that huggingface_hub 2.4 reads;
+xet is off (HF_HUB_DISABLE_XET).
 """
 
 import base64
@@ -39,7 +41,10 @@ class Refusal(Exception):
     def __init__(self, status: int, message: str, code: str = "", **body: str) -> None:
         super().__init__(message)
         self.body = {"error": message, **body}
-        self.status, self.headers = status, {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
+        self.status, self.headers = (
+            status,
+            {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {}),
+        )
 
 
 class Repository:
@@ -49,7 +54,9 @@ class Repository:
         self.private, self.commits, self.tags = private, {}, {}
         self.titles: list[str] = []
         self.card: dict[str, Any] = {}
-        self.branches = {"main": self.add({".gitattributes": b"*.safetensors filter=lfs\n"}, "initial commit")}
+        self.branches = {
+            "main": self.add({".gitattributes": b"*.safetensors filter=lfs\n"}, "initial commit")
+        }
 
     def add(self, files: dict[str, bytes], title: str) -> str:
         self.titles.append(title)
@@ -78,7 +85,8 @@ def _git(content: bytes) -> str:
 
 
 class Hub(ThreadingHTTPServer):
-    """Server. `broken` is called before each answer; it may raise a Refusal, or any other error to cut the connection."""
+    """Server. `broken` is called before each answer; it may raise a Refusal, or any other error to cut the
+    connection."""
 
     daemon_threads = True
 
@@ -164,7 +172,10 @@ class Handler(JsonHandler):
         repository = self._repository(name)
         kinds = {"branches": ("heads", repository.branches), "tags": ("tags", repository.tags)}
         listed = {
-            kind: [{"name": ref, "ref": f"refs/{place}/{ref}", "targetCommit": commit} for ref, commit in found.items()]
+            kind: [
+                {"name": ref, "ref": f"refs/{place}/{ref}", "targetCommit": commit}
+                for ref, commit in found.items()
+            ]
             for kind, (place, found) in kinds.items()
         }
         return ({"converts": [], **listed},)
@@ -172,7 +183,12 @@ class Handler(JsonHandler):
     def tree(self, name: str, revision: str, folder: str | None) -> Any:
         files = self._repository(name).files(revision)
         inside = [file for file in sorted(files) if file.startswith(folder or "")]
-        return ([{"type": "file", "path": file, "size": len(files[file]), "oid": _git(files[file])} for file in inside],)
+        return (
+            [
+                {"type": "file", "path": file, "size": len(files[file]), "oid": _git(files[file])}
+                for file in inside
+            ],
+        )
 
     def validate(self) -> Any:
         return ({"warnings": [], "errors": []},)
@@ -181,7 +197,8 @@ class Handler(JsonHandler):
         files = self._writable(name).files(revision)
         asked = json.loads(self.body)["files"]
         modes = {
-            file["path"]: "lfs" if file["path"].endswith(LFS) or file["size"] > 10_000_000 else "regular" for file in asked
+            file["path"]: "lfs" if file["path"].endswith(LFS) or file["size"] > 10_000_000 else "regular"
+            for file in asked
         }
         return (
             {
@@ -198,7 +215,10 @@ class Handler(JsonHandler):
         objects = []
         for asked in json.loads(self.body)["objects"]:
             place = f"{self.server.endpoint}/lfs/{asked['oid']}"
-            actions = {"upload": {"href": f"{place}?X-Amz-Signature=secret"}, "verify": {"href": f"{place}/verify"}}
+            actions = {
+                "upload": {"href": f"{place}?X-Amz-Signature=secret"},
+                "verify": {"href": f"{place}/verify"},
+            }
             objects.append(asked | ({} if asked["oid"] in self.server.objects else {"actions": actions}))
         return ({"transfer": "basic", "objects": objects},)
 
@@ -233,13 +253,21 @@ class Handler(JsonHandler):
             else:
                 files[value["path"]] = base64.b64decode(value["content"])
         commit = repository.branches[revision] = repository.add(files, header["summary"])
-        return ({"commitUrl": f"{self.server.endpoint}/{name}/commit/{commit}", "commitOid": commit, "success": True},)
+        return (
+            {
+                "commitUrl": f"{self.server.endpoint}/{name}/commit/{commit}",
+                "commitOid": commit,
+                "success": True,
+            },
+        )
 
     def branch(self, name: str, branch: str) -> Any:
         repository = self._writable(name)
         if branch in repository.branches:
             raise Refusal(409, "Reference already exists")
-        repository.branches[branch] = repository.commit_of(json.loads(self.body or b"{}").get("startingPoint", "main"))
+        repository.branches[branch] = repository.commit_of(
+            json.loads(self.body or b"{}").get("startingPoint", "main")
+        )
         return ({},)
 
     def tag(self, name: str, revision: str) -> Any:
@@ -272,7 +300,9 @@ class Handler(JsonHandler):
         found = self.server.repositories.get(name)
         owner = name.partition("/")[0]
         if found is None or (found.private and owner != self._account()["name"]):
-            raise Refusal(401 if "Authorization" not in self.headers else 404, "Repository not found", "RepoNotFound")
+            raise Refusal(
+                401 if "Authorization" not in self.headers else 404, "Repository not found", "RepoNotFound"
+            )
         return found
 
     def _writable(self, name: str) -> Repository:
@@ -318,7 +348,12 @@ def running() -> Iterator[Hub]:
 
 def environment(hub: Hub, home: str, token: str = "hf_ada_writes") -> dict[str, str]:
     """Return the environment of another process that uses this hub, with its own cache."""
-    here = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    here = {
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     return {**os.environ, **here, "HF_HOME": home, "HF_TOKEN": token}
 
 
@@ -328,7 +363,11 @@ def hub(monkeypatch, tmp_path):
     from huggingface_hub import constants
 
     with running() as server:
-        for name, value in {"ENDPOINT": server.endpoint, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
+        for name, value in {
+            "ENDPOINT": server.endpoint,
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
+        }.items():
             monkeypatch.setattr(constants, name, value)
         template = server.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

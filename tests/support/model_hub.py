@@ -13,7 +13,8 @@ FIRST, SECOND = "a" * 40, "b" * 40
 
 
 class ModelHub:
-    """Mock hub with owner/tiny, whose files are those of a folder; `main` is at `commit`, which tests may change."""
+    """Mock hub with owner/tiny, whose files are those of a folder; `main` is at `commit`, which tests may
+    change."""
 
     def __init__(self, folder: Path, address: str = "") -> None:
         self.folder, self.commit, self.address = folder, FIRST, address
@@ -24,7 +25,9 @@ class ModelHub:
 
     def fetched(self, ending: str) -> int:
         """Return the number of downloads of complete files with that ending."""
-        return sum(line.startswith("GET /") and "/resolve/" in line and line.endswith(ending) for line in self.asked)
+        return sum(
+            line.startswith("GET /") and "/resolve/" in line and line.endswith(ending) for line in self.asked
+        )
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return the environment variables of a process that uses this hub."""
@@ -37,18 +40,41 @@ class ModelHub:
         names = sorted(path.name for path in self.folder.iterdir())
         last = path.rpartition("/")[2]
         if "/resolve/" in path and last in names:
-            headers = {"X-Repo-Commit": self.commit, "ETag": f'"{self.commit[:6]}{last}"', "Accept-Ranges": "bytes"}
+            headers = {
+                "X-Repo-Commit": self.commit,
+                "ETag": f'"{self.commit[:6]}{last}"',
+                "Accept-Ranges": "bytes",
+            }
             return 200, (self.folder / last).read_bytes(), headers
         # Any subfolder lists the same files: the tokenizer asks for a folder of additional chat templates.
         if path.startswith(f"/api/models/{NAME}/tree/"):
             sizes = {name: (self.folder / name).stat().st_size for name in names}
-            return 200, [{"type": "file", "path": name, "size": sizes[name], "oid": "1" * 40} for name in names], {}
+            return (
+                200,
+                [{"type": "file", "path": name, "size": sizes[name], "oid": "1" * 40} for name in names],
+                {},
+            )
         if path == f"/api/models/{NAME}" or last in ("main", FIRST, SECOND):
-            info = {"id": NAME, "sha": self.commit, "private": False, "gated": False, "disabled": False, "downloads": 0}
-            return 200, info | {"likes": 0, "tags": [], "siblings": [{"rfilename": name} for name in names]}, {}
+            info = {
+                "id": NAME,
+                "sha": self.commit,
+                "private": False,
+                "gated": False,
+                "disabled": False,
+                "downloads": 0,
+            }
+            return (
+                200,
+                info | {"likes": 0, "tags": [], "siblings": [{"rfilename": name} for name in names]},
+                {},
+            )
         if "/revision/" in path:
             return 404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"}
-        return 404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.commit}
+        return (
+            404,
+            {"error": "Entry not found"},
+            {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.commit},
+        )
 
 
 @contextmanager
@@ -64,7 +90,11 @@ def serving(folder: Path) -> Iterator[ModelHub]:
             status, content, headers = hub.answer(path)
             body = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}.items():
+            for name, value in {
+                "Content-Length": str(len(body)),
+                "Content-Type": "application/json",
+                **headers,
+            }.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":

@@ -1,4 +1,5 @@
-"""Losses of a tiny model of any type, and any configuration: its own, TRL's chunked one, and Flytune's of its logits."""
+"""Losses of a tiny model of any type, and any configuration: its own, TRL's chunked one, and Flytune's of its
+logits."""
 
 import copy
 from collections.abc import Iterator
@@ -10,21 +11,33 @@ from tests.support.model_types import tiny_config
 from tests.support.packed_samples import Undecided, double
 
 EQUAL, DIFFERENT = 1e-10, 1e-6
-"""Largest distance of equal losses, and smallest of different ones, as a share of them; computed in float64."""
+"""Largest distance of equal losses, and smallest of different ones, as a share of them; computed in
+float64."""
 UNUSUAL = {
-    "final_logit_softcapping": 0.5, "logit_scale": 0.3, "output_multiplier": 0.3, "lm_head_multiplier": 0.3,
+    "final_logit_softcapping": 0.5,
+    "logit_scale": 0.3,
+    "output_multiplier": 0.3,
+    "lm_head_multiplier": 0.3,
     "logits_scaling": 3.0,
-}  # fmt: skip
+}
 """Values of model_types.CHUNKED_FIELDS."""
 _LEFT = (
-    "token_id", "use_cache", "return_dict", "dtype", "is_encoder", "add_cross", "output_hidden", "output_att",
+    "token_id",
+    "use_cache",
+    "return_dict",
+    "dtype",
+    "is_encoder",
+    "add_cross",
+    "output_hidden",
+    "output_att",
     "chunk_size_feed",
-)  # fmt: skip
+)
 """Parts of the names of fields that do not belong to the model's arithmetic."""
 
 
 def losses(config: Any, *, training: bool = False, masked: bool = False) -> dict[str, float | None]:
-    """Return the losses, by name: own, chunked and logits, of a model of a configuration; None for one that fails.
+    """Return the losses, by name: own, chunked and logits, of a model of a configuration; None for one that
+    fails.
 
     The balance loss of routers is in all of them where the trainer has it.
 
@@ -39,7 +52,11 @@ def losses(config: Any, *, training: bool = False, masked: bool = False) -> dict
 
     torch.manual_seed(0)
     with double():
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float64).double().train(training)
+        model = (
+            AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.float64)
+            .double()
+            .train(training)
+        )
 
     def forward(**arguments: Any) -> Any:
         torch.manual_seed(1)  # the same is drawn for each of the losses
@@ -102,9 +119,13 @@ def kind_of(found: dict[str, float | None]) -> str:
 
 def unusual(config: Any) -> Iterator[tuple[str, str, Any, Any]]:
     """Yield part (the whole, or text), name, value and another value of each field of a configuration."""
-    parts = {"": config} if config.get_text_config() is config else {"": config, "text": config.get_text_config()}
+    parts = (
+        {"": config} if config.get_text_config() is config else {"": config, "text": config.get_text_config()}
+    )
     for part, whole in parts.items():
-        values = {name: value for name, value in whole.to_dict().items() if not isinstance(value, dict | list | str)}
+        values = {
+            name: value for name, value in whole.to_dict().items() if not isinstance(value, dict | list | str)
+        }
         for name, value in (dict.fromkeys(UNUSUAL) | values).items():
             if name.startswith("_") or any(left in name for left in _LEFT):
                 continue
@@ -120,7 +141,8 @@ def unusual(config: Any) -> Iterator[tuple[str, str, Any, Any]]:
 
 
 def row(model_type: str) -> dict[str, Any]:
-    """Return the entries of a model type's row that say how its loss is computed (flytune/models/model_types.py)."""
+    """Return the entries of a model type's row that say how its loss is computed
+    (flytune/models/model_types.py)."""
     config = tiny_config(model_type)
     usual = kind_of(losses(config))
     if usual == "none":
@@ -151,7 +173,9 @@ def row(model_type: str) -> dict[str, Any]:
             own[name] = value
     alike -= {*own, *neither}
     # A size has another value in each model, so that its default means nothing.
-    is_chunked = is_chunked and not any(isinstance(value, int) and not isinstance(value, bool) for value in own.values())
+    is_chunked = is_chunked and not any(
+        isinstance(value, int) and not isinstance(value, bool) for value in own.values()
+    )
     made: dict[str, Any] = {} if is_chunked else {"chunked_loss": False}
     made |= {"chunked_fields": sorted(alike)} if is_chunked and alike else {}
     made |= {"own_fields": own} if is_chunked and own else {}

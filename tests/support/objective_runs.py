@@ -24,7 +24,8 @@ SAME = 1e-5
 
 
 def prepare(folder, objective, write):
-    """Make a tiny base model, 64 rows with `write`, and the prepared data of an objective, all in `folder`."""
+    """Make a tiny base model, 64 rows with `write`, and the prepared data of an objective, all in
+    `folder`."""
     base, rows = tiny_base(folder), write(folder / "pairs.jsonl", 64)
     recipe = Recipe.model_validate(tiny_recipe(base, rows, {"objective": objective}))
     data.prepare(DataRequest.of(recipe, "x"), folder / "dataset")
@@ -57,7 +58,8 @@ def causal(recipe):
 
 
 def logs_of_trl(make_config, make_trainer, recipe, rows, out, load=causal):
-    """Return the logs of three steps of TRL's own trainer, which tokenizes the texts itself, with the rows in their order."""
+    """Return the logs of three steps of TRL's own trainer, which tokenizes the texts itself, with the rows in
+    their order."""
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, set_seed
@@ -65,24 +67,42 @@ def logs_of_trl(make_config, make_trainer, recipe, rows, out, load=causal):
     torch.set_num_threads(1)
     training, objective, folder = recipe.training, recipe.objective, recipe.model.name_or_path
     args = make_config(
-        objective, output_dir=str(out), per_device_train_batch_size=training.global_batch_size, max_steps=3, logging_steps=1,
-        learning_rate=training.learning_rate, lr_scheduler_type=training.lr_scheduler_type, warmup_steps=training.warmup_steps,
-        bf16=False, gradient_checkpointing=False, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
-        train_sampling_strategy="sequential", max_grad_norm=training.max_grad_norm, optim="adamw_torch_fused", max_length=None,
+        objective,
+        output_dir=str(out),
+        per_device_train_batch_size=training.global_batch_size,
+        max_steps=3,
+        logging_steps=1,
+        learning_rate=training.learning_rate,
+        lr_scheduler_type=training.lr_scheduler_type,
+        warmup_steps=training.warmup_steps,
+        bf16=False,
+        gradient_checkpointing=False,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        train_sampling_strategy="sequential",
+        max_grad_norm=training.max_grad_norm,
+        optim="adamw_torch_fused",
+        max_length=None,
         seed=training.seed,
-    )  # fmt: skip
+    )
     model, adapter = load(recipe)
     set_seed(training.seed)
     trainer = make_trainer(
-        model, args=args, train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(folder),
+        model,
+        args=args,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(folder),
         peft_config=adapter,
-    )  # fmt: skip
+    )
     trainer.train()
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
 def in_order_of_training(recipe, inputs, key_of_text, key_of_row, rows="answers"):
-    """Return the rows of text in the order in which a run trains them, found by a key of their texts and tokens."""
+    """Return the rows of text in the order in which a run trains them, found by a key of their texts and
+    tokens."""
     stored = data.order.Stream(data.load(inputs / "dataset", "train"), recipe.training, data.row_kind(rows))
     tokenizer = data.load_tokenizer(recipe.model, recipe.data)
 
@@ -107,17 +127,27 @@ def check_losses(recipe, inputs, tmp_path, fit, losses_of_trl):
 def check_resume(inputs, sharding, tmp_path, **changes):
     """Check that a run that is killed at step 3 of 4 computes what an undisturbed one does."""
     changes = {"evaluation.eval_steps": 2} | changes
-    changes |= {"objective": SECTIONS.get(changes["objective"], changes["objective"])} if "objective" in changes else {}
+    changes |= (
+        {"objective": SECTIONS.get(changes["objective"], changes["objective"])}
+        if "objective" in changes
+        else {}
+    )
     recipe = saved_runs.recipe_for(inputs, sharding, tmp_path / "kept", **changes)
     world_size = planner.make(recipe).world_size
-    calm = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})})
+    calm = recipe.model_copy(
+        update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})}
+    )
     never = ranks.run(world_size, saved_runs.fit, calm, inputs, tmp_path / "calm")
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "killed", 1, 3)
     resumed = ranks.run(world_size, saved_runs.fit, recipe, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step == 2
-    assert [step.loss for step in resumed.steps] == [step.loss for step in never.steps], "those of both attempts"
-    assert resumed.steps[-1].eval_loss == never.steps[-1].eval_loss, "the reference is the base, not the checkpoint"
+    assert [step.loss for step in resumed.steps] == [step.loss for step in never.steps], (
+        "those of both attempts"
+    )
+    assert resumed.steps[-1].eval_loss == never.steps[-1].eval_loss, (
+        "the reference is the base, not the checkpoint"
+    )
     assert resumed.heldout_loss == never.heldout_loss
 
 

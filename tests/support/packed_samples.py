@@ -1,4 +1,5 @@
-"""Packed samples compared with the same samples alone, on a tiny model of any type: losses, gradients, other neighbors."""
+"""Packed samples compared with the same samples alone, on a tiny model of any type: losses, gradients, other
+neighbors."""
 
 import math
 import random
@@ -13,9 +14,11 @@ from tests.support.model_types import VOCABULARY, tiny_config
 LENGTH = 64
 """Tokens of a packed row."""
 EQUAL, DIFFERENT = 1e-7, 1e-3
-"""Largest distance of equal ones, smallest of different ones: of losses in nats, of gradients relative to their norm.
+"""Largest distance of equal ones, smallest of different ones: of losses in nats, of gradients relative to
+their norm.
 
-All is computed in float64, with its rounding of some 1e-14: in float32 the verdict would be that of one CPU's kernels.
+All is computed in float64, with its rounding of some 1e-14: in float32 the verdict would be that of one CPU's
+kernels.
 """
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
 """The third is computed by a stand-in for FlashAttention's kernels, which run on a GPU only."""
@@ -29,7 +32,8 @@ NONE_SUCH = "transformers has no such attention for it"
 
 
 def row(*documents: list[int]) -> dict[str, list[int]]:
-    """Return documents as one packed row, trained on all tokens: the labels of first tokens too, which the collator drops."""
+    """Return documents as one packed row, trained on all tokens: the labels of first tokens too, which the
+    collator drops."""
     ids = [token for document in documents for token in document]
     return {"input_ids": ids, "labels": list(ids), "seq_lengths": [len(document) for document in documents]}
 
@@ -40,7 +44,8 @@ def alone(document: list[int]) -> dict[str, list[int]]:
 
 
 def tiny_model(model_type: str, attention: str, config: Any = None) -> Any:
-    """Return a random model of that type, in training with activation checkpointing; None where it has no such attention."""
+    """Return a random model of that type, in training with activation checkpointing; None where it has no
+    such attention."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -84,7 +89,8 @@ def losses(model: Any, batch: dict[str, Any]) -> Any:
 
 @contextmanager
 def double() -> Iterator[None]:
-    """Compute in float64 within the block, also where a model's code asks for float32, as for its norms and softmaxes."""
+    """Compute in float64 within the block, also where a model's code asks for float32, as for its norms and
+    softmaxes."""
     import torch
     from torch.overrides import TorchFunctionMode
     from transformers.integrations import moe
@@ -116,7 +122,8 @@ def flash_attention_on_cpu() -> Iterator[None]:
 
     originals = flash._flash_attention_forward, flash.get_target_dtype
     flash._flash_attention_forward = flash_attention_of_the_cpu
-    # In a type which the kernels do not have, transformers looks for a linear layer's dtype, and GPT-2 has no such layer.
+    # In a type which the kernels do not have, transformers looks for a linear layer's dtype, and GPT-2 has no
+    # such layer.
     flash.get_target_dtype = lambda query, module: None
     try:
         yield
@@ -125,7 +132,8 @@ def flash_attention_on_cpu() -> Iterator[None]:
 
 
 def flash_attention_of_the_cpu(query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-    """Compute what the kernels do; samples' borders come from the collator, or from the positions where a model drops those."""
+    """Compute what the kernels do; samples' borders come from the collator, or from the positions where a
+    model drops those."""
     import torch
     from transformers import modeling_flash_attention_utils as flash
 
@@ -167,7 +175,9 @@ def problem_of(model_type: str, attention: str, model: Any = None) -> str | None
         if not distance < DIFFERENT:
             return problem
         if distance > EQUAL:
-            raise Undecided(f"{model_type} with {attention}: {problem}: {distance:.1e}, neither {EQUAL} nor {DIFFERENT}")
+            raise Undecided(
+                f"{model_type} with {attention}: {problem}: {distance:.1e}, neither {EQUAL} nor {DIFFERENT}"
+            )
     return None
 
 
@@ -176,7 +186,9 @@ def distances(model: Any, flatten: bool) -> dict[str, float]:
     import torch
 
     draw = random.Random(0)
-    documents, others = ([[draw.randrange(3, VOCABULARY) for _ in range(size)] for size in (20, 31, 17, 40)] for _ in range(2))
+    documents, others = (
+        [[draw.randrange(3, VOCABULARY) for _ in range(size)] for size in (20, 31, 17, 40)] for _ in range(2)
+    )
     collate = Collator(0, LENGTH, flatten=flatten)
     separate = torch.cat([losses(model, collate([alone(document)])) for document in documents])
     separate.sum().backward()
@@ -195,11 +207,17 @@ def distances(model: Any, flatten: bool) -> dict[str, float]:
     distance, norm = math.inf, 1.0
     if gradients.keys() == after.keys():
         norm = float(torch.stack([gradient.norm() for gradient in gradients.values()]).norm())
-        distance = float(torch.stack([(after[name] - gradient).norm() for name, gradient in gradients.items()]).norm())
+        distance = float(
+            torch.stack([(after[name] - gradient).norm() for name, gradient in gradients.items()]).norm()
+        )
     return found | {"packed samples have other gradients than alone": distance / norm}
 
 
 def _gradients(model: Any) -> dict[str, Any]:
-    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    found = {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
     model.zero_grad()
     return found

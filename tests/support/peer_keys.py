@@ -1,6 +1,8 @@
-"""Count of the keys of other tools' files that the table of names knows: python -m tests.support.peer_keys FILE.
+"""Count of the keys of other tools' files that the table of names knows: python -m tests.support.peer_keys
+FILE.
 
-FILE is JSON: {tool: {"keys": {dotted key: ...}}}; `datasets[].name` is name of the entries of the list datasets.
+FILE is JSON: {tool: {"keys": {dotted key: ...}}}; `datasets[].name` is name of the entries of the list
+datasets.
 """
 
 import json
@@ -33,7 +35,9 @@ def main(path: str) -> None:
     for tool, content in json.loads(Path(path).read_text(encoding="utf-8")).items():
         groups = {key: group_of(_TOOLS[tool], key) for key in content["keys"]}
         unknown = " ".join(key for key, group in groups.items() if group == "unknown")
-        sys.stdout.write(f"{_TOOLS[tool]}: {len(groups)} keys: {dict(Counter(groups.values()))}\n  unknown: {unknown}\n")
+        sys.stdout.write(
+            f"{_TOOLS[tool]}: {len(groups)} keys: {dict(Counter(groups.values()))}\n  unknown: {unknown}\n"
+        )
 
 
 if __name__ == "__main__":

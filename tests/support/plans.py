@@ -8,7 +8,13 @@ from tests.support.recipes import content
 from training_estimates import config_sizes
 
 LLAMA_8B = config_files.shipped()["meta-llama/Llama-3.1-8B-Instruct"]["config"]
-SMALL = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 SMALL |= {"num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}
 
 
@@ -35,4 +41,6 @@ TRAINING = {"learning_rate": 1e-4, "global_batch_size": 64}
 
 
 def ranked(by="price", geometry=GEOMETRY, **changes):
-    return planner.rank(recipe_of(**({"training": TRAINING, "sharding": "fsdp"} | changes)), by, geometry=geometry)
+    return planner.rank(
+        recipe_of(**({"training": TRAINING, "sharding": "fsdp"} | changes)), by, geometry=geometry
+    )

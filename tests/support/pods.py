@@ -1,4 +1,5 @@
-"""Simulated pods: a task's container command (pyflyte-execute) with inputs.pb and outputs.pb, without a cluster."""
+"""Simulated pods: a task's container command (pyflyte-execute) with inputs.pb and outputs.pb, without a
+cluster."""
 
 import os
 import signal
@@ -38,9 +39,13 @@ def pod(task, folder, raw=None, seen=None, forks=False, **inputs):
         if forks:
             code = Program(command[0], command, ROOT, environment, out).wait()
         else:
-            code = subprocess.run(command, cwd=ROOT, env=environment, stdout=out, stderr=out, timeout=540).returncode
+            code = subprocess.run(
+                command, cwd=ROOT, env=environment, stdout=out, stderr=out, timeout=540
+            ).returncode
     if (folder / "error.pb").exists():
-        return ErrorDocument.from_flyte_idl(utils.load_proto_from_file(errors_pb2.ErrorDocument, str(folder / "error.pb")))
+        return ErrorDocument.from_flyte_idl(
+            utils.load_proto_from_file(errors_pb2.ErrorDocument, str(folder / "error.pb"))
+        )
     if code == -signal.SIGKILL:
         raise PodKilled
     assert (folder / "outputs.pb").exists(), log.read_text()[-3000:]

@@ -11,7 +11,8 @@ from tests.support.tiny import tiny_recipe
 
 
 def write_preferences(path: Path, n: int) -> Path:
-    """Write `n` pairs of text as JSON Lines, two for each prompt; each word of prompts and answers is a token of its own."""
+    """Write `n` pairs of text as JSON Lines, two for each prompt; each word of prompts and answers is a token
+    of its own."""
     draw = random.Random(0)
     rows = []
     for index in range(n):
@@ -22,7 +23,8 @@ def write_preferences(path: Path, n: int) -> Path:
 
 
 def write_labelled(path: Path, n: int) -> Path:
-    """Write `n` labelled answers of text as JSON Lines, two or three desirable ones for each undesirable one."""
+    """Write `n` labelled answers of text as JSON Lines, two or three desirable ones for each undesirable
+    one."""
     draw = random.Random(0)
     rows = []
     for index in range(n):

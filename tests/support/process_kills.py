@@ -1,4 +1,5 @@
-"""Functions that kill their own process, as a lost machine does. Imports little, because new processes import it."""
+"""Functions that kill their own process, as a lost machine does. Imports little, because new processes import
+it."""
 
 import os
 import signal

@@ -17,7 +17,12 @@ def write_prompts(path: Path, n: int) -> Path:
     drawn, rows = random.Random(0), []
     for index in range(n):
         left, right = drawn.randrange(100), drawn.randrange(100)
-        rows.append({"prompt": f"Question {index}: add {left} and {right}.\n", "answer": f"The sum is {left + right}."})
+        rows.append(
+            {
+                "prompt": f"Question {index}: add {left} and {right}.\n",
+                "answer": f"The sum is {left + right}.",
+            }
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

@@ -1,9 +1,10 @@
-"""Stand-in for propeller's task nodes: registered tasks run in offline pods (kubelet.py); execution.py runs their workflows.
+"""Stand-in for propeller's task nodes: registered tasks run in offline pods (kubelet.py); execution.py runs
+their workflows.
 
-A pod gets only an empty working directory, the image's environment, and the variables of its spec, of Flyte and of the training
-operator. One whose image no registry has is not started. Inputs, outputs, code and raw data are in the admin's storage. An
-attempt is evaluated when its job has ended, an error before outputs, as in flytepropeller (nodes/task/handler.go:
-ValidateOutput).
+A pod gets only an empty working directory, the image's environment, and the variables of its spec, of Flyte
+and of the training operator. One whose image no registry has is not started. Inputs, outputs, code and raw
+data are in the admin's storage. An attempt is evaluated when its job has ended, an error before outputs, as
+in flytepropeller (nodes/task/handler.go: ValidateOutput).
 """
 
 import socket
@@ -19,14 +20,15 @@ from tests.chaos.pods import fill_command
 from tests.support import kubelet
 from tests.support.flyteadmin import BUCKET
 
-# Runs first in each Python process of a pod. It hides the editable install of this checkout, which no image has; at exit it
-# writes the paths of the project's imported modules.
+# Runs first in each Python process of a pod. It hides the editable install of this checkout, which no image
+# has; at exit it writes the paths of the project's imported modules.
 SITE = """
 import atexit, os, sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
 def write():
     names = {"flytune", "training_estimates", "tasks", "workflows", "images", "demo", "tests"}
-    files = [m.__file__ for n, m in sys.modules.items() if n.split(".")[0] in names and getattr(m, "__file__", None)]
+    modules = [m for n, m in sys.modules.items() if n.split(".")[0] in names]
+    files = [m.__file__ for m in modules if getattr(m, "__file__", None)]
     with open(os.environ["IMPORTED"], "a") as imported:
         imported.write("".join(file + chr(10) for file in files))
 atexit.register(write)
@@ -41,9 +43,12 @@ IMAGES = {kind: f"registry.example.com/team/flytune-{kind}:v7" for kind in ("tra
 """Names of all images that the registry has, by kind."""
 
 
-DRAINED = "[2/2] currentAttempt done. Last Error: USER::Job failed: PyTorchJobFailed - PyTorchJob f0-n4-1 is failing because \
-1 Worker replica(s) failed."
-"""Flyte's message of a job that has lost a pod with its node; the operator deletes the others, with their logs."""
+DRAINED = (
+    "[2/2] currentAttempt done. Last Error: USER::Job failed: PyTorchJobFailed - PyTorchJob f0-n4-1 is "
+    "failing because 1 Worker replica(s) failed."
+)
+"""Flyte's message of a job that has lost a pod with its node; the operator deletes the others, with their
+logs."""
 
 
 class PodFailed(Exception):
@@ -83,7 +88,8 @@ def _primary_container(task):
 
 
 def _image_of(task, images):
-    """Return the image of the task's container, its writable paths (the template's volumes), and its working directory."""
+    """Return the image of the task's container, its writable paths (the template's volumes), and its working
+    directory."""
     container = _primary_container(task)
     assert container["securityContext"]["readOnlyRootFilesystem"]
     volumes = [mount["mountPath"] for mount in container["volumeMounts"]]
@@ -91,7 +97,8 @@ def _image_of(task, images):
 
 
 def _rendezvous(task, port):
-    """Return the number of pods and the variables that the training operator (1.8) sets; none for a plain pod."""
+    """Return the number of pods and the variables that the training operator (1.8) sets; none for a plain
+    pod."""
     if task.type != "pytorch":
         return 1, {}
     job = MessageToDict(task.custom)
@@ -115,14 +122,19 @@ def run_pods(admin, task, inputs, folder, environment, execution, **options):
     *failed, last = attempts(admin, task, inputs, folder, environment, execution, **options)
     for attempt in failed:
         codes, logs = [pod.code for pod in attempt.pods], [pod.log_text()[-1000:] for pod in attempt.pods]
-        warnings.warn(f"attempt failed: {attempt.condition}, {attempt.error}, exit codes {codes}, logs {logs}", stacklevel=2)
+        warnings.warn(
+            f"attempt failed: {attempt.condition}, {attempt.error}, exit codes {codes}, logs {logs}",
+            stacklevel=2,
+        )
     if last.error is not None:
         raise PodFailed(last.error.message)
     if any(pod.was_drained for pod in last.pods) and last.condition == "Failed":
         raise PodFailed(DRAINED)
     if last.outputs is None:
         codes = [pod.code for pod in last.pods]
-        raise PodFailed(f"{last.condition}, OutputsNotFound, exit codes {codes}\n{last.pods[0].log_text()[-3000:]}")
+        raise PodFailed(
+            f"{last.condition}, OutputsNotFound, exit codes {codes}\n{last.pods[0].log_text()[-3000:]}"
+        )
     return last.outputs
 
 
@@ -143,13 +155,13 @@ def attempts(
     """Run and yield attempts until there are outputs, an error is final, or the task has no retries left.
 
     Args:
-        environment: variables that Flyte gives to all pods (default-env-vars).
-        node: the node's path in the execution, which is part of its addresses.
-        strike: function that is called repeatedly with the pods of the first attempt, or of the first `strikes` attempts, to
+        environment: variables that Flyte gives to all pods (default-env-vars). node: the node's path in the
+        execution, which is part of its addresses. strike: function that is called repeatedly with the pods of
+        the first attempt, or of the first `strikes` attempts, to
             disturb them.
-        grace: seconds from SIGTERM to SIGKILL, instead of the pod's own.
-        images: stand-ins of the images by name (image.py); without them, pods have this machine's packages.
-        cold: True to start new interpreters, False to fork pods with this machine's packages; by default, those that fetch
+        grace: seconds from SIGTERM to SIGKILL, instead of the pod's own. images: stand-ins of the images by
+        name (image.py); without them, pods have this machine's packages. cold: True to start new
+        interpreters, False to fork pods with this machine's packages; by default, those that fetch
             their code are forked.
 
     Raises:
@@ -179,8 +191,18 @@ def attempts(
         pods = []
         for index in range(count):
             # enable-distributed-error-aggregation: one error file for each pod.
-            named = {"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest", "FLYTE_INTERNAL_WORKER_NAME": f"worker-{index}"}
-            own = environment | variables | flyte | rendezvous | (named if count > 1 else {}) | _from_fields(task, index)
+            named = {
+                "FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest",
+                "FLYTE_INTERNAL_WORKER_NAME": f"worker-{index}",
+            }
+            own = (
+                environment
+                | variables
+                | flyte
+                | rendezvous
+                | (named if count > 1 else {})
+                | _from_fields(task, index)
+            )
             life = (index, shares, seconds if grace is None else grace)
             forks = command[0] == "pyflyte-fast-execute" if cold is None else not cold
             pods.append(_start(command, where / str(index), own, life, forks, image))
@@ -192,7 +214,9 @@ def attempts(
             for pod in pods:
                 pod.kill()
         yield ended
-        if ended.outputs is not None or (ended.error and ended.error.kind == errors_pb2.ContainerError.NON_RECOVERABLE):
+        if ended.outputs is not None or (
+            ended.error and ended.error.kind == errors_pb2.ContainerError.NON_RECOVERABLE
+        ):
             return
         if condition != "Failed" and admin.stored(f"{node}/{attempt}/futures.pb") is not None:
             return  # The job of a dynamic task, in place of outputs.
@@ -212,23 +236,28 @@ def _outcome(admin, prefix, condition):
 
 
 def _from_fields(task, index):
-    """Return the variables that the kubelet sets from fields of the pod; a job's pods are on nodes n0, n1 and so on."""
+    """Return the variables that the kubelet sets from fields of the pod; a job's pods are on nodes n0, n1 and
+    so on."""
     known = {"spec.nodeName": f"n{index}", "metadata.namespace": "flytesnacks-development"}
-    sources = {pair["name"]: pair["valueFrom"] for pair in _primary_container(task)["env"] if "valueFrom" in pair}
+    sources = {
+        pair["name"]: pair["valueFrom"] for pair in _primary_container(task)["env"] if "valueFrom" in pair
+    }
     return {name: known[source["fieldRef"]["fieldPath"]] for name, source in sources.items()}
 
 
 def _termination(task):
-    """Return whether the pod's containers share a process namespace, and the seconds from SIGTERM to SIGKILL."""
+    """Return whether the pod's containers share a process namespace, and the seconds from SIGTERM to
+    SIGKILL."""
     pod = MessageToDict(task.k8s_pod.pod_spec)
     return pod.get("shareProcessNamespace", False), pod.get("terminationGracePeriodSeconds", 30)
 
 
 def _start(command, folder, environment, life, forks, image=None):
-    """Start a pod in `folder`, which gets app (an empty /app), home, tmp, image (sitecustomize.py), log and imported.
+    """Start a pod in `folder`, which gets app (an empty /app), home, tmp, image (sitecustomize.py), log and
+    imported.
 
-    With an image, given with its writable paths and working directory, the pod has the image's files, and `folder` gets its log
-    and volumes.
+    With an image, given with its writable paths and working directory, the pod has the image's files, and
+    `folder` gets its log and volumes.
     """
     if image is not None:
         return _start_in(*image, command, folder, environment, life)

@@ -1,4 +1,5 @@
-"""Stand-ins for train tasks that take seconds: ranks, rendezvous, collectives and an upload, for test_job_life.py."""
+"""Stand-ins for train tasks that take seconds: ranks, rendezvous, collectives and an upload, for
+test_job_life.py."""
 
 import os
 import time
@@ -13,7 +14,14 @@ from tasks.runtime.pods import declare
 from tasks.runtime.retries import report_failures
 from tests.support.propeller import IMAGES
 
-COMMON = {"accelerator": "cpu", "cpu": 1, "memory_gib": 6, "disk_gib": 20, "shared_memory_gib": 1, "price_per_hour": 0.0}
+COMMON = {
+    "accelerator": "cpu",
+    "cpu": 1,
+    "memory_gib": 6,
+    "disk_gib": 20,
+    "shared_memory_gib": 1,
+    "price_per_hour": 0.0,
+}
 
 
 def work(size: int, steps: int, fault: str = "") -> FlyteDirectory:
@@ -66,4 +74,6 @@ QUICK = {}
 for _name, _nodes, _processes in (("cpu-1x2", 2, 1), ("cpu-2", 1, 2), ("cpu-1", 1, 1)):
     _row = _shape(_name, _nodes, _processes)
     _config = {"task_config": ranks(_row, _row.processes)} if _row.world_size > 1 else {}
-    QUICK[_name] = declare(work, f"work_{_row.identifier}", _row, globals(), container_image=IMAGES["train"], **_config)
+    QUICK[_name] = declare(
+        work, f"work_{_row.identifier}", _row, globals(), container_image=IMAGES["train"], **_config
+    )

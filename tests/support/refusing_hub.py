@@ -4,7 +4,8 @@ import socket
 
 
 def refuse_connections(monkeypatch, cache):
-    """Return the list of the addresses that are connected to from now on; each refuses. `cache` is the hub's cache."""
+    """Return the list of the addresses that are connected to from now on; each refuses. `cache` is the hub's
+    cache."""
     from huggingface_hub import constants
     from huggingface_hub.utils import _detect_agent
 

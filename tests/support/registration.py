@@ -12,12 +12,17 @@ from flytekit.tools.translator import get_serializable
 import images
 
 SETTINGS = SerializationSettings(
-    project="p", domain="d", version="v", image_config=ImageConfig(default_image=Image(name="default", fqn="i", tag="t"))
+    project="p",
+    domain="d",
+    version="v",
+    image_config=ImageConfig(default_image=Image(name="default", fqn="i", tag="t")),
 )
 FAST = (
     SETTINGS.new_builder()
     .with_fast_serialization_settings(
-        FastSerializationSettings(enabled=True, destination_dir=".", distribution_location="s3://flyte/code.tar.gz")
+        FastSerializationSettings(
+            enabled=True, destination_dir=".", distribution_location="s3://flyte/code.tar.gz"
+        )
     )
     .build()
 )
@@ -47,7 +52,8 @@ REGISTRATIONS = [
 
 @pytest.fixture
 def imported(monkeypatch):
-    """Return a function that returns `images` as a process with only the given variables of Flytune's imports it."""
+    """Return a function that returns `images` as a process with only the given variables of Flytune's imports
+    it."""
 
     def imported(environment):
         with monkeypatch.context() as patch:

@@ -14,23 +14,28 @@ DYNAMIC = {"sys.modules", "import_module", "__import__", "importlib.reload"}
 
 def makers(tree: ast.Module) -> set[str]:
     """Return the names of the functions of a file that return a function which they define."""
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _returns_function(node)}
+    return {
+        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _returns_function(node)
+    }
 
 
 def _returns_function(outer: ast.FunctionDef) -> bool:
     parts = list(ast.walk(outer))
     returned = [item.value for item in parts if isinstance(item, ast.Return)]
     inner = {item.name for item in parts if isinstance(item, ast.FunctionDef) and item is not outer}
-    return any(isinstance(one, ast.Lambda) or (isinstance(one, ast.Name) and one.id in inner) for one in returned)
+    return any(
+        isinstance(one, ast.Lambda) or (isinstance(one, ast.Name) and one.id in inner) for one in returned
+    )
 
 
 def found(tree: ast.Module, others: Collection[str] = ()) -> list[tuple[int, str]]:
-    """Return the lines and targets of assignments to attributes of other libraries' modules and classes, or of their methods.
+    """Return the lines and targets of assignments to attributes of other libraries' modules and classes, or
+    of their methods.
 
-    Found are: plain, augmented and deleting statements, loops and `with` that bind; setattr and its kind; vars(), __dict__ and
-    mappings of a module; sys.modules; unittest.mock and monkeypatch; methods that are replaced on an object; its __class__.
-    Names are followed through aliases within the file, and not from one function to another as arguments: an attribute of an
-    argument is found where its value is a function.
+    Found are: plain, augmented and deleting statements, loops and `with` that bind; setattr and its kind;
+    vars(), __dict__ and mappings of a module; sys.modules; unittest.mock and monkeypatch; methods that are
+    replaced on an object; its __class__. Names are followed through aliases within the file, and not from one
+    function to another as arguments: an attribute of an argument is found where its value is a function.
 
     Args:
         others: functions of other files that return functions.
@@ -54,7 +59,11 @@ class _Finder:
     def _read_imports(self) -> None:
         for node in self.nodes:
             if isinstance(node, ast.Import):
-                names = {alias.asname or alias.name.partition(".")[0] for alias in node.names if _top(alias.name) not in OWN}
+                names = {
+                    alias.asname or alias.name.partition(".")[0]
+                    for alias in node.names
+                    if _top(alias.name) not in OWN
+                }
                 self.foreign |= names
             elif isinstance(node, ast.ImportFrom) and _top(node.module or "") not in OWN:
                 self.foreign |= {alias.asname or alias.name for alias in node.names}
@@ -69,7 +78,8 @@ class _Finder:
                 self.functions |= {target.id for target in node.targets if isinstance(target, ast.Name)}
 
     def _read_aliases(self) -> None:
-        """Note names that stand for something of a library: modules, classes and mappings, but no results of calls."""
+        """Note names that stand for something of a library: modules, classes and mappings, but no results of
+        calls."""
         for node in self.nodes:
             pairs: list[tuple[ast.expr, ast.expr]] = []
             if isinstance(node, ast.Assign):
@@ -146,7 +156,16 @@ class _Finder:
         name = ast.unparse(value.func).rpartition(".")[2]
         wrapped = [*value.args, *(keyword.value for keyword in value.keywords)]
         return (
-            name in {"partial", "partialmethod", "MethodType", "FunctionType", "wraps", "update_wrapper", *self.makers}
+            name
+            in {
+                "partial",
+                "partialmethod",
+                "MethodType",
+                "FunctionType",
+                "wraps",
+                "update_wrapper",
+                *self.makers,
+            }
             or (
                 target is not None
                 and self._is_foreign(value.func)
@@ -159,16 +178,20 @@ class _Finder:
         name = ast.unparse(call.func)
         last = name.rpartition(".")[2]
         if last in SETTERS:
-            # object.__setattr__(x, ...) and setattr(x, ...) name x first; x.__setattr__(...) before the point.
+            # object.__setattr__(x, ...) and setattr(x, ...) name x first; x.__setattr__(...) before the
+            # point.
             owners = [*call.args[:1], *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
             value = call.args[-1] if call.args else None
-            return any(self._is_foreign(one) and ast.unparse(one) not in ("object", "type", "super()") for one in owners) or (
-                value is not None and last in ("setattr", "__setattr__") and self._is_function(value, None)
-            )
+            return any(
+                self._is_foreign(one) and ast.unparse(one) not in ("object", "type", "super()")
+                for one in owners
+            ) or (value is not None and last in ("setattr", "__setattr__") and self._is_function(value, None))
         if last in CHANGES and isinstance(call.func, ast.Attribute):
             return self._is_foreign(call.func.value) or _is_namespace(call.func.value)
         return (
-            "monkeypatch" in name or last == "patch" or any(f"patch.{kind}" in name for kind in ("object", "dict", "multiple"))
+            "monkeypatch" in name
+            or last == "patch"
+            or any(f"patch.{kind}" in name for kind in ("object", "dict", "multiple"))
         )
 
 
@@ -177,9 +200,12 @@ def _top(module: str) -> str:
 
 
 def _is_namespace(node: ast.expr) -> bool:
-    """Return whether an expression is the attributes of an object other than the method's own: __dict__, vars()."""
+    """Return whether an expression is the attributes of an object other than the method's own: __dict__,
+    vars()."""
     text = ast.unparse(node)
-    return (text.endswith(".__dict__") and text != "self.__dict__") or (text.startswith("vars(") and text != "vars(self)")
+    return (text.endswith(".__dict__") and text != "self.__dict__") or (
+        text.startswith("vars(") and text != "vars(self)"
+    )
 
 
 def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
@@ -202,7 +228,11 @@ def _pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr,
     if isinstance(target, ast.Starred):
         yield from _pairs(target.value, None)
     elif isinstance(target, ast.Tuple | ast.List):
-        values = value.elts if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts) else []
+        values = (
+            value.elts
+            if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+            else []
+        )
         for index, one in enumerate(target.elts):
             yield from _pairs(one, values[index] if values else None)
     else:

@@ -10,7 +10,11 @@ EVIL = "<script>alert('a')</script> & \"quotes\""
 
 
 def _side(loss, low, high) -> Score:
-    perplexities = {"perplexity": math.exp(loss), "perplexity_low": math.exp(low), "perplexity_high": math.exp(high)}
+    perplexities = {
+        "perplexity": math.exp(loss),
+        "perplexity_low": math.exp(low),
+        "perplexity_high": math.exp(high),
+    }
     return Score(loss=loss, loss_low=low, loss_high=high, **perplexities)
 
 
@@ -34,9 +38,11 @@ def metrics(difference=(-0.62, -0.66, -0.58), samples=133, answers=1) -> Metrics
 
 
 def run_of(recipe, data=None, steps=4, training=None, measured=None):
-    """Return what report and card are rendered from: recipe, plan, manifest, training and metrics of a run."""
+    """Return what report and card are rendered from: recipe, plan, manifest, training and metrics of a
+    run."""
     shards = {
-        split: [Shard(file=f"{split}/00000.parquet", samples=9, tokens=540, sha256="a")] for split in ("train", "heldout")
+        split: [Shard(file=f"{split}/00000.parquet", samples=9, tokens=540, sha256="a")]
+        for split in ("train", "heldout")
     }
     data = data or manifest([{"input_ids": [0] * 60}] * 18, shards)
     return recipe, plan_for(recipe), data, training or training_result(steps), measured or metrics()

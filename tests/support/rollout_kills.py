@@ -9,7 +9,8 @@ from tests.support.process_kills import kill_once_saved
 
 
 def fit_and_die(recipe, inputs, out, where, step):
-    """Run until `step`, and be killed while its answers are drawn or judged, or when they are recorded and not trained yet."""
+    """Run until `step`, and be killed while its answers are drawn or judged, or when they are recorded and
+    not trained yet."""
     made, state = rollout_steps.Rollouts.batches, {}
 
     def batches(self, trainer, rows):

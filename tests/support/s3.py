@@ -1,4 +1,5 @@
-"""moto's S3 server with a look at each request, and one that counts the bytes of each object that cross the network."""
+"""moto's S3 server with a look at each request, and one that counts the bytes of each object that cross the
+network."""
 
 import os
 import urllib.request
@@ -25,14 +26,17 @@ class ObservedS3(ThreadedMotoServer):
         def application(environ, start):
             return self.answer(moto, environ, start)
 
-        self._server = make_server(self._ip_address, self._port, application, True, request_handler=MotoRequestHandler)
+        self._server = make_server(
+            self._ip_address, self._port, application, True, request_handler=MotoRequestHandler
+        )
         self._server_ready_event.set()
         self._server.serve_forever()
 
 
 @contextmanager
 def served(storage, bucket):
-    """Serve a bucket by `storage`, an ObservedS3; yield its client and the variables by which processes reach it."""
+    """Serve a bucket by `storage`, an ObservedS3; yield its client and the variables by which processes reach
+    it."""
     import boto3
     from botocore.config import Config
 
@@ -55,7 +59,8 @@ def served(storage, bucket):
 
 
 class CountedS3(ObservedS3):
-    """Server that adds up the bytes of the objects' contents, sent and received, in `traffic` by their paths."""
+    """Server that adds up the bytes of the objects' contents, sent and received, in `traffic` by their
+    paths."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +69,9 @@ class CountedS3(ObservedS3):
     def answer(self, moto, environ, start):
         """Count the body of the request and that of the response."""
         path = environ["PATH_INFO"]
-        received = int(environ.get("CONTENT_LENGTH") or 0) if environ["REQUEST_METHOD"] in ("PUT", "POST") else 0
+        received = (
+            int(environ.get("CONTENT_LENGTH") or 0) if environ["REQUEST_METHOD"] in ("PUT", "POST") else 0
+        )
         self.traffic[path] = self.traffic.get(path, 0) + received
         for chunk in moto(environ, start):
             if environ["REQUEST_METHOD"] == "GET":
@@ -78,7 +85,8 @@ class CountedS3(ObservedS3):
 
 @contextmanager
 def counted_bucket(name="models"):
-    """Serve a bucket on this machine, with its address and credentials in the environment; yield the server."""
+    """Serve a bucket on this machine, with its address and credentials in the environment; yield the
+    server."""
     import s3fs
 
     from tasks.runtime.termination import close_file_systems

@@ -11,13 +11,18 @@ from tests.support.tiny import tiny_recipe
 
 
 def recipe_for(inputs, sharding, folder, **changes):
-    usual = {"sharding": sharding, "training.max_steps": 4, "hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
+    usual = {
+        "sharding": sharding,
+        "training.max_steps": 4,
+        "hardware.shape": "cpu-1" if sharding == "none" else "cpu-2",
+    }
     usual |= {"checkpoints.save_steps": 1, "checkpoints.folder": str(folder)}
     return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", usual | changes))
 
 
 def fit(recipe, inputs, out, nodes=1, die_at=None):
-    """Run once, with each rank as a node of its own if there are two; with `die_at`, all are killed at that step."""
+    """Run once, with each rank as a node of its own if there are two; with `die_at`, all are killed at that
+    step."""
     if nodes == 2:
         os.environ |= {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "GROUP_RANK": os.environ["RANK"]}
     record = step_log.Recorder.record

@@ -1,4 +1,5 @@
-"""The project's Python files, each read and parsed once in a process, for the rules that look at all of them."""
+"""The project's Python files, each read and parsed once in a process, for the rules that look at all of
+them."""
 
 import ast
 from functools import cache

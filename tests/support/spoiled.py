@@ -21,14 +21,21 @@ MISSING = object()
 VALUES = (MISSING, None, "x", -1, 10**12, 1.5, True, [], {}, [5], {"a": 5})
 """Values of other types and of absurd sizes."""
 TEXTS = {
-    "empty": b"", "an object": b"{}", "a list": b"[]", "null": b"null", "a number": b"5", "words": b"hello",
-    "bytes": b"\x00\xff\xfe", "deep": b"[" * 5000 + b"]" * 5000,
-}  # fmt: skip
+    "empty": b"",
+    "an object": b"{}",
+    "a list": b"[]",
+    "null": b"null",
+    "a number": b"5",
+    "words": b"hello",
+    "bytes": b"\x00\xff\xfe",
+    "deep": b"[" * 5000 + b"]" * 5000,
+}
 """Contents that no file of an artifact has."""
 
 
 def spoil(artifact: Path, folder: Path, name: str, content: bytes | None) -> Path:
-    """Copy an artifact with another content of one file, or without it; export.json and artifact.json have fitting hashes."""
+    """Copy an artifact with another content of one file, or without it; export.json and artifact.json have
+    fitting hashes."""
     made = Path(shutil.copytree(artifact, folder))
     (made / name).parent.mkdir(parents=True, exist_ok=True)
     (made / name).unlink(missing_ok=True)
@@ -72,7 +79,13 @@ def every_value(content: bytes, depth: int, is_yaml: bool = False) -> Iterator[t
 
 
 def _paths(document: Any, depth: int) -> Iterator[str]:
-    items = document.items() if isinstance(document, dict) else enumerate(document[:1]) if isinstance(document, list) else ()
+    items = (
+        document.items()
+        if isinstance(document, dict)
+        else enumerate(document[:1])
+        if isinstance(document, list)
+        else ()
+    )
     for key, value in items:
         yield str(key)
         if depth > 1:
@@ -108,7 +121,9 @@ def tensor_files(content: bytes) -> Iterator[tuple[str, bytes]]:
     changes: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "no first tensor": lambda tensors: {name: one for name, one in tensors.items() if name != first},
         "no tensors": lambda tensors: {},
-        "another name": lambda tensors: {f"{name}x" * (name == first) or name: one for name, one in tensors.items()},
+        "another name": lambda tensors: {
+            f"{name}x" * (name == first) or name: one for name, one in tensors.items()
+        },
         "one more": lambda tensors: tensors | {f"{first}.more": tensors[first].clone()},
         "all zero": lambda tensors: {name: one * 0 for name, one in tensors.items()},
         "a row more": _each_tensor(lambda one: torch.cat([one, one[:1]])),
@@ -138,4 +153,12 @@ def tensor_files(content: bytes) -> Iterator[tuple[str, bytes]]:
 def _dtypes() -> tuple[Any, ...]:
     import torch
 
-    return torch.float16, torch.float64, torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn, torch.complex64
+    return (
+        torch.float16,
+        torch.float64,
+        torch.int8,
+        torch.int64,
+        torch.bool,
+        torch.float8_e4m3fn,
+        torch.complex64,
+    )

@@ -26,7 +26,8 @@ def recipe_for(base: Path, method: str, **changes: Any) -> Recipe:
 
 
 def write_dataset(folder: Path, base: Path, heldout: int = 12) -> Path:
-    """Write a prepared data set of 32 training chats and `heldout` others in two shards, with the tokenizer of `base`."""
+    """Write a prepared data set of 32 training chats and `heldout` others in two shards, with the tokenizer
+    of `base`."""
     import pyarrow
     import pyarrow.parquet
     from transformers import AutoTokenizer
@@ -35,7 +36,11 @@ def write_dataset(folder: Path, base: Path, heldout: int = 12) -> Path:
     tokenizer.save_pretrained(str(folder / "tokenizer"))
     rows = [_chat(tokenizer, index) for index in range(32 + heldout)]
     shards: dict[str, list[Shard]] = {"train": [], "heldout": []}
-    cuts = [("train", 0, rows[:32]), ("heldout", 0, rows[32 : 32 + heldout // 2]), ("heldout", 1, rows[32 + heldout // 2 :])]
+    cuts = [
+        ("train", 0, rows[:32]),
+        ("heldout", 0, rows[32 : 32 + heldout // 2]),
+        ("heldout", 1, rows[32 + heldout // 2 :]),
+    ]
     tokens_of = {name: pyarrow.list_(pyarrow.int32()) for name in ("input_ids", "labels")}
     for split, number, part in cuts:
         file = folder / split / f"{number:05}.parquet"
@@ -45,7 +50,9 @@ def write_dataset(folder: Path, base: Path, heldout: int = 12) -> Path:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(stored, schema=columns), file)
         tokens = sum(len(row["input_ids"]) for row in part)
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        shards[split].append(Shard(file=f"{split}/{file.name}", samples=len(part), tokens=tokens, sha256=digest))
+        shards[split].append(
+            Shard(file=f"{split}/{file.name}", samples=len(part), tokens=tokens, sha256=digest)
+        )
     manifest(rows, shards).write(folder / "manifest.json")
     return folder
 
@@ -62,7 +69,8 @@ def manifest(rows: list[dict[str, list[int]]], shards: dict[str, list[Shard]]) -
     }
     lengths = [len(row["input_ids"]) for row in rows]
     bins = [
-        Bin(low=low, high=low + 16, samples=sum(low <= length < low + 16 for length in lengths)) for low in range(0, 160, 16)
+        Bin(low=low, high=low + 16, samples=sum(low <= length < low + 16 for length in lengths))
+        for low in range(0, 160, 16)
     ]
     return Manifest(
         source="pairs.jsonl",
@@ -75,7 +83,16 @@ def manifest(rows: list[dict[str, list[int]]], shards: dict[str, list[Shard]]) -
         longest=max(lengths),
         histogram=bins,
         sources=[
-            SourceCounts(name=name, format="messages", weight=1, rows=22, bad=0, samples=22, tokens=900, trained_tokens=300)
+            SourceCounts(
+                name=name,
+                format="messages",
+                weight=1,
+                rows=22,
+                bad=0,
+                samples=22,
+                tokens=900,
+                trained_tokens=300,
+            )
             for name in ("a", "b")
         ],
         train=counts["train"],
@@ -86,7 +103,8 @@ def manifest(rows: list[dict[str, list[int]]], shards: dict[str, list[Shard]]) -
 
 
 def write_trained(folder: Path, recipe: Recipe, dataset: Path, steps: int = 12) -> Path:
-    """Write the output of training: model/ or adapter/ after a few plain steps, training.json and steps.jsonl."""
+    """Write the output of training: model/ or adapter/ after a few plain steps, training.json and
+    steps.jsonl."""
     import pyarrow.parquet
     import torch
     from transformers import AutoTokenizer
@@ -171,16 +189,34 @@ def training_result(steps: int, seed: int = 0) -> TrainingResult:
         trained_parameters=4_884_480,
         total_parameters=139_400_064,
         heldout_loss=2.31,
-        peaks={"load": 2**30, "first step": 3 * 2**30 // 2, "steady step": 13 * 2**27, "evaluate": 2**30, "export": 9 * 2**27},
+        peaks={
+            "load": 2**30,
+            "first step": 3 * 2**30 // 2,
+            "steady step": 13 * 2**27,
+            "evaluate": 2**30,
+            "export": 9 * 2**27,
+        },
     )
 
 
 def plan_for(recipe: Recipe) -> Plan:
-    step = {"weights (bf16)": 257, "gradients": 19, "optimizer (8-bit Adam)": 10, "activations": 480, "logits": 320}
+    step = {
+        "weights (bf16)": 257,
+        "gradients": 19,
+        "optimizer (8-bit Adam)": 10,
+        "activations": 480,
+        "logits": 320,
+    }
     load = {"weights (bf16)": 257, "process": 700}
     phases = {
         phase: {name: size * 2**20 for name, size in table.items()}
-        for phase, table in {"load": load, "first step": step, "steady step": step, "evaluate": load, "export": load}.items()
+        for phase, table in {
+            "load": load,
+            "first step": step,
+            "steady step": step,
+            "evaluate": load,
+            "export": load,
+        }.items()
     }
     needs = [
         Need(resource="process memory", available_bytes=3 * 2**30, phases=phases),
@@ -201,7 +237,10 @@ def plan_for(recipe: Recipe) -> Plan:
         total_parameters=134_515_584,
         trained_parameters=4_884_480,
         price_per_hour=0.1,
-        reasons=["shape cpu-2: as the recipe says", "2 x 2 accumulated x 2 processes = 8, the recipe's global batch"],
+        reasons=[
+            "shape cpu-2: as the recipe says",
+            "2 x 2 accumulated x 2 processes = 8, the recipe's global batch",
+        ],
     )
 
 

@@ -9,7 +9,9 @@ from tests.support.reports import metrics
 from tests.support.stages import plan_for, recipe_for, write_trained
 
 
-def stored(store: Path, base: Path, dataset: Path, name: str, method: str = "lora", steps: int = 30, **changes: Any) -> Path:
+def stored(
+    store: Path, base: Path, dataset: Path, name: str, method: str = "lora", steps: int = 30, **changes: Any
+) -> Path:
     """Store an artifact under `name`; other `steps` make other weights."""
     recipe = recipe_for(base, method, **{"name": name, "model.dtype": "float32", **changes})
     with tempfile.TemporaryDirectory() as folder:

@@ -29,7 +29,9 @@ def scored(losses, samples="a", figure=LOSS, weights=None, **scale):
     weights = numpy.ones(len(losses)) if weights is None else numpy.asarray(weights, dtype=float)
     sums = numpy.asarray(losses, dtype=float) * weights
     ends = [end[0] for end in scoring.bootstrap(sums[:, None], weights)]
-    scores = SampleScores(samples_sha256=samples, weights=weights.tolist(), scores={figure.name: sums.tolist()})
+    scores = SampleScores(
+        samples_sha256=samples, weights=weights.tolist(), scores={figure.name: sums.tolist()}
+    )
     measured = figure.measured({"tuned": dict(zip(("value", "low", "high"), ends, strict=True))})
     return Scored(figures=[measured], scores=scores, scale=scale)
 
@@ -41,7 +43,11 @@ def changes(tmp_path_factory):
     broken.write_text('{"instruction": "a", "output": "b"}\n' + "no JSON\n" * 40)
     return [
         {"training.learning_rate": 1e-2},
-        {"training.learning_rate": 1e-9, "training.max_loss_jump": 1.0 + 1e-6, "training.max_steps": 16},  # a bad loss
+        {
+            "training.learning_rate": 1e-9,
+            "training.max_loss_jump": 1.0 + 1e-6,
+            "training.max_steps": 16,
+        },  # a bad loss
         {"sharding": "device_map"},
         {"training.learning_rate": 1e-9},
         {"data.path": str(broken)},
@@ -49,7 +55,8 @@ def changes(tmp_path_factory):
 
 
 def check_table(found, broken):
-    """Check that each point of `changes` that failed has failed only its own row; `broken` is the file that cannot be read."""
+    """Check that each point of `changes` that failed has failed only its own row; `broken` is the file that
+    cannot be read."""
     assert found.best == "tiny-1"
     assert [not one.has_failed for one in found.outcomes] == [True, False, False, True, False]
     assert "method full with sharding device_map" in found.outcomes[2].reason
@@ -57,4 +64,6 @@ def check_table(found, broken):
     assert "bad loss" in found.outcomes[1].reason.lower()
     assert found.outcomes[4].reason.startswith("prepare: ")
     assert broken in found.outcomes[4].reason
-    assert not [one for one in found.outcomes if "Error encountered" in one.reason or "Traceback" in one.reason]
+    assert not [
+        one for one in found.outcomes if "Error encountered" in one.reason or "Traceback" in one.reason
+    ]

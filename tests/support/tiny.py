@@ -28,14 +28,20 @@ def write_pairs(path: Path, n: int) -> Path:
 
 
 def tiny_recipe(base: Path, data: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return a recipe for three full fine-tuning steps on cpu-1, with dotted `changes`: {"training.max_steps": 2}."""
+    """Return a recipe for three full fine-tuning steps on cpu-1, with dotted `changes`:
+    {"training.max_steps": 2}."""
     recipe: dict[str, Any] = {
         "name": "tiny",
         "model": {"name_or_path": str(base), "dtype": "float32", "attn_implementation": "sdpa"},
         "data": {"path": str(data), "max_length": 128, "heldout_fraction": 0.2},
         "method": "full",
         "sharding": "none",
-        "training": {"learning_rate": 1e-3, "global_batch_size": 4, "max_steps": 3, "activation_checkpointing": False},
+        "training": {
+            "learning_rate": 1e-3,
+            "global_batch_size": 4,
+            "max_steps": 3,
+            "activation_checkpointing": False,
+        },
         "evaluation": {"max_samples": 8, "batch_size": 4, "sample_answers": 1, "max_new_tokens": 8},
         "checkpoints": {"folder": str(base.parent / "checkpoints")},
         "hardware": {"shape": "cpu-1"},
@@ -50,5 +56,6 @@ def tiny_recipe(base: Path, data: Path, changes: dict[str, Any] | None = None) -
 
 
 def cluster_recipe(base: Path, data: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the same for a cluster, whose pods have no folder of this machine: its checkpoints are in its storage."""
+    """Return the same for a cluster, whose pods have no folder of this machine: its checkpoints are in its
+    storage."""
     return tiny_recipe(base, data, {"checkpoints": {}} | (changes or {}))

@@ -1,4 +1,5 @@
-"""Training, export, gate and reload of a tiny model of any type, through Flytune's own training loop on a CPU."""
+"""Training, export, gate and reload of a tiny model of any type, through Flytune's own training loop on a
+CPU."""
 
 import shutil
 from pathlib import Path
@@ -19,9 +20,11 @@ from tests.support.tiny import tiny_recipe
 
 STEPS = 3
 MORE = 12
-"""Steps of a type whose loss has not clearly fallen after STEPS: the warm-up and an adapter of 0 change little."""
+"""Steps of a type whose loss has not clearly fallen after STEPS: the warm-up and an adapter of 0 change
+little."""
 LOGIT_SCALES = {"logit_scale": 0.5, "logits_mup_width_multiplier": 2.0}
-"""Scales of logits by the name of the field: a type's own is for a width of thousands, and leaves 64 nothing to learn."""
+"""Scales of logits by the name of the field: a type's own is for a width of thousands, and leaves 64 nothing
+to learn."""
 FALL = 0.15
 """Smallest fall of the loss, in nats: those of two batches of an untrained model differ by up to 0.12."""
 
@@ -50,7 +53,8 @@ def write_base(model_type: str, tokenizer: Path, folder: Path) -> Path:
 
 
 def defaults(model_type: str) -> dict[str, Any]:
-    """Return the entries of a model type's row that say which of the recipe's defaults it has (model_types.json)."""
+    """Return the entries of a model type's row that say which of the recipe's defaults it has
+    (model_types.json)."""
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -89,14 +93,24 @@ def recipe_for(base: Path, method: str, **changes: Any) -> Recipe:
 
 def plan_of(recipe: Recipe) -> Plan:
     """Return the plan of one process, without the planner, which counts some types wrong."""
-    one = {"shape": "cpu-1", "processes": 1, "world_size": 1, "global_batch_size": recipe.training.global_batch_size}
+    one = {
+        "shape": "cpu-1",
+        "processes": 1,
+        "world_size": 1,
+        "global_batch_size": recipe.training.global_batch_size,
+    }
     return plan_for(recipe).model_copy(
-        update=one | {"per_device_train_batch_size": 2, "gradient_accumulation_steps": recipe.training.global_batch_size // 2}
+        update=one
+        | {
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": recipe.training.global_batch_size // 2,
+        }
     )
 
 
 def train(base: Path, dataset: Path, method: str, out: Path, **changes: Any) -> tuple[Recipe, TrainingResult]:
-    """Train, export, and let the gate reload the export; raises what goes wrong on the way. `dataset` gets base's tokenizer."""
+    """Train, export, and let the gate reload the export; raises what goes wrong on the way. `dataset` gets
+    base's tokenizer."""
     from transformers import AutoTokenizer
 
     recipe = recipe_for(base, method, **changes)
@@ -108,7 +122,9 @@ def train(base: Path, dataset: Path, method: str, out: Path, **changes: Any) -> 
     first, last = result.steps[0].loss, result.steps[-1].loss
     if not first - last >= FALL:
         if recipe.training.max_steps == MORE:
-            raise AssertionError(f"the loss does not fall by {FALL} in {MORE} steps: {first:.4f}, then {last:.4f}")
+            raise AssertionError(
+                f"the loss does not fall by {FALL} in {MORE} steps: {first:.4f}, then {last:.4f}"
+            )
         shutil.rmtree(out)
         return train(base, dataset, method, out, **changes | {"training.max_steps": MORE})
     rows = heldout_rows(dataset, scoring.GATE_SAMPLES)
@@ -123,7 +139,8 @@ def has_experts(base: Path) -> bool:
 
 
 def check_experts(base: Path, dataset: Path, out: Path) -> None:
-    """Train adapters on experts, with Flytune's gate; raise AssertionError if PEFT alone reloads or merges another model."""
+    """Train adapters on experts, with Flytune's gate; raise AssertionError if PEFT alone reloads or merges
+    another model."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -136,8 +153,15 @@ def check_experts(base: Path, dataset: Path, out: Path) -> None:
     attention = recipe.model.attn_implementation
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation=attention)
     for name in ("reloads", "merges"):
-        model = PeftModel.from_pretrained(model, out / "adapter").eval() if name == "reloads" else model.merge_and_unload()
-        if not probe.distance(live.logits, probe.ask(model, live.prompts).logits).max() <= gate.LOGIT_BOUND["float32"]:
+        model = (
+            PeftModel.from_pretrained(model, out / "adapter").eval()
+            if name == "reloads"
+            else model.merge_and_unload()
+        )
+        if (
+            not probe.distance(live.logits, probe.ask(model, live.prompts).logits).max()
+            <= gate.LOGIT_BOUND["float32"]
+        ):
             raise AssertionError(f"PEFT alone {name} another model than was trained")
 
 
@@ -156,14 +180,20 @@ def check_causal(base: Path) -> None:
     other = torch.cat([ids[:, :30], torch.randint(4, 200, (1, 10))], dim=1)
     mask = torch.ones_like(ids)
     with torch.no_grad(), packed_samples.double():
-        first, second = (model(input_ids=each, attention_mask=mask, use_cache=False).logits for each in (ids, other))
+        first, second = (
+            model(input_ids=each, attention_mask=mask, use_cache=False).logits for each in (ids, other)
+        )
     if first.shape[:2] != ids.shape:
         raise AssertionError("it does not predict a token after each token")
     distance = float((first[:, :30] - second[:, :30]).abs().max())
     if packed_samples.EQUAL < distance < packed_samples.DIFFERENT:
-        raise packed_samples.Undecided(f"{recipe.name}: its predictions differ by {distance:.1e} with other later tokens")
+        raise packed_samples.Undecided(
+            f"{recipe.name}: its predictions differ by {distance:.1e} with other later tokens"
+        )
     if not distance <= packed_samples.EQUAL:
-        raise AssertionError("its predictions see later tokens: it is not a causal language model by its configuration")
+        raise AssertionError(
+            "its predictions see later tokens: it is not a causal language model by its configuration"
+        )
 
 
 def check_bfloat16(base: Path) -> None:
@@ -190,16 +220,24 @@ def check_sharded_loading(base: Path) -> None:
     sharded_loading.load_weights(model, base)
     found = model.state_dict()
     if found.keys() != expected.keys():
-        raise AssertionError(f"other tensors than transformers loads: {', '.join(sorted(found.keys() ^ expected.keys())[:3])}")
+        raise AssertionError(
+            f"other tensors than transformers loads: {', '.join(sorted(found.keys() ^ expected.keys())[:3])}"
+        )
     if wrong := [name for name, tensor in expected.items() if not torch.equal(found[name], tensor)]:
         raise AssertionError(f"other values than transformers loads: {', '.join(wrong[:3])}")
 
 
-def losses(base: Path, dataset: Path, out: Path, world_size: int, micro_batch: int, changes: dict[str, Any]) -> list[float]:
+def losses(
+    base: Path, dataset: Path, out: Path, world_size: int, micro_batch: int, changes: dict[str, Any]
+) -> list[float]:
     """Return the losses of a full fine-tune's steps. Every process calls it."""
     recipe = recipe_for(base, "full", **changes)
     accumulation = recipe.training.global_batch_size // (micro_batch * world_size)
-    sizes = {"processes": world_size, "world_size": world_size, "shape": "cpu-1" if world_size == 1 else "cpu-2"}
+    sizes = {
+        "processes": world_size,
+        "world_size": world_size,
+        "shape": "cpu-1" if world_size == 1 else "cpu-2",
+    }
     sizes |= {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": accumulation}
     plan = plan_of(recipe).model_copy(update=sizes)
     return [step.loss for step in loop.fit(recipe, plan, shape_named(plan.shape), dataset, out).steps]

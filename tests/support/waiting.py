@@ -1,4 +1,5 @@
-"""Waiting for an event of a test: the limit is far away, so that no verdict depends on the load of the machine."""
+"""Waiting for an event of a test: the limit is far away, so that no verdict depends on the load of the
+machine."""
 
 import time
 from collections.abc import Callable

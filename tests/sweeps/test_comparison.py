@@ -20,7 +20,9 @@ def unpaired(one, other):
 
 
 def test_pairs_separate_points_whose_own_intervals_overlap():
-    points = [scored(HARD + shift + 0.01 * noise) for shift, noise in zip((0.0, 0.05, 0.1, 0.4), NOISE, strict=True)]
+    points = [
+        scored(HARD + shift + 0.01 * noise) for shift, noise in zip((0.0, 0.05, 0.1, 0.4), NOISE, strict=True)
+    ]
     assert all(unpaired(points[0], other) for other in points[1:])
     found = compare(points)
     assert (found.best, found.as_good, found.elsewhere, found.unpaired) == (0, (), (), ())
@@ -56,7 +58,9 @@ def test_equal_models_are_seldom_told_apart_although_the_best_of_them_was_chosen
 def test_a_share_of_which_more_is_better():
     right = numpy.arange(60) < 40
     better, worse = right | (numpy.arange(60) >= 45), right & (numpy.arange(60) > 1)
-    found = compare([scored(worse, figure=ACCURACY), scored(better, figure=ACCURACY), scored(right, figure=ACCURACY)])
+    found = compare(
+        [scored(worse, figure=ACCURACY), scored(better, figure=ACCURACY), scored(right, figure=ACCURACY)]
+    )
     assert found.best == 1
     assert found.as_good == ()
     assert found.differences[0].high < 0

@@ -11,6 +11,7 @@ from tests.support.recipes import content
 def test_points_without_held_out_samples_cannot_be_compared():
     recipe = Recipe.model_validate(content(data={"path": "x", "heldout_fraction": 0}))
     with pytest.raises(
-        RecipeError, match="data.heldout_fraction: 0, but points are compared on held-out samples; write a share"
+        RecipeError,
+        match="data.heldout_fraction: 0, but points are compared on held-out samples; write a share",
     ):
         grid.draw(recipe, {"training.learning_rate": [1e-4, 1e-3]}, [], 10)

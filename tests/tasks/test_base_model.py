@@ -1,4 +1,5 @@
-"""Tests of the base model: fetched once at its commit, read by pods without a hub, or read from an address."""
+"""Tests of the base model: fetched once at its commit, read by pods without a hub, or read from an
+address."""
 
 import json
 import os
@@ -50,7 +51,8 @@ print(json.dumps([planned.request.model.revision, planned.base.commit, base.remo
 
 
 def execution(recipe, raw, home, seen):
-    """Run an execution with a shared cache; return the commits of the data request and of the base model, and its address."""
+    """Run an execution with a shared cache; return the commits of the data request and of the base model, and
+    its address."""
     home.mkdir(exist_ok=True)
     environment = os.environ | {"HOME": str(home), "TMPDIR": str(home), "PYTHONPATH": str(ROOT), **seen}
     command = [sys.executable, "-c", EXECUTION, json.dumps(recipe), raw, str(home / "local")]
@@ -117,14 +119,21 @@ def test_a_model_of_the_hub_is_fetched_once_and_pods_contact_no_hub(storage, tmp
         cpu = seen | hub.environment()
         planned = pod(make_plan, tmp_path / "plan", raw, cpu, recipe=given)
         dataset = pod(
-            prepare_data, tmp_path / "prepare", raw, cpu, request=planned["request"], scratch_folder=planned["scratch_folder"]
+            prepare_data,
+            tmp_path / "prepare",
+            raw,
+            cpu,
+            request=planned["request"],
+            scratch_folder=planned["scratch_folder"],
         )["o0"]
         gpu = cpu | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "scratch" / "hub")}
         before = len(hub.asked)
         inputs = {"recipe": given, "dataset": dataset, "base": FlyteDirectory(moved[2])}
         trained = pod(TRAIN["cpu-2"], tmp_path / "train", raw, gpu, plan=planned["plan"], **inputs)
         assert isinstance(trained, dict), trained.error.message
-        assert len(list((tmp_path / "scratch" / "hub").glob(".unpacked-*[!k]"))) == 1, "two ranks unpacked it once"
+        assert len(list((tmp_path / "scratch" / "hub").glob(".unpacked-*[!k]"))) == 1, (
+            "two ranks unpacked it once"
+        )
         metrics = pod(EVALUATE["cpu-2"], tmp_path / "evaluate", raw, gpu, trained=trained["o0"], **inputs)
         assert isinstance(metrics, dict), metrics.error.message
         assert isinstance(metrics["o0"], Metrics)
@@ -184,7 +193,9 @@ def test_a_model_cache_on_a_volume_replaces_the_copy(storage, monkeypatch, tmp_p
         cluster = Cluster(volumes=[volume], model_cache=str(tmp_path / "mnt" / "hub"))
         monkeypatch.setattr(base_model, "load_cluster", lambda: cluster)
         provider = FileAccessProvider(str(tmp_path / "local"), raw)
-        with FlyteContextManager.with_context(FlyteContextManager.current_context().with_file_access(provider)):
+        with FlyteContextManager.with_context(
+            FlyteContextManager.current_context().with_file_access(provider)
+        ):
             asked = request.model_copy(update={"commit": commit})
             made = fetch_base_model.task_function(base=asked)
             if not str(made.path).startswith("s3://"):  # as flytekit stores an output
@@ -213,7 +224,9 @@ def test_the_cache_of_outputs_depends_on_the_model_cache(monkeypatch):
     volume = {"name": "m", "persistent_volume_claim": "m", "mount_path": "/mnt/m"}
     versions = set()
     for folder in ("/mnt/m/a", "/mnt/m/b"):
-        monkeypatch.setattr(table, "load_cluster", lambda folder=folder: Cluster(volumes=[volume], model_cache=folder))
+        monkeypatch.setattr(
+            table, "load_cluster", lambda folder=folder: Cluster(volumes=[volume], model_cache=folder)
+        )
         versions.add(table._base_model_version())
     assert len(versions | {first}) == 3
 
@@ -246,7 +259,8 @@ def test_a_model_behind_an_address_is_planned_and_fetched_once(bucket, cache, tm
     stamp = (place / "model.safetensors").stat().st_mtime_ns
     assert Path(models_base.local_name(model)) == place
     assert (place / "model.safetensors").stat().st_mtime_ns == stamp
-    # The content at the address has changed: another folder, and another tokenizer in prepare_data's cache key.
+    # The content at the address has changed: another folder, and another tokenizer in prepare_data's cache
+    # key.
     before = models_base.tokenizer_identity(model)
     (folder / "tokenizer_config.json").write_text((folder / "tokenizer_config.json").read_text() + "\n")
     upload(folder / "tokenizer_config.json", f"{address}/tokenizer_config.json")
@@ -283,7 +297,8 @@ def test_addresses_without_a_model(bucket, cache, tmp_path):
     with pytest.raises(RecipeError, match=r"nosuch://x: cannot be read: ValueError: Protocol not known"):
         models_base.local_name(Model(name_or_path="nosuch://x"))
     with pytest.raises(
-        RecipeError, match=r"no such folder \(seen from .*; pods of a cluster see mounted folders and addresses"
+        RecipeError,
+        match=r"no such folder \(seen from .*; pods of a cluster see mounted folders and addresses",
     ):
         models_base.local_name(Model(name_or_path="/home/someone/model"))
 
@@ -297,29 +312,46 @@ def test_unreachable_storage_is_recoverable(bucket, cache, monkeypatch):
     import s3fs
 
     monkeypatch.setattr(s3fs.S3FileSystem, "find", away)
-    with pytest.raises(StorageError, match="model.name_or_path: s3://models/x: cannot be read: ConnectionError") as caught:
+    with pytest.raises(
+        StorageError, match="model.name_or_path: s3://models/x: cannot be read: ConnectionError"
+    ) as caught:
         models_base.local_name(Model(name_or_path=f"{bucket}/x"))
     assert caught.value.goes_on
 
 
 def test_files_of_a_model_that_are_fetched():
-    files = ["config.json", "tokenizer.model", "original/params.json", "modeling.py", "README.md", "onnx/model.onnx"]
+    files = [
+        "config.json",
+        "tokenizer.model",
+        "original/params.json",
+        "modeling.py",
+        "README.md",
+        "onnx/model.onnx",
+    ]
     shards = ["model-1-of-2.safetensors", "model-2-of-2.safetensors", "consolidated.safetensors"]
     index = json.dumps({"weight_map": {"a": shards[0], "b": shards[1]}}).encode()
-    assert files_to_fetch(files + shards, index, False, "x") == ["config.json", "tokenizer.model", *shards[:2]]
+    assert files_to_fetch(files + shards, index, False, "x") == [
+        "config.json",
+        "tokenizer.model",
+        *shards[:2],
+    ]
     assert files_to_fetch([*files, "model.safetensors", shards[2]], None, True, "x") == [
         "config.json",
         "modeling.py",
         "tokenizer.model",
         "model.safetensors",
     ]
-    with pytest.raises(RecipeError, match=r"x: it has no \*.safetensors, and no other weights are read; it holds README.md"):
+    with pytest.raises(
+        RecipeError, match=r"x: it has no \*.safetensors, and no other weights are read; it holds README.md"
+    ):
         files_to_fetch(files, None, False, "x")
 
 
 def test_an_unknown_commit_is_refused_by_the_plan(tmp_path):
     model = Model(name_or_path="owner/none")
-    with pytest.raises(RecipeError, match="owner/none: its commit is unknown because the hub did not answer; run again"):
+    with pytest.raises(
+        RecipeError, match="owner/none: its commit is unknown because the hub did not answer; run again"
+    ):
         models_base.require_commit(models_base.request(model), model)
     folder = Model(name_or_path=str(tiny_base(tmp_path)))
     assert models_base.require_commit(models_base.request(folder), folder).commit is None
@@ -341,8 +373,12 @@ def test_an_artifact_is_a_base_model_and_only_its_model_is_fetched(bucket, cache
     from tests.support.store import stored as stored_artifact
 
     base = tiny_base(tmp_path)
-    artifact = stored_artifact(tmp_path / "store", base, write_dataset(tmp_path / "dataset", base), "whole", "full", steps=1)
+    artifact = stored_artifact(
+        tmp_path / "store", base, write_dataset(tmp_path / "dataset", base), "whole", "full", steps=1
+    )
     upload(artifact, f"{bucket}/accepted-1")
     place = Path(models_base.local_name(Model(name_or_path=f"{bucket}/accepted-1")))
-    assert [path.relative_to(place).as_posix() for path in place.rglob("*.safetensors")] == ["model.safetensors"]
+    assert [path.relative_to(place).as_posix() for path in place.rglob("*.safetensors")] == [
+        "model.safetensors"
+    ]
     assert (place / "model.safetensors").read_bytes() == (artifact / "model.safetensors").read_bytes()

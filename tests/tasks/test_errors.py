@@ -42,7 +42,9 @@ def pyflyte(tmp_path):
     def run(*arguments):
         command = [Path(sys.executable).with_name("pyflyte"), *arguments]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540)
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540
+        )
 
     return run
 
@@ -74,7 +76,10 @@ def test_a_bug_keeps_its_traceback(pyflyte):
         (None, "recipe.yaml: no such file; there are: "),
         pytest.param("just text", "must be a mapping; found 'just text'", marks=pytest.mark.slow),
         pytest.param("{name: x", "recipe.yaml: not YAML: ", marks=pytest.mark.slow),
-        ("name: x\ntraining: {learning_rat: 1}", "training.learning_rat: unknown key; did you mean learning_rate?"),
+        (
+            "name: x\ntraining: {learning_rat: 1}",
+            "training.learning_rat: unknown key; did you mean learning_rate?",
+        ),
     ],
     ids=["missing", "text", "cut off", "unknown key"],
 )
@@ -119,7 +124,9 @@ def test_a_cached_result_whose_folder_is_gone_is_our_error(tmp_path):
     from flytekit.core.type_engine import TypeTransformerFailedError
 
     def error(folder):
-        return TypeTransformerFailedError(f'Cannot convert from scalar {{\n  blob {{\n    uri: "{folder}"\n  }}\n}}')
+        return TypeTransformerFailedError(
+            f'Cannot convert from scalar {{\n  blob {{\n    uri: "{folder}"\n  }}\n}}'
+        )
 
     assert own_error(error(tmp_path)) is None
     own = own_error(error(tmp_path / "gone"))

@@ -29,7 +29,8 @@ FLYTEKIT = Path(sys.executable).with_name("pyflyte-fast-execute")
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a function that executes a task of CODE, from an archive, and returns the process and its output."""
+    """Return a function that executes a task of CODE, from an archive, and returns the process and its
+    output."""
     (tmp_path / "code").mkdir()
     (tmp_path / "fetched.py").write_text(CODE)
     with tarfile.open(tmp_path / "code.tar.gz", "w:gz") as archive:
@@ -39,8 +40,20 @@ def run(tmp_path):
 
     def executed(script, task, *before, **variables):
         place = f"{tmp_path}/{script.stem}"
-        fetch = ["--additional-distribution", str(tmp_path / "code.tar.gz"), "--dest-dir", str(tmp_path / "code"), "--"]
-        execute = ["pyflyte-execute", "--inputs", str(tmp_path / "inputs.pb"), "--output-prefix", f"{place}/out"]
+        fetch = [
+            "--additional-distribution",
+            str(tmp_path / "code.tar.gz"),
+            "--dest-dir",
+            str(tmp_path / "code"),
+            "--",
+        ]
+        execute = [
+            "pyflyte-execute",
+            "--inputs",
+            str(tmp_path / "inputs.pb"),
+            "--output-prefix",
+            f"{place}/out",
+        ]
         execute += ["--raw-output-data-prefix", f"{place}/raw", "--resolver"]
         execute += ["flytekit.core.python_auto_container.default_task_resolver", "--"]
         execute += ["task-module", "fetched", "task-name", task]
@@ -52,7 +65,12 @@ def run(tmp_path):
         }
         command = [sys.executable, *before, str(script), *fetch, *execute]
         process = subprocess.Popen(
-            command, env=environment | variables, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env=environment | variables,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         said, _ = process.communicate(timeout=600)
         outputs = sorted(path.name for path in Path(place, "out").glob("*"))
@@ -93,6 +111,8 @@ def test_a_process_that_cannot_see_the_code_starts_another(run, tmp_path):
 
 def test_a_process_that_has_imported_the_project_starts_another(run, tmp_path):
     import_first = f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); import flytune; sys.argv.pop(0)"
-    process, said, _ = run(OWN, "ids", "-c", f"{import_first}; runpy.run_path(sys.argv[0], run_name='__main__')")
+    process, said, _ = run(
+        OWN, "ids", "-c", f"{import_first}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
     assert process.returncode == 0, said
     assert int(ids(said)[0]) != process.pid

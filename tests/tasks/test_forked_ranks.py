@@ -35,7 +35,8 @@ def clean(monkeypatch):
 
 
 def in_fork(function, *arguments):
-    """Return the result of a function in a forked process that ends as ranks do, without the exit functions of Python."""
+    """Return the result of a function in a forked process that ends as ranks do, without the exit functions
+    of Python."""
     receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
     if (pid := os.fork()) == 0:
         try:
@@ -78,7 +79,9 @@ def test_a_rank_has_the_threads_of_torchrun(monkeypatch):
     assert in_fork(forked_ranks.in_rank(torch.get_num_threads)) == torch.get_num_threads()
 
 
-@pytest.mark.parametrize(("value", "threads"), [("1,2", 1), (" 1 ", 1), ("", None), ("0", None), ("many", None), ("-1", None)])
+@pytest.mark.parametrize(
+    ("value", "threads"), [("1,2", 1), (" 1 ", 1), ("", None), ("0", None), ("many", None), ("-1", None)]
+)
 def test_a_rank_reads_the_number_of_threads_as_openmp_does(value, threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert in_fork(forked_ranks.in_rank(torch.get_num_threads)) == (threads or torch.get_num_threads())
@@ -118,7 +121,9 @@ def test_the_clean_process_is_the_same_until_it_ends(clean):
 
 
 def test_what_a_run_has_trained_with_is_freed_before_another_process_evaluates(tmp_path):
-    recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64)))
+    recipe = Recipe.model_validate(
+        tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64))
+    )
     data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
     assert ranks.run(1, left_over, recipe, tmp_path / "dataset", tmp_path / "out") == 0
 

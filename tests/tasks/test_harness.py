@@ -36,7 +36,11 @@ def test_a_pod_answers_the_job_of_its_index(base, own, tmp_path):
     recipe = asking(base, own, ["choose"], task_shards=2)
     trained = write_trained(tmp_path / "trained", recipe, write_dataset(tmp_path / "dataset", base))
     jobs = evaluation_tasks.jobs(recipe)
-    folders = {"trained": trained, "base": write_marker(tmp_path / "base"), "harness_data": write_marker(tmp_path / "data")}
+    folders = {
+        "trained": trained,
+        "base": write_marker(tmp_path / "base"),
+        "harness_data": write_marker(tmp_path / "data"),
+    }
     shared = {"recipe": recipe, **{name: FlyteDirectory(str(folder)) for name, folder in folders.items()}}
     mapped = map_task(partial(EVALUATE_TASKS["cpu-1"], **shared))
     context = FlyteContextManager.current_context()
@@ -58,7 +62,9 @@ def test_a_pod_answers_the_job_of_its_index(base, own, tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
     assert (tmp_path / "outputs.pb").exists(), done.stderr[-3000:]
     proto = utils.load_proto_from_file(literals_pb2.LiteralMap, str(tmp_path / "outputs.pb"))
-    (answers,) = TypeEngine.literal_map_to_kwargs(context, LiteralMap.from_flyte_idl(proto), {"o0": FlyteFile}).values()
+    (answers,) = TypeEngine.literal_map_to_kwargs(
+        context, LiteralMap.from_flyte_idl(proto), {"o0": FlyteFile}
+    ).values()
     result = JobResult.read(Path(answers.download()))
     assert result.job == jobs[1]
     assert {int(key.split()[1]) % 2 for key in result.base} == {1}

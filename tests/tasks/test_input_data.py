@@ -51,12 +51,18 @@ def trained_on_dataset(recipe: Recipe, count: int) -> FlyteDirectory:
 
 
 def test_a_file_is_named_by_its_content_wherever_it_is(recipe, tmp_path):
-    first, second = write_pairs(tmp_path / "a" / "pairs.jsonl", 8), write_pairs(tmp_path / "b" / "pairs.jsonl", 8)
+    first, second = (
+        write_pairs(tmp_path / "a" / "pairs.jsonl", 8),
+        write_pairs(tmp_path / "b" / "pairs.jsonl", 8),
+    )
     named = name_file(recipe=recipe, data=FlyteFile(str(first)))
     assert named == name_file(recipe=recipe, data=FlyteFile(str(second)))
     assert Path(named.data.path).read_bytes() == first.read_bytes()
     assert named.key() == name_file(recipe=recipe, data=FlyteFile(str(second))).key()
-    assert json.loads((Path(named.data.path).parent / ORIGIN).read_text()) == {"address": str(first), "execution": ""}
+    assert json.loads((Path(named.data.path).parent / ORIGIN).read_text()) == {
+        "address": str(first),
+        "execution": "",
+    }
     write_pairs(second, 9)
     other = name_file(recipe=recipe, data=FlyteFile(str(second)))
     assert other.data.path != named.data.path
@@ -83,8 +89,12 @@ def test_a_dataset_is_read_as_parquet_and_its_rows_decide_its_address(recipe):
 
 def test_a_recipe_of_several_sources_is_refused(recipe, tmp_path):
     several = recipe.model_dump() | {"data": {"sources": [{"path": "a.jsonl"}, {"path": "b.jsonl"}]}}
-    with pytest.raises(DataError, match=r"data\.sources: several sources, and one input; write data\.path: upstream://"):
-        name_file(recipe=Recipe.model_validate(several), data=FlyteFile(str(write_pairs(tmp_path / "x.jsonl", 2))))
+    with pytest.raises(
+        DataError, match=r"data\.sources: several sources, and one input; write data\.path: upstream://"
+    ):
+        name_file(
+            recipe=Recipe.model_validate(several), data=FlyteFile(str(write_pairs(tmp_path / "x.jsonl", 2)))
+        )
 
 
 @pytest.mark.slow
@@ -95,7 +105,9 @@ def test_a_data_frame_of_another_task_is_trained_on(recipe):
     assert stored.data.path.endswith(".parquet")
 
 
-@pytest.mark.parametrize("made", [finetune_on_file, finetune_on_folder, finetune_on_dataset], ids=lambda made: made.name)
+@pytest.mark.parametrize(
+    "made", [finetune_on_file, finetune_on_folder, finetune_on_dataset], ids=lambda made: made.name
+)
 def test_the_workflows_are_registered_with_finetune_inside(made):
     spec = get_serializable(OrderedDict(), SETTINGS, made)
     assert list(spec.template.interface.inputs) == ["recipe", "data"]

@@ -1,4 +1,5 @@
-"""Tests of how jobs end, with stand-ins for the kubelet, the training operator and Flyte (tests/support/kubelet.py)."""
+"""Tests of how jobs end, with stand-ins for the kubelet, the training operator and Flyte
+(tests/support/kubelet.py)."""
 
 import itertools
 import os
@@ -48,7 +49,9 @@ def job(cluster, tmp_path):
         task = QUICK[shape]
         template = get_serializable(OrderedDict(), SETTINGS, task).template.to_flyte_idl()
         inputs = {"size": 1000, "steps": 5, "fault": fault}
-        literals = TypeEngine.dict_to_literal_map(FlyteContextManager.current_context(), inputs, task.python_interface.inputs)
+        literals = TypeEngine.dict_to_literal_map(
+            FlyteContextManager.current_context(), inputs, task.python_interface.inputs
+        )
         environment = storage | {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "sitecustomize.py").write_text(propeller.SITE)
@@ -58,7 +61,11 @@ def job(cluster, tmp_path):
         given = dict(literals.to_flyte_idl().literals)
         where = tmp_path / "work", environment, f"job{next(NUMBERS)}"
         try:
-            return list(propeller.attempts(admin, template, given, *where, strike=strike, **{"grace": GRACE} | options))
+            return list(
+                propeller.attempts(
+                    admin, template, given, *where, strike=strike, **{"grace": GRACE} | options
+                )
+            )
         finally:
             admin.uploads_end.set()
 
@@ -66,7 +73,8 @@ def job(cluster, tmp_path):
 
 
 def sigterm(admin, phase, index):
-    """Return a function that deletes the pod of that index in that phase; uploads that are held may end after it."""
+    """Return a function that deletes the pod of that index in that phase; uploads that are held may end after
+    it."""
     words = {"import": "", "training": "step 2", "export": "export begins"}
 
     def is_there(pods):
@@ -89,7 +97,12 @@ def sigterm(admin, phase, index):
 def explain(attempts):
     """Return the results of the attempts, for the message of a failed test."""
     return [
-        (one.condition, [pod.code for pod in one.pods], one.error and one.error.message[-900:], one.outputs is not None)
+        (
+            one.condition,
+            [pod.code for pod in one.pods],
+            one.error and one.error.message[-900:],
+            one.outputs is not None,
+        )
         for one in attempts
     ]
 
@@ -126,7 +139,10 @@ def test_a_waiting_pod_that_is_killed_fails(job, cluster):
 @pytest.mark.parametrize("phase", PHASES)
 def test_two_nodes_one_of_which_is_drained(phase, index, job, cluster):
     attempts = job(
-        "cpu-1x2", fault=STAY.get(phase, "").format(index), holds=phase == "upload", strike=sigterm(cluster[0], phase, index)
+        "cpu-1x2",
+        fault=STAY.get(phase, "").format(index),
+        holds=phase == "upload",
+        strike=sigterm(cluster[0], phase, index),
     )
     *failed, last = attempts
     assert last.outputs is not None, explain(attempts)
@@ -138,12 +154,19 @@ def test_two_nodes_one_of_which_is_drained(phase, index, job, cluster):
 @pytest.mark.parametrize("shape", ["cpu-1", "cpu-2"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_one_node_that_is_drained(phase, shape, job, cluster):
-    attempts = job(shape, fault=STAY.get(phase, "").format(0), holds=phase == "upload", strike=sigterm(cluster[0], phase, 0))
+    attempts = job(
+        shape,
+        fault=STAY.get(phase, "").format(0),
+        holds=phase == "upload",
+        strike=sigterm(cluster[0], phase, 0),
+    )
     *failed, last = attempts
     assert last.outputs is not None, explain(attempts)
     assert len(failed) == (phase in ("import", "training", "export")), explain(attempts)
     if phase == "import":
-        assert failed[0].pods[0].code in (-signal.SIGTERM, 128 + signal.SIGTERM), "with nothing to save, it ends at once"
+        assert failed[0].pods[0].code in (-signal.SIGTERM, 128 + signal.SIGTERM), (
+            "with nothing to save, it ends at once"
+        )
 
 
 @pytest.mark.slow
@@ -167,7 +190,10 @@ def test_an_interrupted_upload_is_repeated(shape, job, cluster):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "said", "attempts"),
-    [("kill 1 2", "rank 1: out of host memory: ended by SIGKILL", 2), ("bug 1 2", "rank 1: bug: KeyError: 'a bug'", 1)],
+    [
+        ("kill 1 2", "rank 1: out of host memory: ended by SIGKILL", 2),
+        ("bug 1 2", "rank 1: bug: KeyError: 'a bug'", 1),
+    ],
     ids=["killed", "bug"],
 )
 def test_the_cause_is_shown_and_not_the_error_of_a_peer(fault, said, attempts, job):

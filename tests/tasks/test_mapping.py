@@ -59,18 +59,24 @@ def test_an_element_that_is_refused_is_not_retried(element, monkeypatch):
         raise FlytuneError("not run: 2 points had failed")
 
     monkeypatch.setattr(made, "_refuse_if_too_many_failed", refuse)
-    with pytest.raises(FlyteUserRuntimeException) as raised:  # a user's error, which flytekit does not call recoverable
+    with pytest.raises(
+        FlyteUserRuntimeException
+    ) as raised:  # a user's error, which flytekit does not call recoverable
         made.dispatch_execute(POD, None)
     assert "not run" in str(raised.value.value)
     assert len(reasons) == 1
 
 
-@pytest.mark.parametrize("task", [prepare_data, TRAIN["cpu-1"], TRAIN["h100-8x8"]], ids=lambda task: task.name)
+@pytest.mark.parametrize(
+    "task", [prepare_data, TRAIN["cpu-1"], TRAIN["h100-8x8"]], ids=lambda task: task.name
+)
 def test_a_registered_element_is_read_by_flytekit_s_commands(task, monkeypatch):
     """With fast registration, one command fetches the code, and starts that of the element."""
     started = []
     monkeypatch.setattr(entrypoint, "_download_distribution", lambda *places: started.append(places))
-    monkeypatch.setattr(entrypoint, "_run_subprocess", lambda command, environment: started.append(command) or 0)
+    monkeypatch.setattr(
+        entrypoint, "_run_subprocess", lambda command, environment: started.append(command) or 0
+    )
     made = mapping.map_points(task, "s3://flyte/notes/train/a", allowed_failures=3)
     command, _ = container_of(proto(made, FAST))
     assert command[0] == "pyflyte-fast-execute"
@@ -84,4 +90,8 @@ def test_a_registered_element_is_read_by_flytekit_s_commands(task, monkeypatch):
         read = entrypoint.map_execute_task_cmd.make_context(name, arguments).params
         assert read["resolver"] == mapping.PointsResolver().name()
         loaded = mapping.PointsResolver().load_task(list(read["resolver_args"]))
-        assert (loaded.notes, loaded.allowed_failures, loaded._run_task) == ("s3://flyte/notes/train/a", 3, task)
+        assert (loaded.notes, loaded.allowed_failures, loaded._run_task) == (
+            "s3://flyte/notes/train/a",
+            3,
+            task,
+        )

@@ -1,4 +1,5 @@
-"""Test of the network policy in docs/pods.md: a NetworkPolicy of Kubernetes' models, with the connections that pods need."""
+"""Test of the network policy in docs/pods.md: a NetworkPolicy of Kubernetes' models, with the connections
+that pods need."""
 
 import re
 
@@ -13,13 +14,18 @@ KINDS = re.compile(r"(list|dict)[\[(](?:str, )?(\w+)[\])]", re.IGNORECASE)
 
 
 def policy():
-    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "pods.md").read_text(encoding="utf-8"), re.DOTALL)
-    (found,) = [block for block in map(yaml.safe_load, blocks) if isinstance(block, dict) and block.get("kind")]
+    blocks = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs" / "pods.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    (found,) = [
+        block for block in map(yaml.safe_load, blocks) if isinstance(block, dict) and block.get("kind")
+    ]
     return found
 
 
 def model(kind, content, where="policy"):
-    """Return content as Kubernetes' model, whose setters check what is required; refuse keys that the model does not have."""
+    """Return content as Kubernetes' model, whose setters check what is required; refuse keys that the model
+    does not have."""
     if found := KINDS.fullmatch(kind):
         wanted = list if found[1].lower() == "list" else dict
         assert isinstance(content, wanted), where
@@ -33,7 +39,9 @@ def model(kind, content, where="policy"):
     names = {key: name for name, key in made.attribute_map.items()}
     assert set(content) <= set(names), f"{where}: {set(content) - set(names)}"
     types = made.openapi_types
-    return made(**{names[key]: model(types[names[key]], item, f"{where}.{key}") for key, item in content.items()})
+    return made(
+        **{names[key]: model(types[names[key]], item, f"{where}.{key}") for key, item in content.items()}
+    )
 
 
 def test_the_policy_is_one_that_kubernetes_takes():
@@ -46,7 +54,9 @@ def test_the_policy_allows_what_pods_use():
     spec = policy()["spec"]
     everybody = {"podSelector": {}}
     assert spec["podSelector"] == {}
-    assert spec["ingress"] == [{"from": [everybody]}], "torchrun, NCCL and gloo between the pods of a job, on any port"
+    assert spec["ingress"] == [{"from": [everybody]}], (
+        "torchrun, NCCL and gloo between the pods of a job, on any port"
+    )
     ports = {port["port"] for rule in spec["egress"] for port in rule.get("ports", [])}
     assert {"to": [everybody]} in spec["egress"]
     assert ports == {53, 443, 8089, 9000}

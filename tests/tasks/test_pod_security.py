@@ -50,12 +50,15 @@ def registered():
 
 
 def test_every_registered_pod_is_restricted(registered):
-    """The fields of Kubernetes' policy `restricted` (Pod Security Standards), a read-only root, and no token."""
+    """The fields of Kubernetes' policy `restricted` (Pod Security Standards), a read-only root, and no
+    token."""
     for name, pod in registered.items():
         assert pod["automountServiceAccountToken"] is False, name
         context = pod["securityContext"]
         assert context["runAsNonRoot"] is True, name
-        assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (10001, 10001, 10001), name
+        assert (context["runAsUser"], context["runAsGroup"], context["fsGroup"]) == (10001, 10001, 10001), (
+            name
+        )
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
         (container,) = pod["containers"]
         assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
@@ -68,7 +71,9 @@ def test_every_registered_pod_can_write_where_flytekit_and_libraries_do(register
     for name, pod in registered.items():
         (container,) = pod["containers"]
         kinds = {volume["name"]: volume for volume in pod["volumes"]}
-        writable = {mount["mountPath"] for mount in container["volumeMounts"] if "emptyDir" in kinds[mount["name"]]}
+        writable = {
+            mount["mountPath"] for mount in container["volumeMounts"] if "emptyDir" in kinds[mount["name"]]
+        }
         assert {"/tmp", "/code"} <= writable, name
         assert container["workingDir"] == "/code", name
         variables = {one["name"]: one.get("value") for one in container["env"]}
@@ -87,7 +92,11 @@ def test_the_default_user_and_paths_are_those_of_the_images():
 @pytest.mark.parametrize(
     ("relaxed", "gone", "left"),
     [
-        ({"read_only_root": False}, {"readOnlyRootFilesystem", "workingDir", "flytune-code", "PYTHONPATH"}, {"runAsNonRoot"}),
+        (
+            {"read_only_root": False},
+            {"readOnlyRootFilesystem", "workingDir", "flytune-code", "PYTHONPATH"},
+            {"runAsNonRoot"},
+        ),
         (
             {"restricted": False},
             {"runAsNonRoot", "seccompProfile", "allowPrivilegeEscalation", "capabilities"},
@@ -99,9 +108,14 @@ def test_the_default_user_and_paths_are_those_of_the_images():
 )
 def test_a_cluster_relaxes_a_part(monkeypatch, relaxed, gone, left):
     for cluster, found in (({}, gone | left), ({"pod_security": relaxed}, left)):
-        for pod in (light(monkeypatch, **cluster), spec_of(pods.pod_template(shape_named("h100-8"), Cluster(**cluster)))):
+        for pod in (
+            light(monkeypatch, **cluster),
+            spec_of(pods.pod_template(shape_named("h100-8"), Cluster(**cluster))),
+        ):
             text = str(pod)
-            assert [word for word in gone | left if word in text] == [word for word in gone | left if word in found]
+            assert [word for word in gone | left if word in text] == [
+                word for word in gone | left if word in found
+            ]
 
 
 def test_all_parts_can_be_relaxed_at_once(monkeypatch):
@@ -117,8 +131,13 @@ def test_another_user_owns_the_volumes_too(monkeypatch):
 
 
 def test_pinned_memory_keeps_its_one_capability():
-    shape = shape_named("h100-8").model_copy(update={"network": "infiniband", "nodes": 2, "network_devices": 1})
-    for rules, expected in (({}, {"add": ["IPC_LOCK"], "drop": ["ALL"]}), ({"restricted": False}, {"add": ["IPC_LOCK"]})):
+    shape = shape_named("h100-8").model_copy(
+        update={"network": "infiniband", "nodes": 2, "network_devices": 1}
+    )
+    for rules, expected in (
+        ({}, {"add": ["IPC_LOCK"], "drop": ["ALL"]}),
+        ({"restricted": False}, {"add": ["IPC_LOCK"]}),
+    ):
         (container,) = spec_of(pods.pod_template(shape, Cluster(pod_security=rules)))["containers"]
         assert container["securityContext"]["capabilities"] == expected
 
@@ -126,7 +145,10 @@ def test_pinned_memory_keeps_its_one_capability():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("pod_security: {read_only_rot: true}", "pod_security.read_only_rot: unknown key; did you mean read_only_root?"),
+        (
+            "pod_security: {read_only_rot: true}",
+            "pod_security.read_only_rot: unknown key; did you mean read_only_root?",
+        ),
         ("pod_security: {user: 0}", "pod_security.user: must be 1 or greater"),
         ("pod_security: {restricted: strong}", "pod_security.restricted: must be true or false"),
     ],
@@ -156,7 +178,9 @@ def test_plans_are_made_in_the_training_image_where_cluster_yaml_says_so(with_to
         "import tasks.plan, tasks.sweep\n"
         "print(tasks.plan.make_plan.container_image, tasks.sweep.draw_points.container_image)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, env={"PATH": ""})
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, env={"PATH": ""}
+    )
     assert done.stdout.splitlines()[-1].split() == [image, image]
 
 
@@ -168,7 +192,9 @@ def test_imagespec_s_user_has_no_number_to_check():
         "print(json.dumps(ApiClient().sanitize_for_serialization(pods.light_pod().pod_spec)))"
     )
     environment = {"FLYTUNE_IMAGES": "imagespec", "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+    )
     assert not [word for word in ("runAsUser", "runAsNonRoot") if word in done.stdout]
     assert '"value": "/code:/root"' in done.stdout
     assert '"allowPrivilegeEscalation": false' in done.stdout

@@ -48,8 +48,16 @@ def small() -> int:
 def test_a_pod_s_temporary_files_are_on_the_scratch_disk():
     pod, _ = pod_of(shape_of())
     # The kubelet sets the names of node and namespace.
-    code = {"PYTHONPATH": "/code:/app:/opt/site", "FLYTUNE_RETRIES": "3", "FLYTUNE_NODE": None, "FLYTUNE_NAMESPACE": None}
-    assert environment(pod) == {"TMPDIR": "/scratch", "HF_HUB_CACHE": "/scratch/hub", "HF_HUB_OFFLINE": "1"} | code
+    code = {
+        "PYTHONPATH": "/code:/app:/opt/site",
+        "FLYTUNE_RETRIES": "3",
+        "FLYTUNE_NODE": None,
+        "FLYTUNE_NAMESPACE": None,
+    }
+    assert (
+        environment(pod)
+        == {"TMPDIR": "/scratch", "HF_HUB_CACHE": "/scratch/hub", "HF_HUB_OFFLINE": "1"} | code
+    )
     laptop, _ = pod_of(shape_named("cpu-2"))
     assert "HF_HUB_OFFLINE" not in environment(laptop)
     assert tolerated(laptop) == []
@@ -77,7 +85,11 @@ def test_flytekit_and_the_nvme_offload_follow_tmpdir(tmp_path):
 def test_the_nvme_offload_is_in_the_temporary_folder_of_the_run(monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/scratch")
     config = Zero3(recipe_of(sharding={"name": "zero3", "offload": "nvme"})).config()["zero_optimization"]
-    assert config["offload_param"]["nvme_path"] == config["offload_optimizer"]["nvme_path"] == "/scratch/flytune-nvme"
+    assert (
+        config["offload_param"]["nvme_path"]
+        == config["offload_optimizer"]["nvme_path"]
+        == "/scratch/flytune-nvme"
+    )
     on_cpu = Zero3(recipe_of(sharding={"name": "zero3", "offload": "cpu"})).config()
     assert "nvme_path" not in str(on_cpu)
 
@@ -127,12 +139,17 @@ def test_efa():
     container = pod["containers"][0]
     assert container["resources"]["limits"]["vpc.amazonaws.com/efa"] == "32"
     assert container["resources"]["requests"] == container["resources"]["limits"]
-    assert environment(pod).items() >= {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0", "NCCL_DEBUG": "WARN"}.items()
+    assert (
+        environment(pod).items()
+        >= {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0", "NCCL_DEBUG": "WARN"}.items()
+    )
     assert "add" not in container["securityContext"]["capabilities"]
 
 
 def test_infiniband():
-    pod, _ = pod_of(shape_of(nodes=2, network="infiniband", network_devices=8), infiniband_resource="rdma/hca")
+    pod, _ = pod_of(
+        shape_of(nodes=2, network="infiniband", network_devices=8), infiniband_resource="rdma/hca"
+    )
     container = pod["containers"][0]
     assert container["resources"]["limits"]["rdma/hca"] == "8"
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
@@ -171,7 +188,9 @@ def declared(monkeypatch, cluster, shape, **arguments):
 
 
 def test_the_pod_template_is_registered(monkeypatch):
-    cluster = Cluster(gang_scheduling="kueue", queue="gpus", scratch_storage_class="local", spot_taints=["spot"])
+    cluster = Cluster(
+        gang_scheduling="kueue", queue="gpus", scratch_storage_class="local", spot_taints=["spot"]
+    )
     shape = shape_of(nodes=2, network="efa", network_devices=32, spot=True, node_labels={"pool": "p5"})
     template = declared(monkeypatch, cluster, shape)
     pod = MessageToDict(template.k8s_pod.pod_spec)
@@ -198,7 +217,9 @@ def test_secrets_are_requested_by_name(monkeypatch):
 def test_a_secret_that_is_not_set_locally_is_absent(monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr(
-        secrets, "load_cluster", lambda: Cluster(secrets={"hub": [{"env_var": "HF_TOKEN", "group": "g", "key": "k"}]})
+        secrets,
+        "load_cluster",
+        lambda: Cluster(secrets={"hub": [{"env_var": "HF_TOKEN", "group": "g", "key": "k"}]}),
     )
 
     @task(secret_requests=secrets.secrets("hub"))
@@ -209,12 +230,21 @@ def test_a_secret_that_is_not_set_locally_is_absent(monkeypatch):
 
 
 def test_a_secret_without_a_group_is_refused(monkeypatch):
-    monkeypatch.setattr(secrets, "load_cluster", lambda: Cluster(secrets={"hub": [{"env_var": "HF_TOKEN", "key": "k"}]}))
-    with pytest.raises(RecipeError, match=r"cluster.yaml: secrets.hub\[0\]: Group is a required parameter; give group"):
+    monkeypatch.setattr(
+        secrets, "load_cluster", lambda: Cluster(secrets={"hub": [{"env_var": "HF_TOKEN", "key": "k"}]})
+    )
+    with pytest.raises(
+        RecipeError, match=r"cluster.yaml: secrets.hub\[0\]: Group is a required parameter; give group"
+    ):
         secrets.secrets("hub")
 
 
 def test_small_tasks_read_secrets_without_kubernetes_or_torch():
-    code = "import sys, tasks.plan, tasks.prepare, tasks.store; print([m for m in ('kubernetes', 'torch') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+    code = (
+        "import sys, tasks.plan, tasks.prepare, tasks.store; print([m for m in ('kubernetes', 'torch') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300
+    )
     assert done.stdout.strip() == "[]"

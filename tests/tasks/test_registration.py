@@ -42,7 +42,9 @@ def test_a_shape_is_a_train_task_with_its_machines(shape):
     assert asked["memory"] == f"{shape.memory_gib}Gi"
     assert asked["ephemeral-storage"] == f"{shape.disk_gib}Gi"
     assert asked.get("nvidia.com/gpu") == (str(shape.processes) if shape.is_gpu else None)
-    assert asked.get("vpc.amazonaws.com/efa") == (str(shape.network_devices) if shape.network == "efa" else None)
+    assert asked.get("vpc.amazonaws.com/efa") == (
+        str(shape.network_devices) if shape.network == "efa" else None
+    )
     assert pod["containers"][0]["resources"]["requests"] == asked
     assert all(isinstance(value, str) for value in asked.values())
     volumes = {volume["name"]: volume["emptyDir"] for volume in pod["volumes"]}
@@ -146,7 +148,9 @@ def test_nothing_of_this_machine_is_in_what_a_cluster_gets(monkeypatch):
     entities = OrderedDict()
     get_serializable(entities, SETTINGS, finetune)
     sent = b"".join(
-        entity.to_flyte_idl().SerializeToString() for entity in entities.values() if hasattr(entity, "to_flyte_idl")
+        entity.to_flyte_idl().SerializeToString()
+        for entity in entities.values()
+        if hasattr(entity, "to_flyte_idl")
     )
     assert b"train_h100_8x8" in sent
     assert b"/scratch" in sent
@@ -223,15 +227,22 @@ def test_the_number_of_light_pods_on_the_longest_path(name, pods):
     from flytekit.models.task import TaskSpec
 
     entities = OrderedDict()
-    spec = get_serializable(entities, SETTINGS, getattr(import_module(f"workflows.{name}"), name)).to_flyte_idl()
-    made = [one.to_flyte_idl().template for one in entities.values() if isinstance(one, TaskSpec | WorkflowSpec)]
+    spec = get_serializable(
+        entities, SETTINGS, getattr(import_module(f"workflows.{name}"), name)
+    ).to_flyte_idl()
+    made = [
+        one.to_flyte_idl().template for one in entities.values() if isinstance(one, TaskSpec | WorkflowSpec)
+    ]
     tasks = {one.id.name: one for one in made if not hasattr(one, "nodes")}
-    assert light_pods(spec.template, {one.id.name: one for one in made if hasattr(one, "nodes")}, tasks) == pods
+    assert (
+        light_pods(spec.template, {one.id.name: one for one in made if hasattr(one, "nodes")}, tasks) == pods
+    )
 
 
 @pytest.mark.parametrize("name", ["finetune", "refresh", "sweep", "infer"])
 def test_a_workflow_with_all_its_tasks_is_within_flyteadmins_limit(name):
-    """Limits: 2 MB, flytestdlib's default of storage.limits.maxDownloadMBs; 1.5 MiB, etcd's for an execution's object."""
+    """Limits: 2 MB, flytestdlib's default of storage.limits.maxDownloadMBs; 1.5 MiB, etcd's for an
+    execution's object."""
     from importlib import import_module
 
     from flytekit.models.admin.workflow import WorkflowSpec

@@ -35,16 +35,22 @@ class OnCluster(Flyte):
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["pyflyte-execute", "--", "task-module", "tasks.train", "task-name", "train_l4_1"])
+    monkeypatch.setattr(
+        sys, "argv", ["pyflyte-execute", "--", "task-module", "tasks.train", "task-name", "train_l4_1"]
+    )
     monkeypatch.setenv("FLYTE_INTERNAL_EXECUTION_ID", "abc")
-    monkeypatch.setenv("FLYTE_EXECUTION_URL", "https://flyte/console/projects/p/domains/d/executions/abc/nodeId/fn0-0/nodes")
+    monkeypatch.setenv(
+        "FLYTE_EXECUTION_URL", "https://flyte/console/projects/p/domains/d/executions/abc/nodeId/fn0-0/nodes"
+    )
     monkeypatch.setattr(face, "FLYTE", OnCluster())
     changes = {
         "checkpoints.folder": str(tmp_path / "checkpoints"),
         "checkpoints.save_steps": 2,
         "notify.webhook": True,
     }
-    return Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes))
+    return Recipe.model_validate(
+        tiny_recipe(tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64), changes)
+    )
 
 
 @pytest.fixture
@@ -57,12 +63,16 @@ def sent(monkeypatch):
 
 def test_the_message_has_the_task_s_own_sentence(recipe, sent, tmp_path, monkeypatch):
     phases = tmp_path / "phases"
-    monkeypatch.setattr(OnCluster, "shared_address", lambda self, name: str(phases) if name == "phases" else None)
+    monkeypatch.setattr(
+        OnCluster, "shared_address", lambda self, name: str(phases) if name == "phases" else None
+    )
     secret = OURS._replace(details="Traceback\nurl = 'https://user:hunter2@host/x'")
     for text in (OURS._replace(sentence="another task's"), secret):
         record_failure(text, "bug", str(phases / "abc" / text.sentence[:5]))
         attempt_module._kept.clear()
-    report_failure(recipe=recipe, err=FlyteError(f"[4/4] currentAttempt done. Last Error: USER::{OURS}", "fn0"))
+    report_failure(
+        recipe=recipe, err=FlyteError(f"[4/4] currentAttempt done. Last Error: USER::{OURS}", "fn0")
+    )
     first, second, *others = sent[0].splitlines()
     assert first == "tiny: train_cpu_2 failed: rank 1: bug: KeyError: 'a'"
     assert second == "what to do: the traceback says where"
@@ -81,7 +91,10 @@ def test_no_message_begins_with_flytes_prefix_or_names_the_reporting_node(case, 
     assert "\nwhat to do: " in text
     assert "\nThere is no complete checkpoint." in text
     assert (
-        "\nlog: the console's page of execution abc https://flyte/console/projects/p/domains/d/executions/abc\n" in text + "\n"
+        "\n"
+        "log: the console's page of execution abc https://flyte/console/projects/p/domains/d/executions/abc\n"
+        in text
+        + "\n"
     )
 
 

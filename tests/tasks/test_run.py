@@ -51,14 +51,23 @@ def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
     step = r"^step (\d)/3  loss [\d.]+  grad [\d.]+  lr [\de.-]+  [\d,]+ tok/s  \d+\.\d GiB  eta \d+:\d\d$"
     assert re.findall(step, done.stdout, re.MULTILINE) == ["1", "2", "3"]
     training = (
-        r"^trained 3 steps in \d+:\d\d  loss .*\nexports step 3 of 3: .*\ngate loss [\d.]+, nats per token, of the first \d+"
+        r"^trained 3 steps in \d+:\d\d  loss .*\nexports step 3 of 3: .*\ngate loss [\d.]+, nats per "
+        r"token, of the first \d+"
     )
     assert re.search(training, done.stdout, re.MULTILINE)
     assert re.search(r"^held-out loss  base [\d.]+  tuned [\d.]+ nats per token$", done.stdout, re.MULTILINE)
     assert not re.search(r"\r|\x1b|[Ww]arning|WARN|Failed|\{'", said)
     (artifact,) = (tmp_path / "store").iterdir()
     files = {str(path.relative_to(artifact)) for path in artifact.rglob("*") if path.is_file()}
-    records = {"recipe.yaml", "plan.json", "metrics.json", "training.json", "manifest.json", "report.html", "README.md"}
+    records = {
+        "recipe.yaml",
+        "plan.json",
+        "metrics.json",
+        "training.json",
+        "manifest.json",
+        "report.html",
+        "README.md",
+    }
     assert records | {weights} <= files
     assert not [name for name in files if name.endswith((".bin", ".pt", ".pkl"))]
     # The artifact is enough to run the recipe again.
@@ -79,7 +88,9 @@ def test_a_recipe_becomes_an_artifact(changes, weights, inputs, tmp_path):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            {"method": "full", "sharding": "device_map"}, "method full with sharding device_map", marks=pytest.mark.slow
+            {"method": "full", "sharding": "device_map"},
+            "method full with sharding device_map",
+            marks=pytest.mark.slow,
         ),
         ({"data.path": "none.jsonl"}, "none.jsonl"),
         ({"model.name_or_path": "./none"}, "no such folder"),
@@ -114,14 +125,20 @@ def test_prepared_data_is_cached_by_content(inputs, tmp_path, local_cache):
         return Path(prepare_data(request=request, scratch_folder=str(tmp_path / "keep")).path)
 
     first = prepared()
-    assert prepared(**{"training.learning_rate": 1e-5, "evaluation.max_samples": 3}) == first, "nothing that matters changed"
+    assert prepared(**{"training.learning_rate": 1e-5, "evaluation.max_samples": 3}) == first, (
+        "nothing that matters changed"
+    )
     assert prepared(**{"data.max_length": 64}) != first
     copy.write_text(copy.read_text().replace("Question 1:", "Question one:"))
     assert prepared() != first, "the same path with other content"
 
 
-@pytest.mark.filterwarnings("ignore:Implicitly cleaning up:ResourceWarning")  # flytekit's, of a task that raised
-def test_a_retry_continues_a_killed_attempt_and_leaves_nothing(inputs, tmp_path, local_cache, monkeypatch, caplog):
+@pytest.mark.filterwarnings(
+    "ignore:Implicitly cleaning up:ResourceWarning"
+)  # flytekit's, of a task that raised
+def test_a_retry_continues_a_killed_attempt_and_leaves_nothing(
+    inputs, tmp_path, local_cache, monkeypatch, caplog
+):
     base, rows = inputs
     keep = tmp_path / "keep"
     caplog.set_level("INFO", logger="flytune")
@@ -156,7 +173,11 @@ def test_a_retry_continues_a_killed_attempt_and_leaves_nothing(inputs, tmp_path,
     assert not list(keep.iterdir())
     # A folder that cannot be created does not fail the task.
     (tmp_path / "file").touch()
-    folder = Path(prepare_data(request=asked(rows, **{"data.seed": 5}), scratch_folder=str(tmp_path / "file" / "keep")).path)
+    folder = Path(
+        prepare_data(
+            request=asked(rows, **{"data.seed": 5}), scratch_folder=str(tmp_path / "file" / "keep")
+        ).path
+    )
     assert data.read_manifest(folder).rows == 80
     assert "a retry of this attempt would start again" in caplog.text
 

@@ -24,7 +24,9 @@ def declared(monkeypatch):
     module = ModuleType("flytune.stages.length")
     module.measure = measure
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    row = Stage("length", "length.measure", requests=Resources(1, 1), makes="length", inputs={"recipe_name": "name"})
+    row = Stage(
+        "length", "length.measure", requests=Resources(1, 1), makes="length", inputs={"recipe_name": "name"}
+    )
     monkeypatch.setattr(table, "RUN", (*table.RUN[:2], Phase("length", (row,)), *table.RUN[2:]))
     monkeypatch.setattr(face, "TASKS", dict(face.TASKS))
     monkeypatch.setattr(FlyteEntities, "entities", list(FlyteEntities.entities))

@@ -35,7 +35,11 @@ def test_the_output_is_declared_as_an_artifact():
 
 @pytest.mark.parametrize(
     ("task", "disk"),
-    [(store_artifact, disk.STORE_GIB), (prepare_data, disk.PREPARE_GIB), (fetch_base_model, disk.FETCH_BASE_GIB)],
+    [
+        (store_artifact, disk.STORE_GIB),
+        (prepare_data, disk.PREPARE_GIB),
+        (fetch_base_model, disk.FETCH_BASE_GIB),
+    ],
 )
 def test_pods_that_hold_files_request_their_disk(task, disk):
     assert task.resources.requests.ephemeral_storage == f"{disk}Gi"
@@ -60,11 +64,24 @@ def test_a_pod_stores_and_publishes_weights_that_do_not_pass_through_it(tmp_path
     with counted_bucket() as server:
         s3 = Storage("s3://models")
         s3.filesystem.put(f"{trained}/", "models/raw/trained/", recursive=True)
-        folders = {"dataset": dataset, "harness_data": tmp_path / "data", "trained": "s3://models/raw/trained"}
-        inputs = {"metrics": metrics(), "answers": [], **{name: FlyteDirectory(str(at)) for name, at in folders.items()}}
+        folders = {
+            "dataset": dataset,
+            "harness_data": tmp_path / "data",
+            "trained": "s3://models/raw/trained",
+        }
+        inputs = {
+            "metrics": metrics(),
+            "answers": [],
+            **{name: FlyteDirectory(str(at)) for name, at in folders.items()},
+        }
         server.traffic.clear()
         made = pod(
-            store_artifact, tmp_path / "store", raw="s3://models/raw/out", recipe=recipe, plan=plan_for(recipe), **inputs
+            store_artifact,
+            tmp_path / "store",
+            raw="s3://models/raw/out",
+            recipe=recipe,
+            plan=plan_for(recipe),
+            **inputs,
         )
         assert isinstance(made, dict), made.error.message
         weights = (trained / "model" / "model.safetensors").stat().st_size
@@ -89,7 +106,11 @@ def test_a_pod_s_output_says_what_it_is(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "tasks.json").write_text("[]")
     folders = {"dataset": dataset, "trained": trained, "harness_data": tmp_path / "data"}
-    inputs = {"metrics": scored, "answers": [], **{name: FlyteDirectory(str(folder)) for name, folder in folders.items()}}
+    inputs = {
+        "metrics": scored,
+        "answers": [],
+        **{name: FlyteDirectory(str(folder)) for name, folder in folders.items()},
+    }
     made = pod(store_artifact, tmp_path / "store", recipe=recipe, plan=plan_for(recipe), **inputs)
     assert isinstance(made, dict), made.error.message
     outputs = utils.load_proto_from_file(literals_pb2.LiteralMap, str(tmp_path / "store" / "outputs.pb"))

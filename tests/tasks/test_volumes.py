@@ -16,8 +16,20 @@ from tests.support.registration import proto
 
 ROWS = [
     {"name": "team", "persistent_volume_claim": "team-claim", "mount_path": "/mnt/team"},
-    {"name": "models", "nfs": {"server": "10.0.0.2", "path": "/m"}, "mount_path": "/mnt/models", "read_only": True, "group": 7},
-    {"name": "disk", "host_path": "/data", "mount_path": "/mnt/disk", "shapes": ["h100-8"], "light_tasks": False},
+    {
+        "name": "models",
+        "nfs": {"server": "10.0.0.2", "path": "/m"},
+        "mount_path": "/mnt/models",
+        "read_only": True,
+        "group": 7,
+    },
+    {
+        "name": "disk",
+        "host_path": "/data",
+        "mount_path": "/mnt/disk",
+        "shapes": ["h100-8"],
+        "light_tasks": False,
+    },
     {
         "name": "bucket",
         "csi": {"driver": "d", "volume_attributes": {"a": "b"}, "node_publish_secret": "s", "fs_type": "f"},
@@ -30,7 +42,12 @@ SOURCES = {
     "models": {"nfs": {"server": "10.0.0.2", "path": "/m", "readOnly": True}},
     "disk": {"hostPath": {"path": "/data", "type": "Directory"}},
     "bucket": {
-        "csi": {"driver": "d", "fsType": "f", "volumeAttributes": {"a": "b"}, "nodePublishSecretRef": {"name": "s"}},
+        "csi": {
+            "driver": "d",
+            "fsType": "f",
+            "volumeAttributes": {"a": "b"},
+            "nodePublishSecretRef": {"name": "s"},
+        },
     },
 }
 
@@ -101,7 +118,9 @@ def test_every_light_task_is_registered_with_the_volumes(monkeypatch):
 
 def test_a_light_task_keeps_its_resources_and_command(monkeypatch):
     monkeypatch.setattr(pods, "load_cluster", lambda: Cluster(volumes=ROWS))
-    declared = task(container_image="i:t", requests=Resources(cpu="2", mem="8Gi"), pod_template=pods.light_pod())(small)
+    declared = task(
+        container_image="i:t", requests=Resources(cpu="2", mem="8Gi"), pod_template=pods.light_pod()
+    )(small)
     template = proto(declared)
     pod = MessageToDict(template.k8s_pod.pod_spec)
     container = pod["containers"][0]

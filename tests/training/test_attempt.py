@@ -89,7 +89,9 @@ def test_memory_errors_count_as_kills(tmp_path):
     assert "attempts 1 and 2" in stop_message(tmp_path, 2)
 
 
-@pytest.mark.parametrize(("other", "is_stop"), [(RuntimeError("Connection closed by peer"), True), (DataError("x"), False)])
+@pytest.mark.parametrize(
+    ("other", "is_stop"), [(RuntimeError("Connection closed by peer"), True), (DataError("x"), False)]
+)
 def test_a_killed_node_counts_unless_another_reports_the_cause(other, is_stop, tmp_path):
     for number in (0, 1):
         attempt(tmp_path, number, node=1)
@@ -156,7 +158,9 @@ def test_the_pods_memory_is_the_kernels_figure(version, limit, expected, tmp_pat
     (tmp_path / "used").write_text(f"{3 * GIB}\n")
     (tmp_path / "limit").write_text(f"{limit}\n")
     (tmp_path / "stat").write_text(f"anon 5\n{'total_' if version == 1 else ''}inactive_file {GIB}\n")
-    monkeypatch.setattr(pod_memory, "_cgroups", lambda: [(tmp_path / "used", tmp_path / "limit", tmp_path / "stat")])
+    monkeypatch.setattr(
+        pod_memory, "_cgroups", lambda: [(tmp_path / "used", tmp_path / "limit", tmp_path / "stat")]
+    )
     used, allowed = pod_memory.memory()
     if expected:
         assert (used, allowed) == expected
@@ -179,13 +183,18 @@ def evaluate(place, attempt, number):
 @pytest.mark.parametrize(("number", "is_stop"), [(signal.SIGKILL, True), (signal.SIGTERM, False)])
 def test_a_pod_that_evaluates_is_not_tried_a_third_time_either(number, is_stop, tmp_path, monkeypatch):
     for number_of_attempt in (0, 1):
-        one = multiprocessing.get_context("fork").Process(target=evaluate, args=(str(tmp_path), number_of_attempt, number))
+        one = multiprocessing.get_context("fork").Process(
+            target=evaluate, args=(str(tmp_path), number_of_attempt, number)
+        )
         one.start()
         one.join(LIMIT)
         assert one.exitcode == (-number if number == signal.SIGKILL else 143)
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "2")
     if is_stop:
-        with pytest.raises(KilledAgain, match="attempts 1 and 2 were killed without a report in the same phase, evaluate, at "):
+        with pytest.raises(
+            KilledAgain,
+            match="attempts 1 and 2 were killed without a report in the same phase, evaluate, at ",
+        ):
             evaluate(str(tmp_path), 2, None)
     else:
         evaluate(str(tmp_path), 2, None)
@@ -194,7 +203,9 @@ def test_a_pod_that_evaluates_is_not_tried_a_third_time_either(number, is_stop, 
 
 
 def test_the_attempts_of_a_task_have_an_address_in_common(monkeypatch):
-    monkeypatch.setattr(orchestrator.Flyte, "shared_address", lambda self, name: f"s3://bucket/flytune-{name}")
+    monkeypatch.setattr(
+        orchestrator.Flyte, "shared_address", lambda self, name: f"s3://bucket/flytune-{name}"
+    )
     command = ["pyflyte-execute", "--inputs", "s3://bucket/metadata/n3/data/inputs.pb", "--output-prefix"]
     places = []
     for output, index in (("0", ""), ("1", ""), ("0", "1")):
@@ -235,14 +246,22 @@ def test_figures_of_release_0_2_are_no_kills_in_the_same_phase(tmp_path):
 
 
 def test_files_of_release_0_2_are_read(tmp_path, monkeypatch, capsys):
-    """Two attempts have left them: one hung in step 4, the next one resumed at step 2 and was killed in step 6."""
+    """Two attempts have left them: one hung in step 4, the next one resumed at step 2 and was killed in step
+    6."""
     shutil.copytree(ROOT / "tests/support/attempts_of_0_2", tmp_path, dirs_exist_ok=True)
     place = str(tmp_path)
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "2")
     plan = Plan.model_construct(
-        shape="cpu-2", world_size=2, per_device_train_batch_size=4, gradient_accumulation_steps=1, needs=[], price_per_hour=1.0
+        shape="cpu-2",
+        world_size=2,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=1,
+        needs=[],
+        price_per_hour=1.0,
     )
-    args = SimpleNamespace(process_index=0, world_size=2, per_device_train_batch_size=2, gradient_accumulation_steps=2)
+    args = SimpleNamespace(
+        process_index=0, world_size=2, per_device_train_batch_size=2, gradient_accumulation_steps=2
+    )
     third = AttemptWriter(place, plan, has_checkpoints=True)
     with third.keeping(lambda: 4):
         third.resume(args, 4)

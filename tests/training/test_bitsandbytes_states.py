@@ -16,7 +16,9 @@ def adamw(parameter, bits=32):
 
     parameter.grad = torch.full_like(parameter, 0.5)
     groups = [{"params": [parameter], "weight_decay": 0.1}]
-    return bitsandbytes_states.adapt(bitsandbytes.optim.AdamW(groups, lr=0.1, optim_bits=bits, min_8bit_size=16, is_paged=True))
+    return bitsandbytes_states.adapt(
+        bitsandbytes.optim.AdamW(groups, lr=0.1, optim_bits=bits, min_8bit_size=16, is_paged=True)
+    )
 
 
 def test_its_class_is_recognized_as_that_of_bitsandbytes():
@@ -38,10 +40,14 @@ def test_states_are_loaded_into_the_memory_that_they_have():
         saved = copy.deepcopy(first.state_dict())
         made = []
         make = second.get_state_buffer
-        second.get_state_buffer = lambda *args, made=made, make=make, **named: made.append(make(*args, **named)) or made[-1]
+        second.get_state_buffer = lambda *args, made=made, make=make, **named: (
+            made.append(make(*args, **named)) or made[-1]
+        )
         second.load_state_dict(saved)
         # bitsandbytes' own method would take the loaded tensors, which are on the GPU and not paged.
-        assert [id(second.state[two][name]) for name in ("state1", "state2")] == [id(buffer) for buffer in made]
+        assert [id(second.state[two][name]) for name in ("state1", "state2")] == [
+            id(buffer) for buffer in made
+        ]
         two.data.copy_(one.data)
         held = second.state[two]["state1"].data_ptr()
         second.load_state_dict(saved)

@@ -15,13 +15,23 @@ from tests.support import changed_base, ranks, saved_runs
 from tests.support.saved_runs import recipe_for
 
 EARLIER = {
-    "training.learning_rate": 1e-3, "training.lr_scheduler_type": "linear", "training.warmup_steps": 0, "training.max_steps": 4,
-    "training.weight_decay": 0.0, "training.max_grad_norm": 1.0, "checkpoints.name": "run",
-}  # fmt: skip
+    "training.learning_rate": 1e-3,
+    "training.lr_scheduler_type": "linear",
+    "training.warmup_steps": 0,
+    "training.max_steps": 4,
+    "training.weight_decay": 0.0,
+    "training.max_grad_norm": 1.0,
+    "checkpoints.name": "run",
+}
 LATER = {
-    "training.learning_rate": 1e-4, "training.lr_scheduler_type": "cosine", "training.max_steps": 8,
-    "training.weight_decay": 0.25, "training.max_grad_norm": 0.5, "checkpoints.save_steps": 3, "training.logging_steps": 2,
-}  # fmt: skip
+    "training.learning_rate": 1e-4,
+    "training.lr_scheduler_type": "cosine",
+    "training.max_steps": 8,
+    "training.weight_decay": 0.25,
+    "training.max_grad_norm": 0.5,
+    "checkpoints.save_steps": 3,
+    "training.logging_steps": 2,
+}
 OF_ADAM = {"training.adam_beta1": 0.8, "training.adam_beta2": 0.95, "training.adam_epsilon": 1e-6}
 
 
@@ -32,7 +42,8 @@ def interrupted(recipe, inputs, folder):
 
 
 def fit_and_watch(recipe, inputs, out):
-    """Return the settings of the optimizer in each step, of all its groups, and ZeRO's limit of the gradients' norm."""
+    """Return the settings of the optimizer in each step, of all its groups, and ZeRO's limit of the
+    gradients' norm."""
     from transformers import TrainerCallback
 
     seen, build = [], loop.build
@@ -40,8 +51,12 @@ def fit_and_watch(recipe, inputs, out):
     class Watch(TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
             names = ("lr", "weight_decay", "betas", "eps")
-            groups = [{name: group[name] for name in names if name in group} for group in optimizer.param_groups]
-            seen.append((state.global_step + 1, groups, getattr(optimizer.optimizer, "clip_grad", args.max_grad_norm)))
+            groups = [
+                {name: group[name] for name in names if name in group} for group in optimizer.param_groups
+            ]
+            seen.append(
+                (state.global_step + 1, groups, getattr(optimizer.optimizer, "clip_grad", args.max_grad_norm))
+            )
 
     def watched(*arguments):
         trainer, resumed = build(*arguments)
@@ -66,8 +81,12 @@ def fit_and_watch(recipe, inputs, out):
         pytest.param("zero2", "lion_32bit", marks=pytest.mark.slow),
     ],
 )
-def test_optimizer_and_schedule_have_the_values_of_the_recipe_from_the_first_step_on(sharding, optim, inputs, tmp_path):
-    interrupted(recipe_for(inputs, sharding, tmp_path, **EARLIER, **{"training.optim": optim}), inputs, tmp_path)
+def test_optimizer_and_schedule_have_the_values_of_the_recipe_from_the_first_step_on(
+    sharding, optim, inputs, tmp_path
+):
+    interrupted(
+        recipe_for(inputs, sharding, tmp_path, **EARLIER, **{"training.optim": optim}), inputs, tmp_path
+    )
     of_adam = OF_ADAM if "adam" in optim or optim == "auto" else {}
     later = recipe_for(inputs, sharding, tmp_path, **EARLIER | LATER | of_adam, **{"training.optim": optim})
     seen, logged = ranks.run(planner.make(later).world_size, fit_and_watch, later, inputs, tmp_path / "out")
@@ -92,18 +111,30 @@ def test_a_base_whose_weights_changed_is_refused(method, inputs, tmp_path):
     recipe = recipe_for(own, "none", tmp_path / "kept", **EARLIER, method=method)
     interrupted(recipe, own, tmp_path)
     changed_base.change_weights(own / "tiny")
-    with pytest.raises(ranks.RankFailed, match="step 2: trained from another base model: .* has changed .* Restore the base"):
+    with pytest.raises(
+        ranks.RankFailed, match="step 2: trained from another base model: .* has changed .* Restore the base"
+    ):
         ranks.run(1, saved_runs.fit, recipe, own, tmp_path / "out")
-    moved = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name_or_path": str(inputs / "tiny")})})
-    assert ranks.run(1, saved_runs.fit, moved, own, tmp_path / "moved").resumed_from_step == 2, "the same base, elsewhere"
+    moved = recipe.model_copy(
+        update={"model": recipe.model.model_copy(update={"name_or_path": str(inputs / "tiny")})}
+    )
+    assert ranks.run(1, saved_runs.fit, moved, own, tmp_path / "moved").resumed_from_step == 2, (
+        "the same base, elsewhere"
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"training.global_batch_size": 2}, "training.global_batch_size: 4, now 2 .the position in the data"),
-        ({"training.optim": "sgd"}, 'training.optim: "adamw_torch_fused", now "sgd" .the checkpoint has the states of another'),
-        ({"training.max_steps": 1}, "the checkpoint is of step 2, and with training.max_steps, .* this run has 1 step;"),
+        (
+            {"training.optim": "sgd"},
+            'training.optim: "adamw_torch_fused", now "sgd" .the checkpoint has the states of another',
+        ),
+        (
+            {"training.max_steps": 1},
+            "the checkpoint is of step 2, and with training.max_steps, .* this run has 1 step;",
+        ),
     ],
 )
 def test_what_a_resumed_run_cannot_change_is_refused_by_name(change, said, inputs, tmp_path):
@@ -131,12 +162,16 @@ def fit_with_losses(recipe, inputs, out, losses, die_at=None):
         ({"publish.address": "hf://ada/model"}, 2, "exports step 2 of 4: eval_loss 5.93, the lowest\n"),
         ({"training.max_steps": 5}, 2, "exports step 2 of 5: eval_loss 5.93, the lowest\n"),
         (
-            {"evaluation.max_samples": 4}, 3,
-            "exports step 3 of 4: eval_loss 6.90, the lowest; steps up to 2 were scored otherwise, and are not compared\n",
+            {"evaluation.max_samples": 4},
+            3,
+            "exports step 3 of 4: eval_loss 6.90, the lowest; steps up to 2 were scored otherwise, and are "
+            "not compared\n",
         ),
     ],
-)  # fmt: skip
-def test_the_best_is_looked_for_among_all_steps_scored_on_the_same_samples(change, exported, said, inputs, tmp_path, capfd):
+)
+def test_the_best_is_looked_for_among_all_steps_scored_on_the_same_samples(
+    change, exported, said, inputs, tmp_path, capfd
+):
     best = {"checkpoints.export": "best", "evaluation.eval_steps": 1}
     losses = {1: 6.5, 2: 5.93, 3: 6.9, 4: 6.98, 5: 7.0}
     first = recipe_for(inputs, "none", tmp_path, **EARLIER | best)
@@ -148,7 +183,8 @@ def test_the_best_is_looked_for_among_all_steps_scored_on_the_same_samples(chang
 
 
 def fields_of(section, place=""):
-    """Return the dotted names of all fields of a section and of those in it; of the objectives, all sections'."""
+    """Return the dotted names of all fields of a section and of those in it; of the objectives, all
+    sections'."""
     for name, field in section.model_fields.items():
         here = f"{place}.{name}".lstrip(".")
         kinds = list(SECTIONS.values()) if here == "objective" else [field.annotation]
@@ -163,9 +199,17 @@ def test_it_is_decided_of_each_field_what_it_changes_and_the_page_says_so():
     effects = {field: changes.effect_of(field) for field in fields_of(Recipe)}
     assert len(effects) > 100
     assert None not in effects.values()
-    section = Path("docs/checkpoints.md").read_text(encoding="utf-8").partition("## A changed recipe")[2].partition("\n## ")[0]
+    section = (
+        Path("docs/checkpoints.md")
+        .read_text(encoding="utf-8")
+        .partition("## A changed recipe")[2]
+        .partition("\n## ")[0]
+    )
     rows = [row.split("|")[1:3] for row in section.splitlines() if row.startswith("| `")]
-    documented = {effect.partition(":")[0].strip(): set(re.findall(r"`([a-z_0-9.]+)`", fields)) for fields, effect in rows}
+    documented = {
+        effect.partition(":")[0].strip(): set(re.findall(r"`([a-z_0-9.]+)`", fields))
+        for fields, effect in rows
+    }
     words = {
         "refused": " ".join(changes.FIXED.values()),
         "holds from the next step on": changes.TAKEN["next step"],

@@ -35,7 +35,8 @@ class Killed(BaseException):
 
 
 class MortalFileSystem(MemoryFileSystem):
-    """A memory file system whose user is killed in the middle of the operation that comes after `left` others."""
+    """A memory file system whose user is killed in the middle of the operation that comes after `left`
+    others."""
 
     protocol = "mortal"
     cachable = False
@@ -153,7 +154,9 @@ def test_killed_anywhere_the_newest_complete_checkpoint_is_found(lives, folder):
     last = ledger_at(address)
     save(last, done + 1, folder)
     save(last, done + 2, folder)
-    assert {name.partition("-")[0] for name in last.storage.names()} == {str(done + 1), str(done + 2)}, "nothing else is left"
+    assert {name.partition("-")[0] for name in last.storage.names()} == {str(done + 1), str(done + 2)}, (
+        "nothing else is left"
+    )
 
 
 @few
@@ -183,17 +186,26 @@ def test_two_attempts_at_once_do_not_harm_each_other(turns, ahead, folder):
 )
 def test_the_newest_and_the_best_are_kept(steps, limit):
     ledger = ledger_at(f"memory://{uuid.uuid4()}")
-    checkpoints = [checkpoint_of(ledger, step, loss) for step, loss in {step: (step, loss) for step, loss in steps}.values()]
+    checkpoints = [
+        checkpoint_of(ledger, step, loss)
+        for step, loss in {step: (step, loss) for step, loss in steps}.values()
+    ]
     found = [checkpoint.step for checkpoint in kept(checkpoints, limit, keeps_best=True)]
     assert [checkpoint.step for checkpoint in kept(checkpoints, limit, keeps_best=False)] == found[:limit]
     by_step = sorted((checkpoint.step for checkpoint in checkpoints), reverse=True)
     assert found[:limit] == by_step[:limit]
-    losses = {checkpoint.step: checkpoint.eval_loss for checkpoint in checkpoints if checkpoint.eval_loss is not None}
+    losses = {
+        checkpoint.step: checkpoint.eval_loss
+        for checkpoint in checkpoints
+        if checkpoint.eval_loss is not None
+    }
     assert not losses or min(losses.values()) in [losses.get(step) for step in found]
     assert len(found) <= limit + 1
 
 
-def test_the_end_of_a_run_deletes_what_a_lost_attempt_stores_that_began_with_nothing_stored_too(tmp_path, monkeypatch):
+def test_the_end_of_a_run_deletes_what_a_lost_attempt_stores_that_began_with_nothing_stored_too(
+    tmp_path, monkeypatch
+):
     lost = ledger_at(str(tmp_path / "run"))
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "1")
     new = ledger_at(str(tmp_path / "run"))
@@ -266,14 +278,19 @@ def test_a_checkpoint_in_use_is_kept_though_another_attempt_deletes_it(has_links
 
 
 def test_a_checkpoint_whose_step_the_trainer_did_not_read_ends_the_run():
-    with pytest.raises(TrainingError, match="rank 0: the checkpoint is of step 7, and training would resume from 0"):
+    with pytest.raises(
+        TrainingError, match="rank 0: the checkpoint is of step 7, and training would resume from 0"
+    ):
         resume.check_resumed(7, 0, ALONE)
 
 
 DAMAGE = {
     "missing": (lambda path: path.unlink(), "optim.pt is missing"),
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "optim.pt has 1749 bytes of 1750"),
-    "flipped": (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\0"), "optim.pt: its content is not what was written"),
+    "flipped": (
+        lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\0"),
+        "optim.pt: its content is not what was written",
+    ),
 }
 
 
@@ -295,7 +312,12 @@ def test_a_damaged_checkpoint_is_skipped_and_reported(damage, tmp_path, caplog, 
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda text: '{"step": 2', lambda text: text.replace('"world_size": 1', '"world_size": 3'), lambda text: ""]
+    "damage",
+    [
+        lambda text: '{"step": 2',
+        lambda text: text.replace('"world_size": 1', '"world_size": 3'),
+        lambda text: "",
+    ],
 )
 def test_a_damaged_manifest_is_skipped_and_reported(damage, tmp_path, caplog):
     ledger = ledger_at(str(tmp_path / "run"))
@@ -316,18 +338,28 @@ def test_a_checkpoint_that_the_run_cannot_resume_from_is_refused(caplog):
         own = written.model_copy(update={"settings": settings[1] if settings else {}} | changes)
         resume.check(written.model_copy(update=of_both | {"base": "b1"}), own, resizes)
 
-    with pytest.raises(TrainingError, match="step 7: written under sharding ddp, and this run has fsdp, which"):
+    with pytest.raises(
+        TrainingError, match="step 7: written under sharding ddp, and this run has fsdp, which"
+    ):
         check(sharding="fsdp")
-    with pytest.raises(TrainingError, match="step 7: written by 1 process, and this run has 2; DeepSpeed .* a shape of 1"):
+    with pytest.raises(
+        TrainingError, match="step 7: written by 1 process, and this run has 2; DeepSpeed .* a shape of 1"
+    ):
         check(resizes=False, world_size=2)
     name = "model.name_or_path"
-    with pytest.raises(TrainingError, match=r"another base model: \"/b\" has the same name, and the content .* \(b1, now b2\)"):
+    with pytest.raises(
+        TrainingError,
+        match=r"another base model: \"/b\" has the same name, and the content .* \(b1, now b2\)",
+    ):
         check(base="b2", settings=({name: '"/b"'}, {name: '"/b"'}))
-    with pytest.raises(TrainingError, match='another base model: model.name_or_path: "o/a", now "o/b"; .* Restore the base'):
+    with pytest.raises(
+        TrainingError, match='another base model: model.name_or_path: "o/a", now "o/b"; .* Restore the base'
+    ):
         check(base="", settings=({name: '"o/a"'}, {name: '"o/b"'}))
     batch, rate = "training.global_batch_size", "training.learning_rate"
     with pytest.raises(
-        TrainingError, match=rf"cannot change: {batch}: 8, now 4 \(the position in the data .*Write the earlier"
+        TrainingError,
+        match=rf"cannot change: {batch}: 8, now 4 \(the position in the data .*Write the earlier",
     ):
         check(settings=({batch: "8", rate: "1"}, {batch: "4", rate: "2"}))
     with caplog.at_level(logging.WARNING):
@@ -335,7 +367,8 @@ def test_a_checkpoint_that_the_run_cannot_resume_from_is_refused(caplog):
         assert "written with" not in caplog.text, "the same base at another path"
         check(decisions="e-1", settings=({rate: "0.1"}, {rate: "0.2", "publish.address": '"hf://a/b"'}))
     assert (
-        'step 7: written with publish.address: its default, now "hf://a/b"; training.learning_rate: 0.1, now 0.2' in caplog.text
+        'step 7: written with publish.address: its default, now "hf://a/b"; training.learning_rate: 0.1, now '
+        "0.2" in caplog.text
     )
     assert "this run's hold from step 8 on" in caplog.text
     with caplog.at_level(logging.WARNING):
@@ -365,7 +398,9 @@ class FailingFileSystem(MemoryFileSystem):
 fsspec.register_implementation("failing", FailingFileSystem, clobber=True)
 
 
-@pytest.mark.parametrize("error", [ConnectionError("reset"), TimeoutError("slow"), PermissionError("ExpiredToken: it expired")])
+@pytest.mark.parametrize(
+    "error", [ConnectionError("reset"), TimeoutError("slow"), PermissionError("ExpiredToken: it expired")]
+)
 def test_a_storage_that_is_unavailable_for_a_while_is_tried_again(error, monkeypatch, caplog):
     monkeypatch.setattr(storage, "WAITS", (0,) * 8)
     FailingFileSystem.errors = [error] * 5
@@ -380,9 +415,18 @@ def test_a_storage_that_is_unavailable_for_a_while_is_tried_again(error, monkeyp
     ("error", "said"),
     [
         (OSError(errno.EIO, "gone"), "it did not come back within two minutes: OSError"),
-        (OSError(errno.ENOSPC, "no space"), "it is full: make room, or lower checkpoints.save_total_limit: OSError"),
-        (OSError(errno.EIO, "An error occurred (QuotaExceeded)"), "it is full: make room, .*: OSError: .*QuotaExceeded"),
-        (PermissionError("AccessDenied"), "it refuses: check the credentials, .*: PermissionError: AccessDenied"),
+        (
+            OSError(errno.ENOSPC, "no space"),
+            "it is full: make room, or lower checkpoints.save_total_limit: OSError",
+        ),
+        (
+            OSError(errno.EIO, "An error occurred (QuotaExceeded)"),
+            "it is full: make room, .*: OSError: .*QuotaExceeded",
+        ),
+        (
+            PermissionError("AccessDenied"),
+            "it refuses: check the credentials, .*: PermissionError: AccessDenied",
+        ),
         (FileNotFoundError("NoSuchBucket"), "there is no such place: NoSuchBucket"),
     ],
 )
@@ -445,7 +489,11 @@ def test_clearing_removes_what_attempts_left_that_were_killed_after_the_last_swe
     dead.mkdir(parents=True)
     (dead.parent / "lock").touch()
     # What attempts leave that are killed while they write their record and a note for the next one.
-    for unfinished in (".record-0005-b60f3b3e.json.f69200ca", ".notes.json.0123abcd", ".phase-a-0-0.json.0123abcd"):
+    for unfinished in (
+        ".record-0005-b60f3b3e.json.f69200ca",
+        ".notes.json.0123abcd",
+        ".phase-a-0-0.json.0123abcd",
+    ):
         (tmp_path / "runs" / "one" / unfinished).touch()
     result = SimpleNamespace(attempt="0002-aaaaaa", stopped_early=None)
     paths.clear(recipe, SimpleNamespace(content_sha256="0" * 64), result)

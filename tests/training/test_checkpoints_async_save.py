@@ -43,7 +43,9 @@ def save_and_train_on(folder):
     async_save.wait()
     found = []
     for name in ("model", "optimizer"):
-        read = torch.distributed.tensor.zeros(8, device_mesh=weights.device_mesh, placements=weights.placements)
+        read = torch.distributed.tensor.zeros(
+            8, device_mesh=weights.device_mesh, placements=weights.placements
+        )
         dcp.load({"weights": read}, storage_reader=dcp.FileSystemReader(folder / name))
         found.append(read.full_tensor().tolist())
     return was_written, found

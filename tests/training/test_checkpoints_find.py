@@ -22,7 +22,8 @@ def checkpoint(recipe, content, step, folder, is_complete=True):
     stored = ledger.put(made, folder / "state", "state")
     files = [stored if is_complete else StoredFile(file="state", size=stored.size + 1, sha256=stored.sha256)]
     ledger.storage.write(
-        f"{made.folder}/manifest.json", made.model_copy(update={"files": files}).sealed().model_dump_json().encode()
+        f"{made.folder}/manifest.json",
+        made.model_copy(update={"files": files}).sealed().model_dump_json().encode(),
     )
     return f"{ledger.storage.address}/{made.folder}"
 
@@ -45,16 +46,23 @@ def test_the_newest_complete_checkpoint_is_found_without_the_data(recipe, tmp_pa
     checkpoint(recipe.model_copy(update={"description": "other decisions"}), DATA, 99, tmp_path / "new")
     assert str(find.newest(recipe)) == f"step 5, {there}"
     assert find.newest(recipe, OTHER).checkpoint.step == 2
-    assert find.described(recipe) == f"Newest complete checkpoint: step 5, {there}; the same recipe resumes from it."
+    assert (
+        find.described(recipe)
+        == f"Newest complete checkpoint: step 5, {there}; the same recipe resumes from it."
+    )
     assert find.required(recipe, DATA).checkpoint.step == 5
 
 
 def test_a_missing_checkpoint_is_refused_and_the_others_are_listed(recipe, tmp_path):
-    with pytest.raises(TrainingError, match="nothing to resume from; run finetune, which starts at step 0") as caught:
+    with pytest.raises(
+        TrainingError, match="nothing to resume from; run finetune, which starts at step 0"
+    ) as caught:
         find.required(recipe, DATA)
     assert f"recipe {recipe.name}: there is no complete checkpoint" in str(caught.value)
     checkpoint(recipe, DATA, 3, tmp_path / "new")
-    with pytest.raises(TrainingError, match=f"there are {paths.run_key(recipe, DATA)}: of other decisions or other data"):
+    with pytest.raises(
+        TrainingError, match=f"there are {paths.run_key(recipe, DATA)}: of other decisions or other data"
+    ):
         find.required(recipe, OTHER)
 
 
@@ -68,7 +76,9 @@ def test_runs_of_one_name_share_their_checkpoints(tmp_path):
 def test_a_storage_that_cannot_be_read_is_reported(tmp_path):
     assert "(checkpoints.save_steps is not set): the next run starts at step 0" in find.described(recipe_of())
     away = recipe_of(checkpoints={"folder": "nosuch://x", "save_steps": 1})
-    assert "It is unknown whether there is a checkpoint: checkpoints.folder: nosuch://x" in find.described(away)
+    assert "It is unknown whether there is a checkpoint: checkpoints.folder: nosuch://x" in find.described(
+        away
+    )
 
 
 def test_a_manifest_that_names_a_folder_is_a_fault_and_links_nothing(tmp_path):

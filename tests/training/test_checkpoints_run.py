@@ -19,9 +19,12 @@ from tests.support.saved_runs import fit, fit_and_die_in_the_export, recipe_for
 
 
 def killed_and_resumed(recipe, inputs, folder, nodes=1, between=lambda: None):
-    """Return the result of a run that is killed at step 3 and started again, and the losses of one that is never killed."""
+    """Return the result of a run that is killed at step 3 and started again, and the losses of one that is
+    never killed."""
     world_size = planner.make(recipe).world_size
-    calm = recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})})
+    calm = recipe.model_copy(
+        update={"checkpoints": recipe.checkpoints.model_copy(update={"save_steps": None})}
+    )
     losses = [step.loss for step in ranks.run(world_size, fit, calm, inputs, folder / "calm", nodes).steps]
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(world_size, fit, recipe, inputs, folder / "killed", nodes, 3)
@@ -39,7 +42,13 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(inputs, tmp_p
         assert checkpoint.eval_loss is not None
         assert (checkpoint.sharding, checkpoint.world_size) == ("ddp", 2)
         names = {stored.file for stored in checkpoint.files}
-        assert names >= {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"}
+        assert names >= {
+            "model.safetensors",
+            "optimizer.pt",
+            "scheduler.pt",
+            "rng_state_0.pth",
+            "rng_state_1.pth",
+        }
         assert names >= {"trainer_state.json", "steps.jsonl"}
         content = bytearray((newest / "optimizer.pt").read_bytes())
         content[len(content) // 2] ^= 1
@@ -79,7 +88,9 @@ def test_nodes_without_a_common_disk_resume_from_s3(inputs, tmp_path, bucket):
     recipe = recipe_for(inputs, "fsdp", f"{bucket}/kept")
 
     def look():
-        files = [path.partition("/2-")[2] for path in s3fs.S3FileSystem().find("models/kept") if "/2-" in path]
+        files = [
+            path.partition("/2-")[2] for path in s3fs.S3FileSystem().find("models/kept") if "/2-" in path
+        ]
         assert {name.rpartition("/")[2] for name in files} >= {"part-0.json", "part-1.json", "manifest.json"}
         assert len([name for name in files if name.endswith(".distcp")]) == 4
         # The next attempts do not use the files that remain on the nodes' disks.
@@ -111,7 +122,10 @@ def full_disk(recipe, inputs, out):
 
 
 def test_a_disk_without_room_ends_the_run_before_anything_is_half_written(inputs, tmp_path):
-    said = r"2 checkpoints in a row were not stored: .*node-0: 10 bytes are free, a checkpoint has \d.*; the run stops,"
+    said = (
+        r"2 checkpoints in a row were not stored: .*node-0: 10 bytes are free, a checkpoint has \d.*; "
+        r"the run stops,"
+    )
     with pytest.raises(ranks.RankFailed, match=said + " and resumes from step 1 when"):
         ranks.run(1, full_disk, recipe_for(inputs, "none", tmp_path / "kept"), inputs, tmp_path / "out")
     assert [path.name[0] for path in tmp_path.glob("kept/*/*/manifest.json")] == ["m"]
@@ -131,7 +145,8 @@ def half_written(recipe, inputs, out):
 @pytest.mark.parametrize("sharding", ["none", "fsdp"])
 def test_a_disk_that_fills_up_in_a_save_is_reported(sharding, inputs, tmp_path):
     said = (
-        "rank [01]: .*checkpoint-1: the checkpoint could not be written, 10 bytes are free: make room, or lower .* from step 0"
+        "rank [01]: .*checkpoint-1: the checkpoint could not be written, 10 bytes are free: make room, "
+        "or lower .* from step 0"
     )
     with pytest.raises(ranks.RankFailed, match=said):
         recipe = recipe_for(inputs, sharding, tmp_path / "kept")
@@ -188,17 +203,30 @@ def test_without_checkpoints_the_storage_is_never_accessed(inputs, tmp_path):
 
 def fit_from_disks_of_their_own(recipe, inputs, out):
     folder = recipe.checkpoints.folder + os.environ["RANK"]
-    fit(recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"folder": folder})}), inputs, out)
+    fit(
+        recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"folder": folder})}),
+        inputs,
+        out,
+    )
 
 
 @pytest.mark.slow
 def test_nodes_that_see_other_checkpoints_do_not_train(inputs, tmp_path):
     recipe = recipe_for(inputs, "ddp", tmp_path / "disk", **{"checkpoints.name": "run"})
-    fields = {"step": 2, "attempt": "0001-aaaaaa", "decisions": "d", "sharding": "ddp", "world_size": 2, "flytune": "0"}
+    fields = {
+        "step": 2,
+        "attempt": "0001-aaaaaa",
+        "decisions": "d",
+        "sharding": "ddp",
+        "world_size": 2,
+        "flytune": "0",
+    }
     complete = tmp_path / "disk0" / "run" / "2-0001-aaaaaa"
     complete.mkdir(parents=True)
     Checkpoint(**fields).sealed().write(complete / "manifest.json")
-    with pytest.raises(ranks.RankFailed, match="one folder that all nodes see.* is 2-0001-aaaaaa on rank 0, None on rank 1"):
+    with pytest.raises(
+        ranks.RankFailed, match="one folder that all nodes see.* is 2-0001-aaaaaa on rank 0, None on rank 1"
+    ):
         ranks.run(2, fit_from_disks_of_their_own, recipe, inputs, tmp_path / "trained")
 
 

@@ -16,7 +16,10 @@ from tests.support.saved_runs import fit, fit_and_die_in_the_export, recipe_for
 
 def figures(steps):
     """Return what an uninterrupted run has bit for bit."""
-    return [(step.step, step.loss, step.eval_loss, step.grad_norm, step.learning_rate, step.tokens) for step in steps]
+    return [
+        (step.step, step.loss, step.eval_loss, step.grad_norm, step.learning_rate, step.tokens)
+        for step in steps
+    ]
 
 
 @pytest.mark.slow
@@ -32,16 +35,31 @@ def test_all_figures_of_a_run_killed_twice_are_of_all_attempts(inputs, tmp_path,
     calm = recipe_for(inputs, "ddp", tmp_path / "calm", **{"evaluation.eval_steps": 2})
     whole = ranks.run(2, fit, calm, inputs, tmp_path / "whole")
 
-    assert figures(resumed.steps) == figures(whole.steps) == figures(step_log.read(tmp_path / "resumed" / "steps.jsonl"))
-    assert (resumed.tokens, resumed.heldout_loss, resumed.exported) == (whole.tokens, whole.heldout_loss, whole.exported)
-    # The record is written beside training: that of a killed process may be a step late, but not behind its checkpoint.
+    assert (
+        figures(resumed.steps)
+        == figures(whole.steps)
+        == figures(step_log.read(tmp_path / "resumed" / "steps.jsonl"))
+    )
+    assert (resumed.tokens, resumed.heldout_loss, resumed.exported) == (
+        whole.tokens,
+        whole.heldout_loss,
+        whole.exported,
+    )
+    # The record is written beside training: that of a killed process may be a step late, but not behind its
+    # checkpoint.
     again = resumed.attempts[0].last_step - 2
     assert again in (0, 1)
-    assert [(one.resumed_from_step, one.last_step) for one in resumed.attempts] == [(0, 2 + again), (2, 4), (4, 4)]
+    assert [(one.resumed_from_step, one.last_step) for one in resumed.attempts] == [
+        (0, 2 + again),
+        (2, 4),
+        (4, 4),
+    ]
     assert (resumed.repeated_steps, whole.repeated_steps, len(whole.attempts)) == (again, 0, 1)
     assert resumed.seconds == pytest.approx(sum(one.seconds for one in resumed.attempts))
     assert resumed.held_seconds > resumed.seconds
-    assert all(resumed.peaks[phase] >= one.peaks.get(phase, 0) for one in resumed.attempts for phase in resumed.peaks)
+    assert all(
+        resumed.peaks[phase] >= one.peaks.get(phase, 0) for one in resumed.attempts for phase in resumed.peaks
+    )
     assert _losses(resumed.steps, whole.steps).result == "equal"
     assert "3 attempts: 4 steps in 0:0" in said
     assert ("1 trained again" in said) == (again == 1)
@@ -60,7 +78,8 @@ def row(number, first, last):
 
 
 def covered(*spans, held_seconds=6.0):
-    """Return the records of attempts that resumed and ended at these steps; each step takes 2.5 s, and the last one resumes."""
+    """Return the records of attempts that resumed and ended at these steps; each step takes 2.5 s, and the
+    last one resumes."""
     *found, mine = (row(number, first, last) for number, (first, last) in spans)
     steps = [SimpleNamespace(step=step, seconds=2.5) for step in range(1, mine.last_step + 1)]
     return earlier_attempts.covering(found, mine, steps, held_seconds)

@@ -13,11 +13,14 @@ from tests.support.stages import training_result
 
 
 def stopping(patience, threshold=0.0):
-    return EarlyStopping(Evaluation(eval_steps=1, early_stopping_patience=patience, early_stopping_threshold=threshold))
+    return EarlyStopping(
+        Evaluation(eval_steps=1, early_stopping_patience=patience, early_stopping_threshold=threshold)
+    )
 
 
 def of_transformers(losses, patience, threshold):
-    """Return the number of evaluations after which transformers' callback ends training; None if it does not."""
+    """Return the number of evaluations after which transformers' callback ends training; None if it does
+    not."""
     from transformers import EarlyStoppingCallback, TrainerControl, TrainerState
 
     callback, state, control = EarlyStoppingCallback(patience, threshold), TrainerState(), TrainerControl()
@@ -44,7 +47,10 @@ def test_it_ends_where_transformers_callback_ends_with_a_resume_anywhere(losses,
     steps = training_result(12).steps
     for number, loss in enumerate(losses, 1):
         if number == cut:
-            done = [step.model_copy(update={"eval_loss": one}) for step, one in zip(steps, losses[: cut - 1], strict=False)]
+            done = [
+                step.model_copy(update={"eval_loss": one})
+                for step, one in zip(steps, losses[: cut - 1], strict=False)
+            ]
             mine = stopping(patience, threshold)
             mine.resume(Step.model_validate_json(step.model_dump_json()) for step in done)
         mine.count(number, loss)
@@ -64,8 +70,16 @@ def test_a_loss_that_is_no_number_is_never_the_lowest():
 @pytest.mark.parametrize(
     ("threshold", "said"),
     [
-        (0.0, "2 evaluations in a row did not lower eval_loss (lowest: 3.0000, at step 10); training ended after step 30"),
-        (0.5, "2 evaluations in a row did not lower eval_loss by more than 0.5 (lowest: 3.0000, at step 10); training ended"),
+        (
+            0.0,
+            "2 evaluations in a row did not lower eval_loss (lowest: 3.0000, at step 10); training ended "
+            "after step 30",
+        ),
+        (
+            0.5,
+            "2 evaluations in a row did not lower eval_loss by more than 0.5 (lowest: 3.0000, at step 10); "
+            "training ended",
+        ),
     ],
 )
 def test_the_reason_names_the_lowest_loss(threshold, said):

@@ -1,4 +1,5 @@
-"""Monitor of the GPUs, with a mock of NVML: pynvml's own module, functions and errors over devices of a dictionary."""
+"""Monitor of the GPUs, with a mock of NVML: pynvml's own module, functions and errors over devices of a
+dictionary."""
 
 import logging
 import sys
@@ -37,7 +38,9 @@ class MockNvml:
         import torch
 
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(visible))
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=visible[device]))
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=visible[device])
+        )
 
     def nvmlInit(self):
         self.open += 1
@@ -140,7 +143,9 @@ def test_a_gpu_that_is_lost_ends_the_monitor_and_not_the_run(monkeypatch, caplog
     nvml = MockNvml(monkeypatch, {"GPU-a": BUSY, "GPU-b": BUSY | {"utilization": lost}}, visible=["a", "b"])
     with caplog.at_level(logging.WARNING), GpuMonitor(seconds=0.001) as monitor:
         assert begun(monitor).utilization == 90, "what was sampled before"
-    assert [record.message for record in caplog.records] == ["use of the GPUs is not recorded from here on: GPU is lost"]
+    assert [record.message for record in caplog.records] == [
+        "use of the GPUs is not recorded from here on: GPU is lost"
+    ]
     assert nvml.open == 0
 
 
@@ -162,7 +167,9 @@ def test_lines_without_figures_are_those_of_version_0_1():
 
 
 def test_lines_with_figures_are_read_again():
-    step = Step.model_validate_json(LINE).model_copy(update={"gpu": GpuUse(utilization=1.0, utilization_max=2.0)})
+    step = Step.model_validate_json(LINE).model_copy(
+        update={"gpu": GpuUse(utilization=1.0, utilization_max=2.0)}
+    )
     assert Step.model_validate_json(step.model_dump_json()) == step
 
 

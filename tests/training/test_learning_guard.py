@@ -33,7 +33,9 @@ def fit(recipe, inputs, out, factor):
         ("none", 3, "the gradients of all 3 "),
         ("ddp", 3, "the gradients of all 3 "),
         ("fsdp", 12, "step 10: the gradients of the last 10 steps were 0"),
-        pytest.param("zero2", 12, "step 10: the gradients of the last 10 steps were 0", marks=pytest.mark.slow),
+        pytest.param(
+            "zero2", 12, "step 10: the gradients of the last 10 steps were 0", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_run_without_gradients_stops_and_exports_nothing(sharding, steps, said, inputs, tmp_path):
@@ -48,7 +50,9 @@ def test_a_run_without_gradients_stops_and_exports_nothing(sharding, steps, said
 def test_a_run_whose_steps_change_no_weight_exports_nothing(inputs, tmp_path):
     recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl"))
     # Less than a recipe may have, and less than float32 can add to a weight.
-    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"learning_rate": 1e-30})})
+    recipe = recipe.model_copy(
+        update={"training": recipe.training.model_copy(update={"learning_rate": 1e-30})}
+    )
     with pytest.raises(ranks.RankFailed, match="3 steps changed no weight"):
         ranks.run(1, fit, recipe, inputs, tmp_path / "out", 1.0)
 
@@ -67,5 +71,7 @@ def test_gradients_that_always_overflow_stop_the_run():
     guard = learning_guard.LearningGuard()
     for _ in range(learning_guard.MOST_OVERFLOWED):
         guard.count(float("inf"))
-    with pytest.raises(TrainingError, match="the float16 gradients of the last 100 steps overflowed at every scale"):
+    with pytest.raises(
+        TrainingError, match="the float16 gradients of the last 100 steps overflowed at every scale"
+    ):
         guard.check(100)

@@ -66,7 +66,8 @@ def fit(recipe, inputs, out, die_at=None):
 
 
 def fit_without_the_base(recipe, inputs, out):
-    """Run once, without weights of the base model: the content of its files is still that of the checkpoint's."""
+    """Run once, without weights of the base model: the content of its files is still that of the
+    checkpoint's."""
 
     def read(*_):
         raise AssertionError("the base model is read")
@@ -96,7 +97,9 @@ def runs(inputs, tmp_path_factory):
 
 def reloaded_loss(recipe, inputs, trained):
     rows = heldout_rows(inputs / "dataset", scoring.GATE_SAMPLES)
-    model = gate.check(recipe, trained, inputs / "dataset", rows, lambda: loading.exported_model(recipe, trained))
+    model = gate.check(
+        recipe, trained, inputs / "dataset", rows, lambda: loading.exported_model(recipe, trained)
+    )
     nll, tokens = scoring.heldout_loss(model, rows, 0, batch_size=4)
     return float(nll.sum() / tokens.sum())
 
@@ -109,19 +112,25 @@ QUICK = {("full", "ddp"), ("full", "zero2"), ("lora", "fsdp"), ("qlora", "device
     # One of each method, and one of each kind of sharding.
     [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.slow) for pair in pairs()],
 )
-def test_every_pair_trains_as_one_process_does_and_its_export_is_what_was_trained(method, sharding, runs, inputs):
+def test_every_pair_trains_as_one_process_does_and_its_export_is_what_was_trained(
+    method, sharding, runs, inputs
+):
     recipe, result, trained = runs(method, sharding)
     assert isinstance(result, TrainingResult)
     assert [step.step for step in result.steps] == [1, 2, 3]
     assert result == TrainingResult.read(trained / "training.json")
     single = "device_map" if method == "qlora" else "none"
     alone = runs(method, single)[1]
-    assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in alone.steps], abs=SAME)
+    assert [step.loss for step in result.steps] == pytest.approx(
+        [step.loss for step in alone.steps], abs=SAME
+    )
     assert result.tokens == alone.tokens
     # The model is trained: the last loss is below the first, on new samples.
     assert result.steps[-1].loss < result.steps[0].loss
     assert gate.check_files(recipe, trained, inputs / "dataset").is_dir()
-    assert ranks.run(1, reloaded_loss, recipe, inputs, trained) == pytest.approx(result.heldout_loss, abs=1e-4)
+    assert ranks.run(1, reloaded_loss, recipe, inputs, trained) == pytest.approx(
+        result.heldout_loss, abs=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -150,7 +159,9 @@ def test_neftune_adds_noise_in_training_alone(pair, inputs, runs, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", ["qlora device_map", "lora fsdp", *slow("full zero3", "lora ddp", "full fsdp")])
+@pytest.mark.parametrize(
+    "pair", ["qlora device_map", "lora fsdp", *slow("full zero3", "lora ddp", "full fsdp")]
+)
 def test_activation_checkpointing_changes_no_loss(pair, inputs, tmp_path):
     method, sharding = pair.split()
     # With dropout: a layer that is computed again must drop the same.
@@ -160,7 +171,9 @@ def test_activation_checkpointing_changes_no_loss(pair, inputs, tmp_path):
         for again in (False, True)
         for recipe in [recipe_for(inputs, method, sharding, **{"training.activation_checkpointing": again})]
     )
-    assert gate.check_files(recipe_for(inputs, method, sharding), tmp_path / "True", inputs / "dataset").is_dir()
+    assert gate.check_files(
+        recipe_for(inputs, method, sharding), tmp_path / "True", inputs / "dataset"
+    ).is_dir()
     assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in kept.steps], abs=SAME)
     assert result.heldout_loss == pytest.approx(kept.heldout_loss, abs=SAME)
 
@@ -179,7 +192,9 @@ def test_tied_weights_are_written_once(runs):
     from safetensors import safe_open
 
     for sharding in ("none", "zero2", "zero3", "fsdp"):
-        with safe_open(str(runs("full", sharding)[2] / "model" / "model.safetensors"), framework="pt") as tensors:
+        with safe_open(
+            str(runs("full", sharding)[2] / "model" / "model.safetensors"), framework="pt"
+        ) as tensors:
             assert [name for name in tensors.keys() if "lm_head" in name] == []  # noqa: SIM118 (not a dict)
 
 
@@ -191,7 +206,9 @@ def built(recipe, plan, inputs):
 def dtypes_of(recipe, inputs):
     trained = built(recipe, planner.make(recipe), inputs)
     trained.train()
-    return {str(parameter.dtype) for parameter in trained.model.parameters()}, trained.model.is_gradient_checkpointing
+    return {
+        str(parameter.dtype) for parameter in trained.model.parameters()
+    }, trained.model.is_gradient_checkpointing
 
 
 @pytest.mark.parametrize("sharding", ["none", "ddp", "fsdp"])
@@ -214,15 +231,22 @@ def test_a_full_fine_tune_keeps_float32_weights_and_exports_the_recipes_dtype(in
 
 @pytest.mark.journey
 @pytest.mark.parametrize(
-    "pair", ["qlora device_map", "full fsdp", "lora zero3", "full none", "full zero2", "lora fsdp", "qlora fsdp"]
+    "pair",
+    ["qlora device_map", "full fsdp", "lora zero3", "full none", "full zero2", "lora fsdp", "qlora fsdp"],
 )
 def test_a_killed_run_resumes_from_its_last_checkpoint_bit_for_bit(pair, inputs, tmp_path):
     method, sharding = pair.split()
-    changes = {"checkpoints.save_steps": 2, "training.max_steps": 4, "checkpoints.folder": str(tmp_path / "calm")}
+    changes = {
+        "checkpoints.save_steps": 2,
+        "training.max_steps": 4,
+        "checkpoints.folder": str(tmp_path / "calm"),
+    }
     changes |= {"training.activation_checkpointing": sharding == "fsdp"}
     calm = recipe_for(inputs, method, sharding, **changes)
     undisturbed = ranks.run(world(calm), fit, calm, inputs, tmp_path / "undisturbed")
-    recipe = recipe_for(inputs, method, sharding, **(changes | {"checkpoints.folder": str(tmp_path / "checkpoints")}))
+    recipe = recipe_for(
+        inputs, method, sharding, **(changes | {"checkpoints.folder": str(tmp_path / "checkpoints")})
+    )
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(world(recipe), fit, recipe, inputs, tmp_path / "killed", 3)
     assert not (tmp_path / "killed").exists()
@@ -232,7 +256,10 @@ def test_a_killed_run_resumes_from_its_last_checkpoint_bit_for_bit(pair, inputs,
     assert resumed.heldout_loss == undisturbed.heldout_loss
     # The killed process's data loader ends some seconds after it, and holds its folder until then.
     manifest = data.read_manifest(inputs / "dataset")
-    until(lambda: clear(recipe, manifest, resumed) or not list((tmp_path / "checkpoints").rglob("*")), "no longer needed")
+    until(
+        lambda: clear(recipe, manifest, resumed) or not list((tmp_path / "checkpoints").rglob("*")),
+        "no longer needed",
+    )
 
 
 @pytest.mark.slow
@@ -240,7 +267,11 @@ def test_adapters_with_fewer_rows_than_ranks(inputs, tmp_path):
     method = {"name": "lora", "r": 1, "lora_dropout": 0.0}
     alone = recipe_for(inputs, method, "none", **{"training.max_steps": 4})
     losses = [step.loss for step in ranks.run(1, fit, alone, inputs, tmp_path / "alone").steps]
-    changes = {"checkpoints.save_steps": 2, "checkpoints.folder": str(tmp_path / "checkpoints"), "training.max_steps": 4}
+    changes = {
+        "checkpoints.save_steps": 2,
+        "checkpoints.folder": str(tmp_path / "checkpoints"),
+        "training.max_steps": 4,
+    }
     recipe = recipe_for(inputs, method, "fsdp", **changes)
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         ranks.run(2, fit, recipe, inputs, tmp_path / "killed", 3)
@@ -250,8 +281,11 @@ def test_adapters_with_fewer_rows_than_ranks(inputs, tmp_path):
 
 
 def waiting_gradients(recipe, inputs):
-    """Count the parameters whose complete gradient is kept after a micro batch that is not the step's last."""
-    plan = planner.make(recipe).model_copy(update={"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4})
+    """Count the parameters whose complete gradient is kept after a micro batch that is not the step's
+    last."""
+    plan = planner.make(recipe).model_copy(
+        update={"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    )
     trained = built(recipe, plan, inputs)
     step, found = trained.training_step, []
 
@@ -285,7 +319,9 @@ def test_full_fsdp_reduces_gradients_after_every_micro_batch(method, inputs, tmp
 @pytest.mark.parametrize("offload", ["none", "cpu"])
 def test_fsdp_resumes_without_reading_the_base_model_again(offload, inputs, tmp_path):
     changes = {"checkpoints.save_steps": 2, "training.max_steps": 4}
-    recipe = recipe_for(inputs, "full", "fsdp", **changes, **{"checkpoints.folder": str(tmp_path / "checkpoints")})
+    recipe = recipe_for(
+        inputs, "full", "fsdp", **changes, **{"checkpoints.folder": str(tmp_path / "checkpoints")}
+    )
     recipe = Recipe.model_validate(recipe.model_dump() | {"sharding": {"name": "fsdp", "offload": offload}})
     with pytest.raises(ranks.RankFailed, match="the base model is read"):
         ranks.run(2, fit_without_the_base, recipe, inputs, tmp_path / "first")
@@ -356,7 +392,8 @@ def unsharded(recipe, inputs, out):
 
 
 @pytest.mark.parametrize(
-    ("sharding", "message"), [("zero2", "DeepSpeed runs at stage 0"), ("fsdp", "the Trainer does not know of it")]
+    ("sharding", "message"),
+    [("zero2", "DeepSpeed runs at stage 0"), ("fsdp", "the Trainer does not know of it")],
 )
 def test_a_sharding_that_did_not_take_effect_is_an_error(sharding, message, inputs, tmp_path):
     with pytest.raises(ranks.RankFailed, match=f"sharding {sharding} did not take effect: {message}"):
@@ -373,7 +410,10 @@ OWN = {
         "stage3_param_persistence_threshold": "auto",
         "offload_optimizer": {"device": "cpu", "pin_memory": False},
     },
-    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+    },
     "steps_per_print": 2000,
 }
 
@@ -387,11 +427,22 @@ def fit_noting_deepspeed(recipe, inputs, out):
         ended, found = train(self, *args, **kwargs), self.model_wrapped._config
         zero = found.zero_config
         noted.update(
-            stage=int(zero.stage), bucket=zero.reduce_bucket_size, overlap=zero.overlap_comm, live=zero.max_live_parameters
+            stage=int(zero.stage),
+            bucket=zero.reduce_bucket_size,
+            overlap=zero.overlap_comm,
+            live=zero.max_live_parameters,
         )
-        noted.update(sub_group=zero.sub_group_size, optimizer=zero.offload_optimizer.device, parameters=zero.offload_param)
-        noted.update(threshold=zero.param_persistence_threshold, gathers=zero.gather_16bit_weights_on_model_save)
-        noted.update(clipping=found.gradient_clipping, batch=found.train_batch_size, bf16=found.bfloat16_config.enabled)
+        noted.update(
+            sub_group=zero.sub_group_size,
+            optimizer=zero.offload_optimizer.device,
+            parameters=zero.offload_param,
+        )
+        noted.update(
+            threshold=zero.param_persistence_threshold, gathers=zero.gather_16bit_weights_on_model_save
+        )
+        noted.update(
+            clipping=found.gradient_clipping, batch=found.train_batch_size, bf16=found.bfloat16_config.enabled
+        )
         return ended
 
     built.train = train_and_note
@@ -418,7 +469,9 @@ def test_a_deepspeed_configuration_of_ones_own_is_what_deepspeed_runs_with(input
         "bf16": False,
     }
     alone = runs("full", "none")[1]
-    assert [step.loss for step in result.steps] == pytest.approx([step.loss for step in alone.steps], abs=SAME)
+    assert [step.loss for step in result.steps] == pytest.approx(
+        [step.loss for step in alone.steps], abs=SAME
+    )
     assert gate.check_files(recipe, tmp_path / "trained", inputs / "dataset").is_dir()
 
 
@@ -440,7 +493,8 @@ def test_bfloat16_masters_are_trained_and_exported(sharding, inputs, tmp_path):
 
 
 def first_values_of_peft(recipe):
-    """Return the adapter that PEFT makes of a quantized base, without a trainer, by the names of an export."""
+    """Return the adapter that PEFT makes of a quantized base, without a trainer, by the names of an
+    export."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, set_seed
 
@@ -451,7 +505,9 @@ def first_values_of_peft(recipe):
     set_seed(recipe.training.seed)
     adapted = get_peft_model(base, config)
     trained = [
-        (name.replace(".default", ""), value.detach()) for name, value in adapted.named_parameters() if value.requires_grad
+        (name.replace(".default", ""), value.detach())
+        for name, value in adapted.named_parameters()
+        if value.requires_grad
     ]
     return {name: value.float().numpy() for name, value in trained}
 

@@ -1,4 +1,5 @@
-"""The loss that is trained is the model's own: compared before the first step, and the same by either head."""
+"""The loss that is trained is the model's own: compared before the first step, and the same by either
+head."""
 
 import json
 import shutil
@@ -25,19 +26,23 @@ def trained(folder, model_type):
 
 
 @pytest.mark.parametrize("model_type", ["modernbert-decoder", "xlstm"])
-def test_a_loss_that_is_not_the_models_own_is_refused_before_the_first_step(model_type, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_the_models_own_is_refused_before_the_first_step(
+    model_type, tmp_path, monkeypatch
+):
     ranks.run(1, trained_types.inputs, tmp_path)
     # As if no test had found it: the ranks are forked with this.
     row = model_types.table()[model_type]
-    monkeypatch.setitem(model_types.table(), model_type, {key: row[key] for key in row if key != "chunked_loss"})
+    monkeypatch.setitem(
+        model_types.table(), model_type, {key: row[key] for key in row if key != "chunked_loss"}
+    )
     if model_type == "xlstm":  # its cap is 30, which random logits are far from
         monkeypatch.setattr(trained_types, "tiny_config", capped)
-    with pytest.raises(
-        ranks.RankFailed,
-        match=r"the loss that would be trained is not the model's own: \d\.\d+, and \d\.\d+ of model\(...\).loss on the first "
-        rf"\d+ tokens of the data, more than 0\.000\d+ apart; {model_type} changes its logits or its loss in a way that "
-        "Flytune does not know; nothing was trained",
-    ):
+    refusal = (
+        r"the loss that would be trained is not the model's own: \d\.\d+, and \d\.\d+ of model\(...\).loss "
+        rf"on the first \d+ tokens of the data, more than 0\.000\d+ apart; {model_type} changes its "
+        "logits or its loss in a way that Flytune does not know; nothing was trained"
+    )
+    with pytest.raises(ranks.RankFailed, match=refusal):
         ranks.run(1, trained, tmp_path, model_type)
     assert not (tmp_path / "out" / "training.json").exists()
 

@@ -49,8 +49,16 @@ def guarded(tmp_path, notes=None, can_overflow=False, **changes):
 @pytest.mark.parametrize(
     ("loss", "norm", "said"),
     [
-        (float("nan"), 1.0, "step 5: the loss is nan; the run does not continue and nothing is stored. Lower"),
-        (1.0, float("inf"), "step 5: the gradients' norm is inf, and the weights are ruined; the run does not"),
+        (
+            float("nan"),
+            1.0,
+            "step 5: the loss is nan; the run does not continue and nothing is stored. Lower",
+        ),
+        (
+            1.0,
+            float("inf"),
+            "step 5: the gradients' norm is inf, and the weights are ruined; the run does not",
+        ),
         (3.3, 1.0, r"step 5: the loss is 3.3, 3.0 times the usual 1.1 \(training.max_loss_jump 2\); the run"),
     ],
 )
@@ -72,7 +80,9 @@ def test_losses_that_vary_or_have_no_predecessors_are_fine(tmp_path):
 
 def test_skip_notes_the_data_since_the_last_checkpoint(tmp_path):
     guard = guarded(tmp_path, notes=Notes(left_out=[3], rollbacks=1), on_bad_loss="skip")
-    message = "step 6: the loss is nan; the next attempt goes back to step 4 and skips the data of steps 5 to 6"
+    message = (
+        "step 6: the loss is nan; the next attempt goes back to step 4 and skips the data of steps 5 to 6"
+    )
     (tmp_path / "notes.json").write_text('{"left_out": [3], "rollbacks": 1, "order": "o"}')
     with pytest.raises(BadLoss, match=message) as caught, guard.writer.keeping():
         guard.check(6, lambda: 4, float("nan"), None)
@@ -108,7 +118,9 @@ def test_a_noted_micro_batch_keeps_the_global_batch(size, used):
 
 def test_the_fourth_rollback_is_refused(tmp_path):
     guard = guarded(tmp_path, notes=Notes(rollbacks=3), on_bad_loss="skip")
-    with pytest.raises(BadLoss, match="data was skipped 3 times already, and the run does not continue") as caught:
+    with pytest.raises(
+        BadLoss, match="data was skipped 3 times already, and the run does not continue"
+    ) as caught:
         guard.check(2, lambda: 0, float("nan"), None)
     assert not caught.value.goes_on
 
@@ -124,7 +136,9 @@ def test_the_stream_skips_exactly_those_steps():
 
 
 def test_skip_requires_every_step_to_be_logged():
-    with pytest.raises(ValueError, match="on_bad_loss: skip needs the loss of each step; set logging_steps to 1"):
+    with pytest.raises(
+        ValueError, match="on_bad_loss: skip needs the loss of each step; set logging_steps to 1"
+    ):
         training_of(on_bad_loss="skip", logging_steps=5)
 
 
@@ -150,7 +164,9 @@ def fit(inputs, out, bad_step=None, left_out=None):
 
 @pytest.mark.slow
 def test_a_run_goes_back_and_skips_the_data_of_the_bad_step(inputs, tmp_path):
-    with pytest.raises(ranks.RankFailed, match="BadLoss: step 3: the loss is nan; the next attempt goes back to step 2 and"):
+    with pytest.raises(
+        ranks.RankFailed, match="BadLoss: step 3: the loss is nan; the next attempt goes back to step 2 and"
+    ):
         ranks.run(2, fit, inputs, tmp_path / "bad", 3)
     resumed = ranks.run(2, fit, inputs, tmp_path / "resumed")
     assert resumed.resumed_from_step == 2
@@ -166,7 +182,9 @@ def test_a_run_goes_back_and_skips_the_data_of_the_bad_step(inputs, tmp_path):
 
 def test_skipped_data_is_skipped_only_in_the_same_order(tmp_path, caplog):
     (tmp_path / "notes.json").write_text('{"left_out": [3], "rollbacks": 1}')
-    assert attempt_notes.read(str(tmp_path), "b").left_out == [3], "an earlier release did not say of which order"
+    assert attempt_notes.read(str(tmp_path), "b").left_out == [3], (
+        "an earlier release did not say of which order"
+    )
     with contextlib.suppress(BadLoss), (guard := guarded(tmp_path, on_bad_loss="skip")).writer.keeping():
         guard.check(1, lambda: 0, float("nan"), None)
     (tmp_path / "notes.json").unlink()

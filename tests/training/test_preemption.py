@@ -14,7 +14,8 @@ from tests.support.ranks import ALONE
 
 
 class Saver:
-    """Stand-in for the Saver that takes `seconds` of a clock for a save, and reports `store_seconds` for storing it."""
+    """Stand-in for the Saver that takes `seconds` of a clock for a save, and reports `store_seconds` for
+    storing it."""
 
     resumed_seconds = 0.0
 
@@ -93,8 +94,8 @@ def test_a_save_that_does_not_fit_is_not_begun_and_the_lost_steps_are_reported(c
     decided, message = stop_after(clock, save_seconds=25.0, waited=8.0)
     assert decided == (False, True)
     assert message == (
-        "rank 0: SIGTERM after step 33: a save takes 25.0 s, 22.0 of 30 s are left; steps 31 to 33 are lost, the next attempt "
-        "resumes from step 30"
+        "rank 0: SIGTERM after step 33: a save takes 25.0 s, 22.0 of 30 s are left; steps 31 to 33 are lost, "
+        "the next attempt resumes from step 30"
     )
 
 
@@ -129,7 +130,10 @@ def test_ctrl_c_saves_the_step_however_long_it_takes_and_a_second_one_ends_at_on
         with pytest.raises(KeyboardInterrupt):
             stopper.end()
         assert signal.getsignal(signal.SIGINT) == before
-    assert capfd.readouterr().err.strip() == "Ctrl-C: this step is completed and saved; press Ctrl-C again to end without"
+    assert (
+        capfd.readouterr().err.strip()
+        == "Ctrl-C: this step is completed and saved; press Ctrl-C again to end without"
+    )
 
 
 def test_ctrl_c_ends_at_once_where_no_checkpoints_are_written():

@@ -1,4 +1,5 @@
-"""The lock of a run: what a second one is told, and that neither a dead process nor its children block anything."""
+"""The lock of a run: what a second one is told, and that neither a dead process nor its children block
+anything."""
 
 import os
 import re
@@ -32,7 +33,10 @@ def test_a_second_run_is_told_of_the_first_and_a_dead_one_blocks_nothing(tmp_pat
         try:
             with pytest.raises(TrainingError) as caught, running_lock.held(address):
                 pass
-            told = rf"{address}: another run of this recipe and data trains there: process {first.pid} on \S+, since \d{{4}}-"
+            told = (
+                rf"{address}: another run of this recipe and data trains there: process {first.pid} on "
+                rf"\S+, since \d{{4}}-"
+            )
             assert re.match(told, str(caught.value))
             assert "it is alive, as it holds the lock" in str(caught.value)
             assert "give this one a checkpoints.name of its own" in str(caught.value)

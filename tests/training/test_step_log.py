@@ -22,7 +22,11 @@ ODD = 7
 
 
 def recipe_for(inputs, sharding, folder, **changes):
-    changes = {"sharding": sharding, "training.global_batch_size": 8, "checkpoints.folder": str(folder)} | changes
+    changes = {
+        "sharding": sharding,
+        "training.global_batch_size": 8,
+        "checkpoints.folder": str(folder),
+    } | changes
     changes |= {"hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
     return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
 
@@ -30,7 +34,9 @@ def recipe_for(inputs, sharding, folder, **changes):
 def fit(recipe, inputs, out):
     plan = planner.make(recipe)
     share = plan.degrees.samples(recipe.training.global_batch_size)
-    plan = plan.model_copy(update={"per_device_train_batch_size": 2, "gradient_accumulation_steps": share // 2})
+    plan = plan.model_copy(
+        update={"per_device_train_batch_size": 2, "gradient_accumulation_steps": share // 2}
+    )
     return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
 
 
@@ -50,7 +56,9 @@ def scored(inputs, tmp_path_factory):
     def run_once(sharding):
         if sharding not in done:
             folder = tmp_path_factory.mktemp("scored")
-            recipe = recipe_for(inputs, sharding, folder, **{"evaluation.eval_steps": 2, "evaluation.max_samples": ODD})
+            recipe = recipe_for(
+                inputs, sharding, folder, **{"evaluation.eval_steps": 2, "evaluation.max_samples": ODD}
+            )
             done[sharding] = run(recipe, inputs, folder / "out"), folder / "out"
         return done[sharding]
 
@@ -155,10 +163,17 @@ def fit_and_note(recipe, inputs, out):
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["none", "zero3"])
 def test_each_part_measures_its_work(sharding, inputs, tmp_path):
-    recipe = recipe_for(inputs, sharding, tmp_path, **{"evaluation.eval_steps": 3, "evaluation.max_samples": 2})
+    recipe = recipe_for(
+        inputs, sharding, tmp_path, **{"evaluation.eval_steps": 3, "evaluation.max_samples": 2}
+    )
     noted = run(recipe, inputs, tmp_path / "out", fit_and_note)
     # `other`: the gate's samples, after training.
-    assert noted == {"fetching": {"data"}, "model": {"forward", "eval", "other"}, "gradients": {"backward"}, "step": {"update"}}
+    assert noted == {
+        "fetching": {"data"},
+        "model": {"forward", "eval", "other"},
+        "gradients": {"backward"},
+        "step": {"update"},
+    }
 
 
 def test_the_log_is_a_json_object_a_step_beside_training_json(scored):
@@ -166,7 +181,16 @@ def test_the_log_is_a_json_object_a_step_beside_training_json(scored):
     assert lines(out / "steps.jsonl") == result.steps
     assert '"gpu"' not in (out / "steps.jsonl").read_text() + (out / "training.json").read_text()
     first = json.loads((out / "steps.jsonl").read_text().splitlines()[0])
-    assert {"step", "loss", "learning_rate", "grad_norm", "seconds", "tokens_per_second", "memory_bytes", *PARTS} <= set(first)
+    assert {
+        "step",
+        "loss",
+        "learning_rate",
+        "grad_norm",
+        "seconds",
+        "tokens_per_second",
+        "memory_bytes",
+        *PARTS,
+    } <= set(first)
 
 
 def test_the_live_model_has_the_same_score_over_any_number_of_processes(scored):
@@ -233,7 +257,9 @@ def fit_and_count(recipe, inputs, out):
 
 
 def test_the_log_survives_a_killed_run_and_the_next_attempt_continues_it(inputs, tmp_path):
-    recipe = recipe_for(inputs, "none", tmp_path / "runs", **{"checkpoints.save_steps": 2, "training.max_steps": 4})
+    recipe = recipe_for(
+        inputs, "none", tmp_path / "runs", **{"checkpoints.save_steps": 2, "training.max_steps": 4}
+    )
     with pytest.raises(ranks.RankFailed, match="signal 9"):
         run(recipe, inputs, tmp_path / "killed", fit_and_die)
     assert not (tmp_path / "killed").exists()
@@ -259,7 +285,8 @@ def test_a_run_that_starts_from_the_beginning_starts_a_new_log(tmp_path):
 
 
 def test_peaks_are_not_read_before_cuda_is_initialized(monkeypatch):
-    """A stand-in for a machine with a GPU: torch's own reset_peak_memory_stats raises before CUDA is initialized."""
+    """A stand-in for a machine with a GPU: torch's own reset_peak_memory_stats raises before CUDA is
+    initialized."""
     import torch
 
     def raises(gpu):

@@ -37,12 +37,17 @@ with stopper_of(NOTHING_SAVED, 5).listening():
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (signal.SIGTERM, "rank 0: preempted: SIGTERM after step 0: the run was still waiting to begin; no step is lost"),
+        (
+            signal.SIGTERM,
+            "rank 0: preempted: SIGTERM after step 0: the run was still waiting to begin; no step is lost",
+        ),
         (signal.SIGINT, "Ctrl-C: the run was still waiting to begin; no step of it was trained"),
     ],
 )
 def test_a_process_that_waits_in_a_library_ends_by_itself(number, said):
-    done = subprocess.run([sys.executable, "-c", CODE, str(int(number))], cwd=ROOT, text=True, capture_output=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(int(number))], cwd=ROOT, text=True, capture_output=True, timeout=60
+    )
     assert (done.returncode, said in done.stderr) == (128 + number, True), done.stderr
 
 
@@ -57,7 +62,9 @@ def test_a_signal_of_a_forked_process_is_its_own(monkeypatch):
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     try:
         with UnheardSignals(end):
-            child = multiprocessing.get_context("fork").Process(target=signal.raise_signal, args=[signal.SIGTERM])
+            child = multiprocessing.get_context("fork").Process(
+                target=signal.raise_signal, args=[signal.SIGTERM]
+            )
             child.start()
             child.join()
             other = multiprocessing.get_context("fork").Process(target=int)  # time for the thread to read

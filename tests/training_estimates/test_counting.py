@@ -25,24 +25,68 @@ from training_estimates.tensor_counts import MAY_DIFFER
 
 # Types that version 0.1.0 counted wrong, of those that transformers builds.
 WRONG_BEFORE = (
-    "ernie4_5_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gemma4_text", "qwen2_moe",
-    "qwen3_next", "qwen3_5_text", "kimi_linear", "llama4_text", "granitemoehybrid", "falcon_h1", "lfm2", "apertus", "arcee",
+    "ernie4_5_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "gemma4_text",
+    "qwen2_moe",
+    "qwen3_next",
+    "qwen3_5_text",
+    "kimi_linear",
+    "llama4_text",
+    "granitemoehybrid",
+    "falcon_h1",
+    "lfm2",
+    "apertus",
+    "arcee",
     "bailing_hybrid",
-)  # fmt: skip
+)
 BUILT = sorted({*KINDS} & {*MODEL_TYPES})
 DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
-    "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_nextn_predict_layers": 1, "num_attention_heads": 128,
-    "num_key_value_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256, "kv_lora_rank": 512, "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8,
-    "first_k_dense_replace": 3, "tie_word_embeddings": False, "attention_bias": False, "torch_dtype": "bfloat16",
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_nextn_predict_layers": 1,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_shared_experts": 1,
+    "n_routed_experts": 256,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "qk_nope_head_dim": 128,
+    "n_group": 8,
+    "topk_group": 4,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "torch_dtype": "bfloat16",
     "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-}  # fmt: skip
+}
 LLAMA = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0, "architectures": ["LlamaForCausalLM"],
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 128,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rope_theta": 10000.0,
+    "architectures": ["LlamaForCausalLM"],
+}
 
 
 def parameters_of(model):
@@ -97,11 +141,15 @@ def test_no_model_type_is_miscounted(kind, monkeypatch):
     if kind in KINDS:
         assert counting.count(content, None, kind).parameters == pytest.approx(true, rel=MAY_DIFFER)
     else:
-        with pytest.raises(SizesError, match="its safetensors are not at hand; name a folder or repository that has them"):
+        with pytest.raises(
+            SizesError, match="its safetensors are not at hand; name a folder or repository that has them"
+        ):
             counting.count(content, None, kind)
 
 
-@pytest.mark.parametrize("kind", [*WRONG_BEFORE, "mixtral", "qwen3_moe", "minimax", "zaya", "gpt2", "phi3", "cohere"])
+@pytest.mark.parametrize(
+    "kind", [*WRONG_BEFORE, "mixtral", "qwen3_moe", "minimax", "zaya", "gpt2", "phi3", "cohere"]
+)
 def test_headers_alone_are_counted_without_torch(kind, tmp_path, monkeypatch):
     """From files as transformers writes them, where torch is installed and where it is not."""
     import torch
@@ -112,15 +160,23 @@ def test_headers_alone_are_counted_without_torch(kind, tmp_path, monkeypatch):
     true = parameters_of(model)
     for installed in (True, False):
         monkeypatch.setattr(meta_model, "is_installed", lambda installed=installed: installed)
-        assert base_sizes.read_geometry(Model(name_or_path=str(tmp_path))).parameters == pytest.approx(true, rel=MAY_DIFFER)
+        assert base_sizes.read_geometry(Model(name_or_path=str(tmp_path))).parameters == pytest.approx(
+            true, rel=MAY_DIFFER
+        )
 
 
 VARIATIONS = {
-    "as it is": {}, "tied": {"tie_word_embeddings": True}, "not tied": {"tie_word_embeddings": False},
-    "attention_bias": {"attention_bias": True}, "mlp_bias": {"mlp_bias": True}, "use_bias": {"use_bias": False},
-    "one key head": {"num_key_value_heads": 1}, "wide heads": {"head_dim": 32}, "qk_layernorm": {"qk_layernorm": True},
+    "as it is": {},
+    "tied": {"tie_word_embeddings": True},
+    "not tied": {"tie_word_embeddings": False},
+    "attention_bias": {"attention_bias": True},
+    "mlp_bias": {"mlp_bias": True},
+    "use_bias": {"use_bias": False},
+    "one key head": {"num_key_value_heads": 1},
+    "wide heads": {"head_dim": 32},
+    "qk_layernorm": {"qk_layernorm": True},
     "sparse": {"decoder_sparse_step": 2, "mlp_only_layers": [3]},
-}  # fmt: skip
+}
 DROPPED = ("num_key_value_heads", "head_dim", "tie_word_embeddings", "attention_bias", "mlp_bias", "use_bias")
 
 
@@ -130,23 +186,33 @@ def test_the_closed_form_is_right_for_each_setting_of_its_types(kind):
 
     plain = json.loads(tiny_config(kind).to_json_string())
     changed = [plain | change for change in VARIATIONS.values() if set(change) <= set(plain)]
-    changed += [{key: value for key, value in plain.items() if key != dropped} for dropped in DROPPED if dropped in plain]
+    changed += [
+        {key: value for key, value in plain.items() if key != dropped}
+        for dropped in DROPPED
+        if dropped in plain
+    ]
     for content in changed:
         try:
             true = parameters_of(built(CONFIG_MAPPING[kind].from_dict(content)))
             found = config_sizes.geometry(content, kind)
         except (SizesError, ValueError):
             continue  # refused, or not built
-        assert found.parameters == true, {key: content.get(key) for key in (*DROPPED, "qk_layernorm", "decoder_sparse_step")}
+        assert found.parameters == true, {
+            key: content.get(key) for key in (*DROPPED, "qk_layernorm", "decoder_sparse_step")
+        }
 
 
 def test_deepseek_v3_is_not_17_billion(monkeypatch):
     found = counting.count(DEEPSEEK_V3, None, "deepseek-ai/DeepSeek-V3")
     assert found.parameters == pytest.approx(671.03e9, rel=1e-3)
-    assert found.active_parameters + found.embedding_parameters == pytest.approx(37.6e9, rel=0.02), "its report says 37B"
+    assert found.active_parameters + found.embedding_parameters == pytest.approx(37.6e9, rel=0.02), (
+        "its report says 37B"
+    )
     assert "latent attention" in found.unsupported
     monkeypatch.setattr(meta_model, "is_installed", lambda: False)
-    with pytest.raises(SizesError, match="sizes of a 'deepseek_v3' do not follow from its config.json in closed form"):
+    with pytest.raises(
+        SizesError, match="sizes of a 'deepseek_v3' do not follow from its config.json in closed form"
+    ):
         counting.count(DEEPSEEK_V3, None, "deepseek-ai/DeepSeek-V3")
 
 
@@ -160,7 +226,8 @@ def test_heads_for_further_tokens_are_left_out_and_said(tmp_path, without_torch)
     found = base_sizes.read_geometry(folder_of(tmp_path, config, more))
     assert found.parameters == plain.parameters
     assert found.left_out == (
-        f"2 stored tensors of 8,256 parameters that transformers does not load (model.layers.{depth}.eh_proj.weight ...)"
+        "2 stored tensors of 8,256 parameters that transformers does not load "
+        f"(model.layers.{depth}.eh_proj.weight ...)"
     )
 
 
@@ -169,8 +236,14 @@ def test_a_config_of_another_model_stops_the_plan_with_both_numbers(tmp_path, mo
 
     tensors = stored(built(CONFIG_MAPPING["llama"].from_dict(LLAMA)))
     true = base_sizes.read_geometry(folder_of(tmp_path, LLAMA, tensors)).parameters
-    for change in ({"intermediate_size": 112}, {"num_hidden_layers": 8}, {"tie_word_embeddings": True, "vocab_size": 4096}):
-        with pytest.raises(RecipeError, match=rf"its parameters are {true:,} by the headers|by the headers .* and [\d,]+ by"):
+    for change in (
+        {"intermediate_size": 112},
+        {"num_hidden_layers": 8},
+        {"tie_word_embeddings": True, "vocab_size": 4096},
+    ):
+        with pytest.raises(
+            RecipeError, match=rf"its parameters are {true:,} by the headers|by the headers .* and [\d,]+ by"
+        ):
             base_sizes.read_geometry(folder_of(tmp_path, LLAMA | change, tensors))
     monkeypatch.setattr(meta_model, "is_installed", lambda: False)
     other = LLAMA | {"model_type": "of_its_own"}
@@ -190,7 +263,12 @@ def test_a_head_that_is_stored_though_tied_counts_once(tmp_path):
     tied = LLAMA | {"tie_word_embeddings": True}
     tensors = stored(built(CONFIG_MAPPING["llama"].from_dict(tied)))
     without = base_sizes.read_geometry(folder_of(tmp_path, tied, tensors)).parameters
-    assert base_sizes.read_geometry(folder_of(tmp_path, tied, tensors | {"lm_head.weight": (128, 64)})).parameters == without
+    assert (
+        base_sizes.read_geometry(
+            folder_of(tmp_path, tied, tensors | {"lm_head.weight": (128, 64)})
+        ).parameters
+        == without
+    )
     old = tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": (8,)}
     assert base_sizes.read_geometry(folder_of(tmp_path, tied, old)).parameters == without
 
@@ -205,12 +283,17 @@ def test_quantized_files_are_counted_by_their_weights(tmp_path, without_torch):
         eight[name] = four[name] = shape
         if "_proj" in name:
             eight |= {name: (shape, "F8_E4M3"), f"{name}_scale_inv": ((1, 1), "F32")}
-            four |= {name: ((math.prod(shape) // 2, 1), "U8"), f"{name}.absmax": ((math.prod(shape) // 64,), "F32")}
+            four |= {
+                name: ((math.prod(shape) // 2, 1), "U8"),
+                f"{name}.absmax": ((math.prod(shape) // 64,), "F32"),
+            }
     for method, files in (("fp8", eight), ("bitsandbytes", four)):
         config = LLAMA | {"quantization_config": {"quant_method": method}}
         found = base_sizes.read_geometry(folder_of(tmp_path, config, files))
         assert (found.parameters, found.quantized) == (true, method)
-    with pytest.raises(RecipeError, match="bitsandbytes weights are packed, and without torch and transformers not counted"):
+    with pytest.raises(
+        RecipeError, match="bitsandbytes weights are packed, and without torch and transformers not counted"
+    ):
         base_sizes.read_geometry(folder_of(tmp_path, config | {"model_type": "of_its_own"}, four))
 
 
@@ -226,15 +309,26 @@ def test_an_index_names_the_files_of_a_model(tmp_path, without_torch):
     for file, part in halves.items():
         (tmp_path / file).write_bytes(header({name: tensors[name] for name in part}))
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {name: file for file, part in halves.items() for name in part}}))
+    index.write_text(
+        json.dumps({"weight_map": {name: file for file, part in halves.items() for name in part}})
+    )
     assert base_sizes.read_geometry(model).parameters == true
     found = tensor_headers.read(Model(name_or_path=f"file://{tmp_path}"))
     assert found == tensor_headers.read(model)
     assert base_sizes.read_geometry(Model(name_or_path=f"file://{tmp_path}")).parameters == true
     (tmp_path / "b.safetensors").unlink()
-    with pytest.raises(RecipeError, match=r"1 of 2 files of model.safetensors.index.json are missing: b.safetensors"):
+    with pytest.raises(
+        RecipeError, match=r"1 of 2 files of model.safetensors.index.json are missing: b.safetensors"
+    ):
         base_sizes.read_geometry(model)
-    for text in ("[]", '{"weight_map": []}', '{"weight_map": {"a": "../x"}}', '{"weight_map": {}}', "{", "\xff"):
+    for text in (
+        "[]",
+        '{"weight_map": []}',
+        '{"weight_map": {"a": "../x"}}',
+        '{"weight_map": {}}',
+        "{",
+        "\xff",
+    ):
         index.write_text(text, encoding="latin-1")
         with pytest.raises(RecipeError, match=r"not an index of safetensors files"):
             base_sizes.read_geometry(model)
@@ -246,16 +340,23 @@ def test_headers_are_read_from_the_hub(tmp_path, monkeypatch, without_torch):
 
     config = json.loads(tiny_config("deepseek_v3").to_json_string())
     (served := tmp_path / "served").mkdir()
-    true = base_sizes.read_geometry(folder_of(served, config, stored(built(tiny_config("deepseek_v3"))))).parameters
+    true = base_sizes.read_geometry(
+        folder_of(served, config, stored(built(tiny_config("deepseek_v3"))))
+    ).parameters
     with model_hub.serving(served) as hub:
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         wanted = Model(name_or_path=model_hub.NAME)
         assert base_sizes.read_geometry(wanted).parameters == true
         assert hub.fetched("model.safetensors") == 0
-        assert sum(line.startswith("GET part of") and line.endswith("model.safetensors") for line in hub.asked) == 1, hub.asked
+        assert (
+            sum(line.startswith("GET part of") and line.endswith("model.safetensors") for line in hub.asked)
+            == 1
+        ), hub.asked
         (served / "model.safetensors").unlink()
         with pytest.raises(RecipeError, match="its safetensors are not at hand"):
             base_sizes.read_geometry(wanted)
@@ -267,11 +368,18 @@ def test_headers_are_read_from_the_hub(tmp_path, monkeypatch, without_torch):
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"abc", bytes(8), struct.pack("<Q", 2**62) + b"{}", struct.pack("<Q", 4) + b"{", struct.pack("<Q", 2) + b"[]",
-        struct.pack("<Q", 8) + b'{"a": 1}', header({"a": (2, 2)})[:-1], struct.pack("<Q", 2) + b"{}",
+        b"",
+        b"abc",
+        bytes(8),
+        struct.pack("<Q", 2**62) + b"{}",
+        struct.pack("<Q", 4) + b"{",
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 8) + b'{"a": 1}',
+        header({"a": (2, 2)})[:-1],
+        struct.pack("<Q", 2) + b"{}",
         struct.pack("<Q", 62) + b'{"a": {"dtype": "F32", "shape": [1e3], "data_offsets": [0, 1]}}',
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path, content):
     model = folder_of(tmp_path, LLAMA)
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -280,9 +388,33 @@ def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path, content):
 
 
 ABSURD = [
-    None, True, "x", "", [], [1], {}, {"a": 1}, 0, -1, 1.5, -(10**30), 10**30, 10**4000, float("nan"), float("inf"), [[]], "1",
-]  # fmt: skip
-NEEDED = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "num_experts_per_tok"}
+    None,
+    True,
+    "x",
+    "",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    0,
+    -1,
+    1.5,
+    -(10**30),
+    10**30,
+    10**4000,
+    float("nan"),
+    float("inf"),
+    [[]],
+    "1",
+]
+NEEDED = {
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "num_experts_per_tok",
+}
 
 
 def refused_or_positive(path, content):
@@ -310,22 +442,29 @@ def test_every_wrong_value_of_a_config_has_one_clear_error(kind, tmp_path):
             refused = refused_or_positive(tmp_path, json.dumps(plain | {key: value}).encode())
             must = kind == "llama" and key in NEEDED
             assert refused or not must, f"{key}: {value!r:.50}"
-        missing = refused_or_positive(tmp_path, json.dumps({name: plain[name] for name in plain if name != key}).encode())
+        missing = refused_or_positive(
+            tmp_path, json.dumps({name: plain[name] for name in plain if name != key}).encode()
+        )
         assert missing or not (kind == "llama" and key in NEEDED), key
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe{}", "not UTF-8"), (b"[]", "is not an object"),
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b"[]", "is not an object"),
         (b"3", "is not an object"),
-        (b'{"a": 1, "a": 2}', "twice"), (b"[" * 10**5, "nested deeper"), (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": 1, "a": 2}', "twice"),
+        (b"[" * 10**5, "nested deeper"),
+        (b'{"a": NaN}', "NaN is not JSON"),
         (b'{"a": "' + b"x" * 10_000_001 + b'"}', "more than the 10,000,000 that are read"),
         (b'{"model_type": "llama", "text_config": []}', r"text_config is \[\], not an object"),
         (b'{"model_type": 3}', "model_type is 3, not text"),
         (b'{"model_type": "' + b"x" * 10**6 + b'"}', "x"),
     ],
-)  # fmt: skip
+)
 def test_a_config_that_is_no_object_in_json_is_refused(tmp_path, content, said):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(RecipeError, match=said) as caught:
@@ -343,7 +482,9 @@ VALUES = st.recursive(
 
 @settings(max_examples=150)
 @given(
-    change=st.dictionaries(st.sampled_from([*LLAMA, "text_config", "quantization_config", "num_experts"]), VALUES, max_size=3)
+    change=st.dictionaries(
+        st.sampled_from([*LLAMA, "text_config", "quantization_config", "num_experts"]), VALUES, max_size=3
+    )
 )
 def test_any_config_is_counted_or_refused(tmp_path_factory, change):
     refused_or_positive(tmp_path_factory.mktemp("model"), json.dumps(LLAMA | change).encode())
@@ -376,7 +517,9 @@ def test_adapters_of_all_linear_are_counted_as_training_makes_them(kind):
 @pytest.mark.parametrize("kind", ADAPTED)
 def test_adapters_of_a_list_are_counted_as_training_makes_them(kind):
     found = counting.count(json.loads(tiny_config(kind).to_json_string()), None, kind)
-    planned, true = adapters(kind, [next(one.path.rpartition(".")[2] for one in found.linears if one.adaptable)])
+    planned, true = adapters(
+        kind, [next(one.path.rpartition(".")[2] for one in found.linears if one.adaptable)]
+    )
     assert planned == true
 
 
@@ -404,7 +547,10 @@ def test_experts_that_are_stacked_get_no_adapter_and_are_not_quantized():
     recipe = recipe_of(method={"name": "lora", "target_modules": ["out_proj"]})
     assert "PEFT adapts no out_proj of a falcon_h1" in workloads.adapter_problems(recipe, mamba)[0]
     recipe = recipe_of(method={"name": "lora", "target_modules": ["kv_b_proj"]})
-    assert "no linear layer of qwen2_moe has such a name; it has q_proj, k_proj" in workloads.adapter_problems(recipe, found)[0]
+    assert (
+        "no linear layer of qwen2_moe has such a name; it has q_proj, k_proj"
+        in workloads.adapter_problems(recipe, found)[0]
+    )
 
 
 def test_a_model_that_the_closed_form_does_not_know_is_refused_with_the_dry_run():
@@ -417,22 +563,34 @@ def test_a_model_that_the_closed_form_does_not_know_is_refused_with_the_dry_run(
         planner.make(recipe, geometry=found, trace=confirm.best_fit)
     small = counting.count(json.loads(tiny_config("deepseek_v3").to_json_string()), None, "tiny")
     on_cpu = planner.make(
-        recipe_of(hardware={"shape": "cpu-1"}, model={"name_or_path": "a/b", "dtype": "float32"}), geometry=small
+        recipe_of(hardware={"shape": "cpu-1"}, model={"name_or_path": "a/b", "dtype": "float32"}),
+        geometry=small,
     )
-    assert any("activations are rough: the closed form does not know multi-head" in reason for reason in on_cpu.reasons)
+    assert any(
+        "activations are rough: the closed form does not know multi-head" in reason
+        for reason in on_cpu.reasons
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        ("mixtral", {"num_local_experts": 1, "num_experts_per_tok": 1}, "num_local_experts is 1, which is not a number of exp"),
+        (
+            "mixtral",
+            {"num_local_experts": 1, "num_experts_per_tok": 1},
+            "num_local_experts is 1, which is not a number of exp",
+        ),
         ("mixtral", {"num_local_experts": None}, "num_local_experts"),
         (
             "qwen3_moe",
             {"num_experts": 1, "num_local_experts": None, "num_experts_per_tok": 1},
             "num_experts is 1, which is not",
         ),
-        ("qwen3_moe", {"decoder_sparse_step": 99}, "mlp_only_layers and decoder_sparse_step leave no layer with experts"),
+        (
+            "qwen3_moe",
+            {"decoder_sparse_step": 99},
+            "mlp_only_layers and decoder_sparse_step leave no layer with experts",
+        ),
     ],
 )
 def test_a_mixture_of_one_expert_is_refused_with_the_key_of_its_config(kind, changes, said):

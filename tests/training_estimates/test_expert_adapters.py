@@ -33,7 +33,11 @@ def test_adapters_of_experts_are_counted_as_training_makes_them(kind):
 
 @pytest.mark.slow
 def test_those_of_every_type_with_experts_are():
-    kinds = [kind for kind in MODEL_TYPES if kind not in NOT_BUILT and expert_layers.fused(built(tiny_config(kind)))]
+    kinds = [
+        kind
+        for kind in MODEL_TYPES
+        if kind not in NOT_BUILT and expert_layers.fused(built(tiny_config(kind)))
+    ]
     assert len(kinds) >= 57
     counts = {kind: adapters(kind, "all-linear", experts=True) for kind in kinds}
     assert {kind: found for kind, found in counts.items() if found[0] != found[1]} == {}
@@ -50,9 +54,17 @@ def test_those_of_every_type_with_experts_are():
             "rank_pattern: gate_up: no linear layer of mixtral has such a name",
         ),
         ("mixtral", {"rank_pattern": {"gate_up_proj|upp": 8}}, "upp in it"),
-        ("mixtral", {"rank_pattern": {"experts.gate_up_pro": 8}}, "did you mean gate_up_proj? it has q_proj, "),
+        (
+            "mixtral",
+            {"rank_pattern": {"experts.gate_up_pro": 8}},
+            "did you mean gate_up_proj? it has q_proj, ",
+        ),
         ("mixtral", {"rank_pattern": {"experts.w1": 8}}, "o_proj, experts.down_proj, experts.gate_up_proj"),
-        ("qwen3_moe", {"target_modules": ["gate"]}, "which is not a layer, and gate is their router; name layers"),
+        (
+            "qwen3_moe",
+            {"target_modules": ["gate"]},
+            "which is not a layer, and gate is their router; name layers",
+        ),
         (
             "qwen2_moe",
             {"target_modules": ["gate_up_proj"], "experts": False},
@@ -84,7 +96,11 @@ def test_a_balance_loss_beside_a_reference_is_refused_where_checkpoints_lose_its
         recipe = recipe_of(method="lora", objective=objective, sharding=sharding)
         given = {"activation_checkpointing": True} | training
         recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update=given)})
-        return [one for one in candidates.impossible(recipe, found) if "wrong gradients of the balance loss" in one]
+        return [
+            one
+            for one in candidates.impossible(recipe, found)
+            if "wrong gradients of the balance loss" in one
+        ]
 
     assert len(said()) == 1
     for without in ({"router_aux_loss_coef": 0.0}, {"activation_checkpointing": False}, {"sharding": "fsdp"}):

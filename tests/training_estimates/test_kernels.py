@@ -1,4 +1,5 @@
-"""Tests of the bytes of kernels against those that torch's own operations read and write, forward and backward."""
+"""Tests of the bytes of kernels against those that torch's own operations read and write, forward and
+backward."""
 
 import pytest
 import torch
@@ -25,10 +26,15 @@ class Moved(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, arguments=(), named=None):
         made = operation(*arguments, **(named or {}))
-        if not operation.is_view and operation not in (torch.ops.aten.detach.default, torch.ops.aten._unsafe_view.default):
+        if not operation.is_view and operation not in (
+            torch.ops.aten.detach.default,
+            torch.ops.aten._unsafe_view.default,
+        ):
             for tensor in tree_leaves((arguments, named, made)):
                 if isinstance(tensor, torch.Tensor):
-                    stored = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+                    stored = [
+                        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
+                    ]
                     self.bytes += tensor.element_size() * torch.Size(stored).numel()
         return made
 
@@ -67,7 +73,9 @@ def test_a_rotation_and_an_activation_move_what_is_counted():
     found = moved(lambda: apply_rotary_pos_emb(queries, keys, turned, turned), 2 * 8 * TOKENS * WIDTH)
     assert found == pytest.approx(EAGER.rotary, rel=0.06)
     gate, up = hidden(TOKENS, WIDTH), hidden(TOKENS, WIDTH)
-    assert moved(lambda: nn.functional.silu(gate) * up, TOKENS * WIDTH) == pytest.approx(EAGER.activation, rel=0.03)
+    assert moved(lambda: nn.functional.silu(gate) * up, TOKENS * WIDTH) == pytest.approx(
+        EAGER.activation, rel=0.03
+    )
 
 
 @pytest.mark.parametrize("is_autocast", [True, False], ids=["autocast", "pure"])
@@ -84,5 +92,7 @@ def test_an_adapter_moves_what_is_counted(is_autocast):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
             return moved(lambda: layer(states), 8 * TOKENS)
 
-    for found, bare, of_input, of_output in zip(passes(True), passes(False), counted.inputs, counted.outputs, strict=True):
+    for found, bare, of_input, of_output in zip(
+        passes(True), passes(False), counted.inputs, counted.outputs, strict=True
+    ):
         assert found - bare == pytest.approx(of_input * inputs + of_output * outputs, rel=0.03)

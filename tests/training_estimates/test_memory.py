@@ -40,7 +40,10 @@ def workload(**changes):
 
 
 def lora(**changes):
-    return workload(**{"method": "lora", "lora_r": 16, "lora_targets": ("q", "k", "v", "o"), "precision": "autocast"} | changes)
+    return workload(
+        **{"method": "lora", "lora_r": 16, "lora_targets": ("q", "k", "v", "o"), "precision": "autocast"}
+        | changes
+    )
 
 
 def steady(work):
@@ -68,7 +71,9 @@ def test_what_fsdp_trains_under_mixed_precision_is_float32_and_divided():
 
 
 def test_zero_divides_by_its_stage():
-    one, two, three = (steady(workload(layout=LAYOUTS[f"zero{stage}"], gpus=8, optimizer=FOREACH)) for stage in (1, 2, 3))
+    one, two, three = (
+        steady(workload(layout=LAYOUTS[f"zero{stage}"], gpus=8, optimizer=FOREACH)) for stage in (1, 2, 3)
+    )
     assert one["weights"] == two["weights"] == 2 * PARAMETERS
     assert three["weights"] == 2 * PARAMETERS / 8
     assert one["gradients"] == 2 * PARAMETERS
@@ -120,7 +125,9 @@ def test_a_framework_may_quantize_the_head_and_keep_the_inputs_of_4_bit_layers()
     )
     head = geometry.vocab_size * geometry.hidden_size
     # Packed with its scales instead of 16 bits; and while its product is made, in float16 and in bfloat16.
-    assert model_states.base_bytes(plain) - model_states.base_bytes(run) == pytest.approx((2 - 0.5 - 1 / 16) * head)
+    assert model_states.base_bytes(plain) - model_states.base_bytes(run) == pytest.approx(
+        (2 - 0.5 - 1 / 16) * head
+    )
     more, less = activations.count(run), activations.count(plain)
     assert more.loss - less.loss == 4 * head
     # One norm for both branches, attention's result, and that of the activation.
@@ -143,7 +150,10 @@ def test_8_bits_take_a_byte_and_a_scale_for_each_row_and_keep_their_inputs():
 @pytest.mark.parametrize("sharding", ["fsdp2", "zero3"])
 def test_scales_are_not_sharded(sharding):
     whole = {"method": "qlora", "quantization": "nf4"}
-    alone, shared = model_states.of(lora(**whole)), model_states.of(lora(**whole, layout=LAYOUTS[sharding], gpus=4))
+    alone, shared = (
+        model_states.of(lora(**whole)),
+        model_states.of(lora(**whole, layout=LAYOUTS[sharding], gpus=4)),
+    )
     scales = model_states.scale_bytes(lora(**whole).geometry, "nf4")
     assert shared.resident["weights"] == pytest.approx((alone.resident["weights"] - scales) / 4 + scales)
     assert shared.resident["weights"] + shared.load == pytest.approx(alone.resident["weights"])
@@ -157,7 +167,9 @@ def test_at_the_loss_there_are_the_checkpoints_and_the_logits_of_all_tokens():
     # 14 bytes a token and vocabulary entry; a float32 copy and the output of the last norm.
     assert parts["logits and loss"] == tokens * (14 * VOCABULARY + 6 * HIDDEN)
     # Published: 24.871 GiB (its adapters' inputs are float32, which another moment has).
-    assert memory.memory(dataclasses.replace(work, optimizer=FOREACH)).allocated / GIB == pytest.approx(24.87, rel=0.01)
+    assert memory.memory(dataclasses.replace(work, optimizer=FOREACH)).allocated / GIB == pytest.approx(
+        24.87, rel=0.01
+    )
 
 
 @pytest.mark.parametrize(
@@ -181,7 +193,10 @@ def test_a_chunked_loss_has_no_logits_of_all_tokens():
     work = lora(framework=FLYTUNE)
     # One tile of logits in 16 bits: 4,096 tokens at most, and all of this vocabulary.
     assert activations.count(work).loss == work.tokens * (4 * HIDDEN + 2 * VOCABULARY)
-    assert activations.count(lora(framework=FLYTUNE, micro_batch=8)).loss == 8192 * 4 * HIDDEN + 4096 * 2 * VOCABULARY
+    assert (
+        activations.count(lora(framework=FLYTUNE, micro_batch=8)).loss
+        == 8192 * 4 * HIDDEN + 4096 * 2 * VOCABULARY
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +216,8 @@ def test_a_chunked_loss_has_no_logits_of_all_tokens():
     ],
 )
 def test_peaks_are_those_of_an_h200(sizes, method, batch, loaded, first, allocated):
-    """Peaks in GiB of loading, of the first and of a steady step, as torch counted them (docs/measured/gpu.md)."""
+    """Peaks in GiB of loading, of the first and of a steady step, as torch counted them
+    (docs/measured/gpu.md)."""
     changes = {
         "attention": "sdpa",
         "framework": FLYTUNE,
@@ -227,7 +243,8 @@ def test_workspaces_of_a_gpu_that_is_not_known_are_the_larger_ones():
 
 
 def test_a_layer_at_work_by_hand():
-    """Adapters: q, k, v, o under autocast, fused norms, h = 4096, keys of h / 4, an MLP of 3.5 h: in units of h."""
+    """Adapters: q, k, v, o under autocast, fused norms, h = 4096, keys of h / 4, an MLP of 3.5 h: in units of
+    h."""
     found = activations.count(lora(framework=with_loss(TRANSFORMERS, "liger")))
     norms, attention, mlp, adapters = 2 * 2, 2 * (1 + 1 + 0.5), 2 * 3 * 3.5, 4 * (2 + 1)
     assert found.kept == 1024 * HIDDEN * (norms + attention + mlp + adapters)
@@ -255,8 +272,15 @@ def test_an_optimizer_in_backward_holds_no_gradients_at_once():
 
 
 def test_frozen_units_of_fsdp1_keep_what_fsdp2_does_not():
-    """LoRA of 70B takes 72 to 80 GB a GPU under FSDP1 and a reentrant checkpoint, and far less under FSDP2."""
-    published = {"geometry": model("Llama-2-70b"), "gpus": 8, "lora_r": 8, "lora_targets": ALL, "micro_batch": 8}
+    """LoRA of 70B takes 72 to 80 GB a GPU under FSDP1 and a reentrant checkpoint, and far less under
+    FSDP2."""
+    published = {
+        "geometry": model("Llama-2-70b"),
+        "gpus": 8,
+        "lora_r": 8,
+        "lora_targets": ALL,
+        "micro_batch": 8,
+    }
     published |= {"sequence_length": 2048}
     older = memory.memory(as_run(lora(layout=LAYOUTS["fsdp1"], **published)))
     newer = memory.memory(lora(layout=LAYOUTS["fsdp2"], framework=FLYTUNE, **published))
@@ -283,7 +307,12 @@ def test_7b_in_full_fits_on_24_gpus_of_16_gb_with_offload():
 
 def test_405b_on_64_gpus_is_within_a_tenth_of_what_was_published():
     work = workload(
-        geometry=model("Llama-3.1-405B"), layout=LAYOUTS["fsdp2"], offload="cpu", gpus=64, nodes=8, precision="policy"
+        geometry=model("Llama-3.1-405B"),
+        layout=LAYOUTS["fsdp2"],
+        offload="cpu",
+        gpus=64,
+        nodes=8,
+        precision="policy",
     )
     work = dataclasses.replace(work, framework=frameworks.TORCH, sequence_length=4096)
     assert memory.memory(work).allocated == pytest.approx(52.9e9, rel=0.1)
@@ -311,7 +340,9 @@ def test_rows_of_other_lengths_need_segments_of_their_own_unless_segments_grow()
     grows = dataclasses.replace(varied, framework=dataclasses.replace(TRANSFORMERS, expandable_segments=True))
     logits = 4 * 1024 * VOCABULARY
     assert memory.memory(varied).held - memory.memory(grows).held == memory.CACHED_LENGTHS * logits
-    assert memory.memory(varied).needed == memory.memory(fixed).needed, "the allocator gives back what is cached"
+    assert memory.memory(varied).needed == memory.memory(fixed).needed, (
+        "the allocator gives back what is cached"
+    )
     assert FLYTUNE.expandable_segments
 
 
@@ -321,7 +352,11 @@ def test_every_pair_has_a_table_that_grows_with_the_batch(layout, method):
     needs = []
     for micro_batch in (1, 2, 8):
         quantization = "nf4_double" if method == "qlora" else "none"
-        changes = {"layout": layout, "gpus": 1 if layout == LAYOUTS["none"] else 8, "micro_batch": micro_batch}
+        changes = {
+            "layout": layout,
+            "gpus": 1 if layout == LAYOUTS["none"] else 8,
+            "micro_batch": micro_batch,
+        }
         make = workload if method == "full" else lora
         table = memory.memory(make(method=method, quantization=quantization, **changes))
         assert all(size > 0 for parts in table.phases.values() for size in parts.values())
@@ -336,9 +371,21 @@ def test_a_head_is_adapted_or_fully_trained():
 
 
 def test_sizes_under_other_names():
-    mpt = {"model_type": "mpt", "d_model": 768, "n_layers": 12, "n_heads": 12, "vocab_size": 50368, "max_seq_len": 2048}
+    mpt = {
+        "model_type": "mpt",
+        "d_model": 768,
+        "n_layers": 12,
+        "n_heads": 12,
+        "vocab_size": 50368,
+        "max_seq_len": 2048,
+    }
     sizes = geometry(mpt, "mpt")
-    assert (sizes.hidden_size, sizes.intermediate_size, sizes.gated, sizes.tie_word_embeddings) == (768, 3072, False, True)
+    assert (sizes.hidden_size, sizes.intermediate_size, sizes.gated, sizes.tie_word_embeddings) == (
+        768,
+        3072,
+        False,
+        True,
+    )
     slopes = geometry(mpt | {"attn_config": {"alibi": True}}, "mpt")
     assert sizes.parameters - slopes.parameters == 2048 * 768
     mixtral = model("Mixtral-8x7B")

@@ -23,7 +23,9 @@ def work_of(recipe, shape="cpu-1"):
 
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 @pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in ("adamw_torch", "adamw_bnb_8bit")])
+@pytest.mark.parametrize(
+    "name", [name for name in OPTIMIZERS if name not in ("adamw_torch", "adamw_bnb_8bit")]
+)
 def test_states_have_the_bytes_that_are_counted(name, method, base, tmp_path):
     import torch
     from peft import get_peft_model
@@ -42,7 +44,9 @@ def test_states_have_the_bytes_that_are_counted(name, method, base, tmp_path):
     kept = [value for state in optimizer.state.values() for key, value in state.items() if "qmap" not in key]
     made = sum(value.nbytes for value in kept if isinstance(value, torch.Tensor) and value.numel() > 1)
     # bitsandbytes keeps states below 4,096 numbers, of norms and small adapters, in 32 bits.
-    few = {id(p): p.numel() for p in optimizer.state if p.numel() < 4096} if OPTIMIZERS[name].bits == 8 else {}
+    few = (
+        {id(p): p.numel() for p in optimizer.state if p.numel() < 4096} if OPTIMIZERS[name].bits == 8 else {}
+    )
     counted = model_states.state_bytes(work_of(recipe), 4)
     more = sum(few.values()) * (work_of(recipe).optimizer.embedding_bytes or 0)
     assert counted <= made + 1
@@ -78,7 +82,9 @@ def test_adafactor_updates_one_tensor_at_a_time_with_two_or_four_of_its_size():
     for dtype, times in ((torch.float32, 2), (torch.bfloat16, 4)):
         parameter = torch.nn.Parameter(torch.ones(256, 256, dtype=dtype))
         parameter.grad = torch.ones_like(parameter)
-        optimizer = Adafactor([parameter], lr=1e-3, scale_parameter=False, relative_step=False, weight_decay=0.1)
+        optimizer = Adafactor(
+            [parameter], lr=1e-3, scale_parameter=False, relative_step=False, weight_decay=0.1
+        )
         with Peak([parameter, parameter.grad]) as seen:
             optimizer.step()
         assert seen.peak == pytest.approx(times * 4 * parameter.numel(), rel=0.02)
@@ -92,7 +98,9 @@ def shipped(**training):
 
 def test_paged_states_are_counted_on_the_host_and_those_of_one_tensor_on_the_gpu():
     shape = shape_named("a100-80gb-8x2")
-    plain, paged = (work_of(shipped(optim=name), shape.name) for name in ("adamw_torch_fused", "paged_adamw_32bit"))
+    plain, paged = (
+        work_of(shipped(optim=name), shape.name) for name in ("adamw_torch_fused", "paged_adamw_32bit")
+    )
     there = model_states.of(paged)
     share = plain.geometry.parameters / 16
     assert model_states.of(plain).optimizer["optimizer"] == there.paged == 8 * share
@@ -118,9 +126,18 @@ def test_bfloat16_masters_take_half_the_memory_of_states_and_checkpoints():
 
 
 def test_the_page_of_recipes_has_the_bytes_that_are_counted():
-    page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8").partition("## Optimizers")[2].partition("\n## ")[0]
-    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ") and "`training" not in line]
-    shown = {name: row[1] for row in rows for name in row[0].removeprefix("| ").partition(" (")[0].split(", ")}
+    page = (
+        (ROOT / "docs/recipes.md")
+        .read_text(encoding="utf-8")
+        .partition("## Optimizers")[2]
+        .partition("\n## ")[0]
+    )
+    rows = [
+        line.split(" | ") for line in page.splitlines() if line.startswith("| ") and "`training" not in line
+    ]
+    shown = {
+        name: row[1] for row in rows for name in row[0].removeprefix("| ").partition(" (")[0].split(", ")
+    }
     assert set(shown) == set(OPTIMIZERS)
     for name, text in shown.items():
         made = workloads.optimizer(sharding_of(shipped(optim=name)), shape_named("a100-80gb-8x2"))

@@ -9,19 +9,32 @@ import sys
 from tests.support.paths import ROOT
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "torch_dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "torch_dtype": "bfloat16",
+}
 
 
 def test_the_example_runs_on_a_config_of_ones_own(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "training_estimates/README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "training_estimates/README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "training_estimates").symlink_to(ROOT / "training_estimates")
     hidden = "import sys; sys.modules.update(dict.fromkeys(('flytune', 'torch', 'transformers')))\n"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", hidden + code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", hidden + code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     size, memory, seconds = done.stdout.splitlines()

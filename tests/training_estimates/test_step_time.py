@@ -113,11 +113,16 @@ def test_gathered_weights_of_qlora_are_packed_and_only_adapters_are_reduced():
     qlora = replace(LORA, method="qlora", quantization="nf4", layout=LAYOUTS["fsdp2"], gpus=4)
     rest = 6_738_415_616 - LAYERS
     adapters = 32 * 2 * 16 * 8192
-    assert communication_bytes(qlora)[0] == pytest.approx(0.75 * (2 * (0.5 * LAYERS + 2 * rest) + 4 * adapters))
+    assert communication_bytes(qlora)[0] == pytest.approx(
+        0.75 * (2 * (0.5 * LAYERS + 2 * rest) + 4 * adapters)
+    )
 
 
 def test_behind_8_bit_layers_gradients_are_float32_products():
-    four, eight = (step(replace(LORA, method="qlora", quantization=name, kbit_float32=True), A100) for name in ("nf4", "int8"))
+    four, eight = (
+        step(replace(LORA, method="qlora", quantization=name, kbit_float32=True), A100)
+        for name in ("nf4", "int8")
+    )
     assert eight.forward == four.forward
     assert eight.backward > 5 * four.backward, "an A100's float32 rate is a fourteenth of its 16-bit rate"
 
@@ -129,13 +134,18 @@ def test_a_ring_over_nodes_is_as_fast_as_its_slowest_link():
 
 
 def test_the_parts_of_a_step_add_up():
-    for workload in (LLAMA, replace(LORA, layout=LAYOUTS["fsdp2"], gpus=8, offload="cpu", accumulation=3, micro_batch=2)):
+    for workload in (
+        LLAMA,
+        replace(LORA, layout=LAYOUTS["fsdp2"], gpus=8, offload="cpu", accumulation=3, micro_batch=2),
+    ):
         found = step(workload, A100)
         assert found.seconds == pytest.approx(sum(getattr(found, part) for part in PARTS))
         assert all(getattr(found, part) >= 0 for part in (*PARTS, "hidden"))
         assert found.tokens == workload.accumulation * workload.tokens
         assert found.tokens_per_second == found.tokens / found.seconds
-        assert found.utilization == pytest.approx(workload.accumulation * flops(workload).needed / found.seconds / 312e12)
+        assert found.utilization == pytest.approx(
+            workload.accumulation * flops(workload).needed / found.seconds / 312e12
+        )
 
 
 def test_offload_moves_time_to_the_host():
@@ -168,7 +178,9 @@ workloads = st.builds(
     lambda base, length, micro, times, checkpointing: replace(
         base, sequence_length=length, micro_batch=micro, accumulation=times, checkpointing=checkpointing
     ),
-    st.sampled_from([LLAMA, LORA, replace(LORA, method="qlora", quantization="nf4_double", kbit_float32=True)]),
+    st.sampled_from(
+        [LLAMA, LORA, replace(LORA, method="qlora", quantization="nf4_double", kbit_float32=True)]
+    ),
     st.sampled_from([128, 512, 2048, 8192]),
     st.integers(1, 16),
     st.integers(1, 8),
@@ -187,11 +199,19 @@ def test_larger_batches_take_longer_and_are_no_less_efficient(workload, name):
     ):
         assert step(more, gpu).seconds > step(workload, gpu).seconds
         assert step(more, gpu).tokens_per_second >= step(workload, gpu).tokens_per_second * (1 - 1e-9)
-    assert step(replace(workload, sequence_length=2 * workload.sequence_length), gpu).seconds > step(workload, gpu).seconds
+    assert (
+        step(replace(workload, sequence_length=2 * workload.sequence_length), gpu).seconds
+        > step(workload, gpu).seconds
+    )
 
 
 @settings(max_examples=60)
-@given(workloads, gpus, st.sampled_from([LAYOUTS[name] for name in ("ddp", "zero2", "fsdp1", "fsdp2")]), st.integers(2, 64))
+@given(
+    workloads,
+    gpus,
+    st.sampled_from([LAYOUTS[name] for name in ("ddp", "zero2", "fsdp1", "fsdp2")]),
+    st.integers(2, 64),
+)
 def test_more_gpus_never_slow_the_computing_of_one(workload, name, layout, count):
     gpu = accelerator_named(name)
     alone, together = step(workload, gpu), step(replace(workload, layout=layout, gpus=count), gpu)
@@ -223,13 +243,19 @@ def test_without_prefetch_the_gathers_of_backward_are_waited_for():
     waits = step(replace(sharded, framework=replace(sharded.framework, prefetches=False)), A100)
     # Of three equal parts of the bytes, one waits, instead of costing what hidden communication costs.
     assert waits.communication > step(sharded, A100).communication
-    assert waits.hidden + waits.communication == pytest.approx(step(sharded, A100).hidden + step(sharded, A100).communication)
+    assert waits.hidden + waits.communication == pytest.approx(
+        step(sharded, A100).hidden + step(sharded, A100).communication
+    )
 
 
 @settings(max_examples=60)
 @given(workloads, st.floats(1, 4))
 def test_a_faster_gpu_is_faster(workload, times):
-    rates = {name: times * getattr(A100, name) for name in type(A100).model_fields if name.endswith(("gbs", "tflops"))}
+    rates = {
+        name: times * getattr(A100, name)
+        for name in type(A100).model_fields
+        if name.endswith(("gbs", "tflops"))
+    }
     assert step(workload, A100.model_copy(update=rates)).seconds <= step(workload, A100).seconds * (1 + 1e-9)
 
 
@@ -256,7 +282,10 @@ def test_an_unknown_accelerator_is_named():
 
 
 def test_a_row_that_stands_twice_or_lacks_a_figure_is_told(tmp_path: Path):
-    row = "{name: X, chip: X, tflops: 1, float32_tflops: 1, memory_gbs: 1, link_gbs: 1, pcie_gbs: 1, network_gbs: 1, "
+    row = (
+        "{name: X, chip: X, tflops: 1, float32_tflops: 1, memory_gbs: 1, link_gbs: 1, pcie_gbs: 1, "
+        "network_gbs: 1, "
+    )
     row += "matmul_tflops: 1, attention_tflops: 1}"
     twice, short = tmp_path / "twice.yaml", tmp_path / "short.yaml"
     twice.write_text(f"- {row}\n- {row}\n")
@@ -289,7 +318,12 @@ def measured(row: str, **changes) -> MeasuredRun:
 
 
 def test_the_benchmark_leaves_out_what_it_cannot_tell_and_says_so():
-    runs = [measured("1"), measured("2", tokens_per_second=None), measured("3", workload=None), measured("4", gpu="TPU")]
+    runs = [
+        measured("1"),
+        measured("2", tokens_per_second=None),
+        measured("3", workload=None),
+        measured("4", gpu="TPU"),
+    ]
     rows, unknown = throughput.estimated(runs)
     assert [row.run.row for row in rows] == ["1"]
     assert [run.row for run in unknown] == ["4"]
@@ -297,7 +331,9 @@ def test_the_benchmark_leaves_out_what_it_cannot_tell_and_says_so():
 
 
 def test_the_benchmark_reads_the_network_of_the_source():
-    found = throughput.accelerator(measured("1", note="A100 with 1600 Gbps between nodes", gpu="A100-80(SXM)"))
+    found = throughput.accelerator(
+        measured("1", note="A100 with 1600 Gbps between nodes", gpu="A100-80(SXM)")
+    )
     assert found.network_gbs == 200.0
     assert found.memory_gbs == A100.memory_gbs
 
@@ -308,10 +344,20 @@ def test_a_third_of_the_rows_is_held_out():
 
 def test_published_throughputs_are_met():
     # Rows of llm-foundry's and fms-acceleration's tables: tokens a second of one GPU.
-    mpt = as_run(replace(
-        LLAMA, geometry=model("mpt-7b"), layout=LAYOUTS["fsdp1"], gpus=8, weight_dtype="float32", precision="policy",
-        sequence_length=2048, micro_batch=6, checkpointing="none", framework=COMPOSER,
-    ))  # fmt: skip
+    mpt = as_run(
+        replace(
+            LLAMA,
+            geometry=model("mpt-7b"),
+            layout=LAYOUTS["fsdp1"],
+            gpus=8,
+            weight_dtype="float32",
+            precision="policy",
+            sequence_length=2048,
+            micro_batch=6,
+            checkpointing="none",
+            framework=COMPOSER,
+        )
+    )
     assert step(mpt, A100).tokens_per_second == pytest.approx(4641, rel=0.1)
     assert step(mpt, accelerator_named("H100")).tokens_per_second == pytest.approx(10643, rel=0.1)
     mistral = replace(LLAMA, geometry=model("Mistral-7B"), micro_batch=4, framework=TRANSFORMERS)
@@ -320,7 +366,9 @@ def test_published_throughputs_are_met():
 
 
 def test_a_row_that_is_told_badly_has_a_reason_or_says_that_it_has_none():
-    rows, _ = throughput.estimated([measured("1", note="wall time includes eval"), measured("2", workload=LORA)])
+    rows, _ = throughput.estimated(
+        [measured("1", note="wall time includes eval"), measured("2", workload=LORA)]
+    )
     assert rows[0].reason == "wall time of the whole run, with evaluations and saves in it"
     assert rows[1].reason == "not explained"
     assert throughput.worst(rows, 1).row_count == 1

@@ -34,8 +34,8 @@ from workflows.refresh import challenge, refresh, train_challenger
 
 TASKS = {task.name: task for task in (ask_person, take_answer, report_failure)}
 BEFORE = {
-    finetune: "make_plan fetch_base_model prepare_data branch:reference branch:train branch:evaluate branch:harness "
-    "store_artifact",
+    finetune: "make_plan fetch_base_model prepare_data branch:reference branch:train branch:evaluate "
+    "branch:harness store_artifact",
     challenge: "workflows.refresh.train_challenger branch:compare promote_challenger",
     refresh: "decide_refresh branch:refresh",
 }
@@ -102,7 +102,9 @@ def outputs(place, answer, task, made="", **asked):
 
     context = FlyteContextManager.current_context().with_serialization_settings(SETTINGS)
     with FlyteContextManager.with_context(context):
-        job = approval.asked(made or Folder.here(Path(address)), recipe, Folder.here(Path(address))).to_flyte_idl()
+        job = approval.asked(
+            made or Folder.here(Path(address)), recipe, Folder.here(Path(address))
+        ).to_flyte_idl()
     assert execution.errors(job, task.interface.to_flyte_idl().outputs) == []
     workflows, tasks = ({one.id.name: one for one in kind} for kind in (job.subworkflows, job.tasks))
     return execution._Graph(Pods(answered), job, {}, tasks, workflows).outputs()["o0"].scalar

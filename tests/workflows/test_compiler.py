@@ -58,7 +58,12 @@ def over_no_task(message):
 
 
 def test_all_registered_entities_compile():
-    assert {"workflows.finetune.finetune", "workflows.sweep.sweep", "workflows.refresh.refresh", "nightly"} <= set(ENTITIES)
+    assert {
+        "workflows.finetune.finetune",
+        "workflows.sweep.sweep",
+        "workflows.refresh.refresh",
+        "nightly",
+    } <= set(ENTITIES)
     made = OrderedDict()
     for entity in ENTITIES.values():
         get_serializable(made, SETTINGS, entity)
@@ -74,12 +79,15 @@ def test_all_registered_entities_compile():
 
 @pytest.fixture
 def running():
-    """Four points with two routes, one of several nodes, and two data sections; one point has harness tasks."""
+    """Four points with two routes, one of several nodes, and two data sections; one point has harness
+    tasks."""
     runs = []
     for number, route in enumerate(("cpu-1", "cpu-2", "cpu-2", "t4-8x3")):
         recipe = recipe_of(name=f"p-{number}")
         request = {"model": recipe.model, "data": recipe.data, "fingerprint": str(number % 2)}
-        jobs = [Job(task={"name": "choose"}, shard=shard, shards=2) for shard in range(2)] if number == 1 else []
+        jobs = (
+            [Job(task={"name": "choose"}, shard=shard, shards=2) for shard in range(2)] if number == 1 else []
+        )
         addresses = {
             "dataset": "s3://b/d",
             "base_files": "s3://b/m",
@@ -149,7 +157,9 @@ def test_the_stages_of_a_sweep_map_tasks_with_the_input_s_concurrency(running):
     assert several.custom["elasticConfig"]["minReplicas"] == 3
     models = [[FOLDER], [FOLDER, FOLDER], [FOLDER]]
     made, _ = check(evaluate_points, running=running, trained=models)
-    assert set(made) == {f"evaluate_model_{name}" for name in ("cpu_1", "cpu_2", "t4_8x3")} | {"evaluate_tasks_cpu_2"}
+    assert set(made) == {f"evaluate_model_{name}" for name in ("cpu_1", "cpu_2", "t4_8x3")} | {
+        "evaluate_tasks_cpu_2"
+    }
     asked = {binding.var: binding.binding for binding in made["evaluate_tasks_cpu_2"].inputs}
     assert {len(binding.collection.bindings) for binding in asked.values()} == {2}, "both parts of one point"
     scores = [[metrics()], [metrics(), metrics()], [metrics()]]
@@ -163,7 +173,9 @@ def with_references(running):
     runs = []
     for number, run in enumerate(running.runs):
         recipe = recipe_of(name=run.recipe.name, objective="dpo")
-        asked = ReferenceRequest(recipe=recipe, request=run.request, base=run.base, adapter_sha256=str(number % 3))
+        asked = ReferenceRequest(
+            recipe=recipe, request=run.request, base=run.base, adapter_sha256=str(number % 3)
+        )
         runs.append(run.model_copy(update={"references": [asked], "reference_shape": "cpu-1"}))
     return running.model_copy(update={"runs": runs})
 
@@ -175,11 +187,16 @@ def test_references_are_computed_before_training_and_points_that_are_equal_share
     assert list(made) == ["reference_log_probs_cpu_1", "train_points_after_reference"]
     (lists,) = {len(one.binding.collection.bindings) for one in made["reference_log_probs_cpu_1"].inputs}
     assert lists == 4, "each point has another data set or adapter"
-    equal = asked.model_copy(update={"runs": [asked.runs[0], asked.runs[0].model_copy(update={"recipe": recipe_of(name="x")})]})
+    equal = asked.model_copy(
+        update={"runs": [asked.runs[0], asked.runs[0].model_copy(update={"recipe": recipe_of(name="x")})]}
+    )
     job = future(train_points, running=equal, dataset=[[FOLDER]], base_files=[[FOLDER]])
     assert errors(job, train_points.interface.to_flyte_idl().outputs) == []
     assert not list(array_nodes(job)), "the cache is that of finetune"
-    folders, after_reference = [[FOLDER] * 4], vars(import_module("workflows.sweep"))["train_points_after_reference"]
+    folders, after_reference = (
+        [[FOLDER] * 4],
+        vars(import_module("workflows.sweep"))["train_points_after_reference"],
+    )
     made, job = check(after_reference, running=with_made(asked), reference_folders=folders)
     assert list(made) == ["train_cpu_1", "train_cpu_2", "train_t4_8x3"]
     given = [one.binding for one in made["train_cpu_2"].inputs if one.var == "references"]
@@ -189,7 +206,9 @@ def test_references_are_computed_before_training_and_points_that_are_equal_share
 def with_made(running):
     """Return the runs without the results that the task before has yet to give."""
     kept = {name: value for name, value in running.runs[0].made.items() if name != "reference_folders"}
-    return running.model_copy(update={"runs": [run.model_copy(update={"made": kept}) for run in running.runs]})
+    return running.model_copy(
+        update={"runs": [run.model_copy(update={"made": kept}) for run in running.runs]}
+    )
 
 
 def test_points_that_share_data_and_base_prepare_them_by_the_task_itself(running):
@@ -264,7 +283,9 @@ def test_a_map_over_a_launch_plan_is_refused_as_by_flyte():
     template.interface.outputs.CopyFrom(over_a_launch_plan.interface.to_flyte_idl().outputs)
     _, closure = plans(statically)
     found = compiler.errors(template, closure)
-    assert "MismatchingBindings: input [notes] on node [dn0] expects simple: STRING. Received bindings" in found
+    assert (
+        "MismatchingBindings: input [notes] on node [dn0] expects simple: STRING. Received bindings" in found
+    )
     spec, closure = plans(statically)
     found = compiler.errors(spec.to_flyte_idl().template, closure)
     assert any(one.startswith("MismatchingTypes: [notes] of node [n0]") for one in found)
@@ -284,11 +305,19 @@ def kind(**fields):
         (kind(blob=types_pb2.BlobType(format="csv")), kind(blob=types_pb2.BlobType(format="x")), False),
         (
             kind(simple=types_pb2.NONE),
-            kind(union_type=types_pb2.UnionType(variants=[kind(simple=types_pb2.NONE), kind(simple=types_pb2.STRING)])),
+            kind(
+                union_type=types_pb2.UnionType(
+                    variants=[kind(simple=types_pb2.NONE), kind(simple=types_pb2.STRING)]
+                )
+            ),
             True,
         ),
         (
-            kind(union_type=types_pb2.UnionType(variants=[kind(simple=types_pb2.NONE), kind(simple=types_pb2.STRING)])),
+            kind(
+                union_type=types_pb2.UnionType(
+                    variants=[kind(simple=types_pb2.NONE), kind(simple=types_pb2.STRING)]
+                )
+            ),
             kind(simple=types_pb2.STRING),
             False,
         ),

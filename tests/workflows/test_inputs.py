@@ -93,11 +93,17 @@ def test_a_limit_of_uploads_is_a_number_of_gib(monkeypatch):
     [
         (["finetune.py", "--help"], ["finetune", "Plan, prepare the data"], ["report_failure", "make_plan"]),
         (["refresh.py", "--help"], ["rollback"], ["decide_refresh"]),
-        (["finetune.py", "finetune", "--help"], ["--recipe", "a YAML or JSON file, or JSON"], ["additionalProperties"]),
+        (
+            ["finetune.py", "finetune", "--help"],
+            ["--recipe", "a YAML or JSON file, or JSON"],
+            ["additionalProperties"],
+        ),
         (["refresh.py", "refresh"], ["Missing option '--recipe'"], ["TypeError"]),
     ],
 )
-def test_pyflyte_lists_workflows_shows_an_input_in_a_line_and_asks_for_what_is_missing(arguments, shown, hidden):
+def test_pyflyte_lists_workflows_shows_an_input_in_a_line_and_asks_for_what_is_missing(
+    arguments, shown, hidden
+):
     command = [Path(sys.executable).with_name("pyflyte"), "run", f"workflows/{arguments[0]}", *arguments[1:]]
     done = fork_server.run(command, ROOT, dict(os.environ))
     text = done.stdout + done.stderr

@@ -48,7 +48,11 @@ def posted(monkeypatch):
 
 @pytest.fixture
 def recipe(tmp_path, posted, local_cache):
-    changes = {"checkpoints.save_steps": 1, "training.max_steps": 4, "notify": {"webhook": True, "on": ["failed", "succeeded"]}}
+    changes = {
+        "checkpoints.save_steps": 1,
+        "training.max_steps": 4,
+        "notify": {"webhook": True, "on": ["failed", "succeeded"]},
+    }
     base, rows = tiny_base(tmp_path), write_pairs(tmp_path / "pairs.jsonl", 64)
     provider = FileAccessProvider(str(tmp_path / "local"), str(tmp_path / "raw"))
     with FlyteContextManager.with_context(FlyteContextManager.current_context().with_file_access(provider)):
@@ -77,7 +81,9 @@ def test_planning_and_preparing_separately(recipe):
 
 
 def test_resume_is_refused_without_a_checkpoint(recipe, posted):
-    with pytest.raises(TrainingError, match=r"recipe tiny: there is no complete checkpoint of this recipe and its data"):
+    with pytest.raises(
+        TrainingError, match=r"recipe tiny: there is no complete checkpoint of this recipe and its data"
+    ):
         parts.resume(recipe=recipe)
     (message,) = posted
     assert "there is no complete checkpoint of this recipe" in message
@@ -131,7 +137,9 @@ def test_an_interrupted_run_is_reported_exported_and_resumed(recipe, posted, mon
     assert SECRET not in caplog.text
 
 
-@pytest.mark.parametrize("workflow", [finetune, parts.resume, parts.export_only], ids=lambda workflow: workflow.name)
+@pytest.mark.parametrize(
+    "workflow", [finetune, parts.resume, parts.export_only], ids=lambda workflow: workflow.name
+)
 def test_the_failure_task_is_registered(workflow):
     from collections import OrderedDict
 
@@ -156,7 +164,10 @@ def test_the_parts_are_registered_with_their_tasks():
         (parts.plan_only, {"make_plan"}),
         (parts.prepare_only, {"make_plan", "prepare_data"}),
         (parts.evaluate_only, {"make_plan", "fetch_base_model", "prepare_data", "combine_tasks"}),
-        (parts.export_only, {"make_plan", "fetch_base_model", "prepare_data", "find_checkpoint", "store_artifact"}),
+        (
+            parts.export_only,
+            {"make_plan", "fetch_base_model", "prepare_data", "find_checkpoint", "store_artifact"},
+        ),
     ):
         entities = OrderedDict()
         get_serializable(entities, SETTINGS, workflow)

@@ -60,7 +60,9 @@ def both(a: int, shape: str) -> str:
 @workflow
 def outer(a: int) -> str:
     decided = decide(a=a)
-    branch = conditional("outer").if_(decided.action == "train").then(run_inline(both, a=a, shape=decided.shape))
+    branch = (
+        conditional("outer").if_(decided.action == "train").then(run_inline(both, a=a, shape=decided.shape))
+    )
     return branch.else_().then(skip(a=a))
 
 

@@ -52,7 +52,9 @@ def plans():
 def write_recipe(folder, **changes):
     import yaml
 
-    recipe = content(data={"path": "s3://b/%Y-%m-%d.jsonl", "heldout_path": "s3://b/heldout.jsonl"}, **changes)
+    recipe = content(
+        data={"path": "s3://b/%Y-%m-%d.jsonl", "heldout_path": "s3://b/heldout.jsonl"}, **changes
+    )
     file = folder / "recipe.yaml"
     file.write_text(yaml.safe_dump(recipe))
     return file
@@ -64,15 +66,24 @@ def test_another_schedule_is_one_call(tmp_path, plans):
     plan = scheduled("mine", file, "30 4 * * 2", "s3://b/accepted", days=3)
     spec = proto(plan)
     mail, slack = spec.entity_metadata.notifications
-    assert (list(mail.email.recipients_email), list(slack.slack.recipients_email)) == (["a@b.c"], ["x@y.slack.com"])
+    assert (list(mail.email.recipients_email), list(slack.slack.recipients_email)) == (
+        ["a@b.c"],
+        ["x@y.slack.com"],
+    )
     over = {WorkflowExecutionPhase.SUCCEEDED, WorkflowExecutionPhase.FAILED}
-    assert set(mail.phases) == set(slack.phases) == over | {WorkflowExecutionPhase.ABORTED, WorkflowExecutionPhase.TIMED_OUT}
+    assert (
+        set(mail.phases)
+        == set(slack.phases)
+        == over | {WorkflowExecutionPhase.ABORTED, WorkflowExecutionPhase.TIMED_OUT}
+    )
     literal = spec.fixed_inputs.literals["recipe"]
     from flytekit import FlyteContextManager
     from flytekit.models.literals import Literal
 
     context = FlyteContextManager.current_context()
-    assert TypeEngine.to_python_value(context, Literal.from_flyte_idl(literal), Recipe) == Recipe.from_yaml(file)
+    assert TypeEngine.to_python_value(context, Literal.from_flyte_idl(literal), Recipe) == Recipe.from_yaml(
+        file
+    )
 
 
 def test_notifications_by_phase():
@@ -87,5 +98,7 @@ def test_a_recipe_that_cannot_be_compared_is_refused_before_it_is_registered(tmp
     import yaml
 
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(content()))
-    with pytest.raises(RecipeError, match=r"data\.heldout_path is missing: champion and challenger are compared"):
+    with pytest.raises(
+        RecipeError, match=r"data\.heldout_path is missing: champion and challenger are compared"
+    ):
         scheduled("mine", tmp_path / "recipe.yaml", "0 2 * * *", "s3://b/accepted", days=1)

@@ -30,12 +30,16 @@ def recipes(folder, method="lora"):
     base, stored = tiny_base(folder), {"publish": {"address": str(folder / "store")}}
     common = {"method": method, "training.max_steps": 2, **stored}
     first = tiny_recipe(base, write_pairs(folder / "sft.jsonl", 48), common)
-    second = tiny_recipe(base, write_preferences(folder / "dpo.jsonl", 48), common | {"objective": "dpo", "name": "tiny-dpo"})
+    second = tiny_recipe(
+        base, write_preferences(folder / "dpo.jsonl", 48), common | {"objective": "dpo", "name": "tiny-dpo"}
+    )
     return first, second
 
 
 def stored_artifact(folder, name):
-    (found,) = (file.parent for file in (folder / "store").glob("*/artifact.json") if named(file.parent) == name)
+    (found,) = (
+        file.parent for file in (folder / "store").glob("*/artifact.json") if named(file.parent) == name
+    )
     return found
 
 
@@ -74,7 +78,9 @@ def test_preferences_are_tuned_on_the_supervised_model(method, tmp_path):
         model = tmp_path / "merged"
         merging.merge(first, model)
         assert Lineage.read(model / LINEAGE).runs == [run]
-    assert weights_of(Path(recipe.model.name_or_path)) == weights_of(model), "its base is the model of the first run"
+    assert weights_of(Path(recipe.model.name_or_path)) == weights_of(model), (
+        "its base is the model of the first run"
+    )
     assert Metrics.read(second / "metrics.json").figures[0].name == "preference_loss"
 
 
@@ -83,7 +89,10 @@ def test_two_recipes_that_cannot_follow_each_other_are_refused():
     with pytest.raises(RecipeError) as refused:
         check_stages(recipe=supervised, preference=supervised, plan=plan_for(supervised))
     said = str(refused.value)
-    assert "--preference: objective: sft; the second run compares answers: write objective: dpo, kto or reward" in said
+    assert (
+        "--preference: objective: sft; the second run compares answers: write objective: dpo, kto or reward"
+        in said
+    )
     assert "both recipes are named a" in said
     model = supervised.model.model_copy(update={"name_or_path": "other/model"})
     other = recipe_of(name="b", objective="dpo").model_copy(update={"model": model})

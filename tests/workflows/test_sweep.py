@@ -54,7 +54,9 @@ def test_a_grid_yields_all_combinations_as_recipes_with_different_names():
 
 def test_sections_may_be_names_or_fields_and_checkpoints_differ():
     recipe = recipe_of(name="a" * 63, checkpoints={"name": "kept"})
-    first, second = drawn(changes=[{"method": "lora", "method.r": 8}, {"method": {"name": "full"}}], recipe=recipe).points
+    first, second = drawn(
+        changes=[{"method": "lora", "method.r": 8}, {"method": {"name": "full"}}], recipe=recipe
+    ).points
     assert (first.recipe.method.name, first.recipe.method.r, second.recipe.method.name) == ("lora", 8, "full")
     assert first.recipe.name == "a" * 61 + "-1"
     assert [one.recipe.checkpoints.name for one in (first, second)] == ["kept-1", "kept-2"]
@@ -76,7 +78,11 @@ def test_sections_may_be_names_or_fields_and_checkpoints_differ():
         ({}, [{}], r"changes\[0\]: fields and their values; found {}"),
         ({}, [{"name": "a"}, {"name": "a", "training.seed": 2}], "points 1, 2 have the name a"),
         ({}, [{"training.seed": 1}, {"training.seed": 1}], "points 1, 2 have the same recipe"),
-        ({"training.seed": list(range(5)), "training.max_steps": list(range(1, 6))}, [], "25 points, .*max_points: 25"),
+        (
+            {"training.seed": list(range(5)), "training.max_steps": list(range(1, 6))},
+            [],
+            "25 points, .*max_points: 25",
+        ),
     ],
 )
 def test_mistakes_of_a_sweep_are_reported_before_anything_runs(grid, changes, message):
@@ -104,18 +110,27 @@ def test_invalid_settings_are_refused(concurrency, ratio, message):
 
 def test_points_that_cannot_run_count_as_failed(inputs):
     recipe = Recipe.model_validate(tiny_recipe(*inputs))
-    points = drawn(changes=[{"training.seed": 1}, {"sharding": "device_map"}, {"training.seed": 2}], recipe=recipe)
+    points = drawn(
+        changes=[{"training.seed": 1}, {"sharding": "device_map"}, {"training.seed": 2}], recipe=recipe
+    )
     found = results.plan_points(points, 0.5 / 3, planner.make)
     assert [bool(one.refused) for one in found.points] == [False, True, False]
     assert "method full with sharding device_map" in found.points[1].refused
     assert results.least(points, 2 / 3) == 2
-    with pytest.raises(RecipeError, match=r"2 of 3 points can run, 3 must succeed: 1 mistake\n  tiny-2: .*device_map"):
+    with pytest.raises(
+        RecipeError, match=r"2 of 3 points can run, 3 must succeed: 1 mistake\n  tiny-2: .*device_map"
+    ):
         results.plan_points(points, 0.9, planner.make)
 
 
 def test_the_lines_of_a_reason_are_one_sentence_each():
-    reason = "recipe a: 2 mistakes\n  training.seed: must be an integer\n  data.path: there is none.\n\n  last"
-    assert results._line(reason) == "recipe a: 2 mistakes; training.seed: must be an integer; data.path: there is none. last"
+    reason = (
+        "recipe a: 2 mistakes\n  training.seed: must be an integer\n  data.path: there is none.\n\n  last"
+    )
+    assert (
+        results._line(reason)
+        == "recipe a: 2 mistakes; training.seed: must be an integer; data.path: there is none. last"
+    )
 
 
 def compared(losses, field="training.seed", reach=0.1, **reasons):
@@ -134,7 +149,9 @@ def test_the_best_has_the_lowest_loss_and_points_within_its_interval_are_named()
     assert found.best == f"{name}-2"
     assert found.as_good == [f"{name}-4"]
     assert f"Within chance of it, by their 95 % intervals: {name}-4. 1 of 5 failed." in results.verdict(found)
-    assert found.warnings[0].startswith(f"{name}-1, {name}-4: there are no scores of each sample to pair with the best point's")
+    assert found.warnings[0].startswith(
+        f"{name}-1, {name}-4: there are no scores of each sample to pair with the best point's"
+    )
     assert compared([1.5, 1.5]).best == f"{name}-1"
     assert compared([1.5, 1.8], reach=0.01).as_good == []
     assert "No point has a figure to be compared by." in results.verdict(compared([None]))
@@ -143,7 +160,11 @@ def test_the_best_has_the_lowest_loss_and_points_within_its_interval_are_named()
 
 def test_page_and_table_show_and_escape_every_point():
     points = drawn(changes=[{"description": "<b>1"}, {"training.learning_rate": 1e-3}])
-    done = {points.points[1].recipe.name: Outcome(name=points.points[1].recipe.name, values=["", 1e-3], scored=score(2.0))}
+    done = {
+        points.points[1].recipe.name: Outcome(
+            name=points.points[1].recipe.name, values=["", 1e-3], scored=score(2.0)
+        )
+    }
     found = results.compare(points, done, {points.points[0].recipe.name: "Out<i>OfMemory"})
     page = results.html(found)
     assert "<b>1" not in page
@@ -217,7 +238,9 @@ def test_a_pod_runs_the_element_of_its_index_and_stores_its_reason(address, ende
     history.record(str(tmp_path / "there"), decision("a"), expected=None)
     history.record(str(tmp_path / "there"), decision("b"), expected="a")
     made = map_points(rollback_accepted, str(tmp_path / "notes" / "all"), allowed_failures=2)
-    write_inputs(made, tmp_path / "inputs.pb", {"accepted": ["x", str(tmp_path / address)], "reason": ["", "why"]})
+    write_inputs(
+        made, tmp_path / "inputs.pb", {"accepted": ["x", str(tmp_path / address)], "reason": ["", "why"]}
+    )
     command = fill_command(made.get_command(SETTINGS), str(tmp_path / "inputs.pb"), str(tmp_path))
     number = {"BATCH_JOB_ARRAY_INDEX_VAR_NAME": "NUMBER", "NUMBER": "1", "FLYTE_ATTEMPT_NUMBER": "0"}
     environment = os.environ | number | {"HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
@@ -235,7 +258,15 @@ def run(folder, recipe, *arguments):
     path.write_text(yaml.safe_dump(recipe))
     (folder / "tmp").mkdir()
     environment = os.environ | {"HOME": str(folder), "TMPDIR": str(folder / "tmp")}
-    command = [Path(sys.executable).with_name("pyflyte"), "run", "workflows/sweep.py", "sweep", "--recipe", path, *arguments]
+    command = [
+        Path(sys.executable).with_name("pyflyte"),
+        "run",
+        "workflows/sweep.py",
+        "sweep",
+        "--recipe",
+        path,
+        *arguments,
+    ]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
 
 
@@ -258,7 +289,12 @@ def test_points_with_a_precomputed_reference_are_trained_and_compared(inputs, tm
         {"data.seed": 7},
         {"objective.precompute_ref_log_probs": False},
     ]
-    done = run(tmp_path, tiny_recipe(inputs[0], rows, objective | {"method": "lora"}), "--changes", json.dumps(changes))
+    done = run(
+        tmp_path,
+        tiny_recipe(inputs[0], rows, objective | {"method": "lora"}),
+        "--changes",
+        json.dumps(changes),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = Sweep.read(Path(done.stdout.strip().splitlines()[-1]) / "sweep.json")
     assert [one.reason for one in found.outcomes] == [""] * 4
@@ -277,7 +313,9 @@ def test_a_failed_point_does_not_fail_the_sweep_and_the_best_runs_again(inputs, 
     assert all(Path(one.artifact, "report.html").is_file() for one in found.outcomes if not one.has_failed)
     assert (folder / "report.html").read_text().count("<path") == 5
     assert "Best: tiny-1" in done.stderr
-    assert len(list((tmp_path / "tmp").rglob("flytune-*/dataset/manifest.json"))) <= 1, "the data was prepared once"
+    assert len(list((tmp_path / "tmp").rglob("flytune-*/dataset/manifest.json"))) <= 1, (
+        "the data was prepared once"
+    )
     best = Recipe.from_yaml(folder / "best.yaml")
     assert best.name == "tiny-1"
     assert planner.make(best).shape == "cpu-1"

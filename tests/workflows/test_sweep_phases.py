@@ -1,4 +1,5 @@
-"""Tests of what a registration puts into the pods of a sweep's stages, which declare the tasks of their points."""
+"""Tests of what a registration puts into the pods of a sweep's stages, which declare the tasks of their
+points."""
 
 from dataclasses import replace
 
@@ -19,7 +20,9 @@ STAGES = [one for one in vars(workflows.sweep).values() if getattr(one, "executi
 @pytest.mark.slow
 @pytest.mark.usefixtures("builder")
 @pytest.mark.parametrize("settings", [FAST, SETTINGS], ids=["fast", "in the image"])
-@pytest.mark.parametrize("variables", REGISTRATIONS, ids=lambda one: " ".join(f"{key}={value}" for key, value in one.items()))
+@pytest.mark.parametrize(
+    "variables", REGISTRATIONS, ids=lambda one: " ".join(f"{key}={value}" for key, value in one.items())
+)
 def test_a_stage_s_pod_names_the_images_of_the_registration(variables, settings, imported, monkeypatch):  # noqa: F811
     registered = imported(variables)
     for name in ("TRAIN", "LIGHT", "_KIND", "HAS_NUMERIC_USER", "PYTHONPATH"):
@@ -34,10 +37,15 @@ def test_a_stage_s_pod_names_the_images_of_the_registration(variables, settings,
         template = proto(stage, settings)
         monkeypatch.delitem(vars(stage.pod_template), "pod_spec")
         _, own_variables = container_of(template)
-        in_pod = imported({name: value for name, value in own_variables.items() if name.startswith("FLYTUNE_")})
+        in_pod = imported(
+            {name: value for name, value in own_variables.items() if name.startswith("FLYTUNE_")}
+        )
         light = images.LIGHT if isinstance(images.LIGHT, str) else images.LIGHT.image_name()
         assert (image_name(template), light) == (in_pod.TRAIN, in_pod.LIGHT)
-        assert (in_pod.HAS_NUMERIC_USER, in_pod.PYTHONPATH) == (registered.HAS_NUMERIC_USER, registered.PYTHONPATH)
+        assert (in_pod.HAS_NUMERIC_USER, in_pod.PYTHONPATH) == (
+            registered.HAS_NUMERIC_USER,
+            registered.PYTHONPATH,
+        )
         if variables.get("FLYTUNE_IMAGES") == "imagespec":
             assert all(name.startswith("built.example.com/") for name in (in_pod.TRAIN, in_pod.LIGHT))
         assert "//" not in f"{in_pod.TRAIN} {in_pod.LIGHT}"

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 
 def published_name(artifact: Path, recipe: Recipe) -> str:
-    """Return the recipe's name and 12 hex digits of the artifact's identity, so that equal runs have equal names.
+    """Return the recipe's name and 12 hex digits of the artifact's identity, so that equal runs have equal
+    names.
 
     Artifacts of version 0.1.0 have no identity; theirs is the hash of artifact.json.
     """
@@ -39,22 +40,26 @@ def check(recipe: Recipe) -> None:
 
 
 def publishes(recipe: Recipe, broken: Sequence[str]) -> bool:
-    """Return whether an artifact is published at once: it has an address, broke no guard, and waits for no approval."""
+    """Return whether an artifact is published at once: it has an address, broke no guard, and waits for no
+    approval."""
     return bool(recipe.publish.address) and not broken and recipe.publish.approval is None
 
 
 def attempt(
-    artifact: Path, recipe: Recipe, broken: Sequence[str], stored: Callable[[], str], weights: Storage | None = None
+    artifact: Path,
+    recipe: Recipe,
+    broken: Sequence[str],
+    stored: Callable[[], str],
+    weights: Storage | None = None,
 ) -> str:
     """Publish an artifact that Flyte has stored to its recipe's address.
 
-    One that broke a guard is not published, which is logged; neither is one that a person has to approve first.
+    One that broke a guard is not published, which is logged; neither is one that a person has to approve
+    first.
 
     Args:
-        artifact: its folder.
-        broken: a sentence for each failed guard.
-        stored: called where it could not be published; returns the address at which the artifact stays all the same.
-        weights: as in `publish`.
+        artifact: its folder. broken: a sentence for each failed guard. stored: called where it could not be
+        published; returns the address at which the artifact stays all the same. weights: as in `publish`.
 
     Returns: its address; empty if nothing is published.
 
@@ -70,27 +75,32 @@ def attempt(
     except ExportError as error:
         again = ", which trains no step again" if recipe.checkpoints.save_steps else ""
         raise ExportError(
-            f"{recipe.name}: not published: {error}. The artifact itself is stored, at {stored()}: copy it from there, or run "
-            f"the recipe again{again}"
+            f"{recipe.name}: not published: {error}. The artifact itself is stored, at {stored()}: copy it "
+            f"from there, or run the recipe again{again}"
         ) from error
 
 
 def publish(
-    artifact: Path, address: str, name: str, weights: Storage | None = None, beside: Mapping[str, bytes] | None = None
+    artifact: Path,
+    address: str,
+    name: str,
+    weights: Storage | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> str:
     """Publish a complete artifact under `name` and return its address. Nothing that exists there is lost.
 
-    `weights` is a storage with all files of the artifact, if the folder `artifact` lacks the weights. `beside` are further
-    small files, which the artifact does not list.
+    `weights` is a storage with all files of the artifact, if the folder `artifact` lacks the weights.
+    `beside` are further small files, which the artifact does not list.
 
-    Below a folder or fsspec address it becomes the folder `address`/`name`. In a repository on the hub (hf://owner/name) `name`
-    is a revision, and main is the newest publication. The files are the artifact's in both; on the hub the card names the
-    repository.
+    Below a folder or fsspec address it becomes the folder `address`/`name`. In a repository on the hub
+    (hf://owner/name) `name` is a revision, and main is the newest publication. The files are the artifact's
+    in both; on the hub the card names the repository.
 
     An equal artifact, or files of one that are there already, are left as they are.
 
     Raises:
-        ExportError: a file of the artifact was changed; other files are there, or the address cannot be written to.
+        ExportError: a file of the artifact was changed; other files are there, or the address cannot be
+            written to.
     """
     contents = verify(artifact, elsewhere=weights is not None)
     where = hub if address.startswith(hub_errors.SCHEME) else folder

@@ -28,13 +28,14 @@ tags:
 
 # {name}, step {step}
 
-Weights of {name} at step {step}, published during training. They have not been evaluated. Where they are a checkpoint's own,
-those of a full fine-tune may be float32.
+Weights of {name} at step {step}, published during training. They have not been evaluated. Where they are a
+checkpoint's own, those of a full fine-tune may be float32.
 """
 
 
 class StepPublisher:
-    """Publisher in the process that stores a run's checkpoints. It never raises: it logs failures, and training continues."""
+    """Publisher in the process that stores a run's checkpoints. It never raises: it logs failures, and
+    training continues."""
 
     def __init__(self, recipe: Recipe, run: str) -> None:
         self.recipe, self.run = recipe, run
@@ -48,7 +49,8 @@ class StepPublisher:
         return self._thread is not None and self._thread.is_alive()
 
     def take(self, checkpoint: Path, step: int) -> None:
-        """Link the files of a folder with a checkpoint's full weights that are published; the folder may then be moved.
+        """Link the files of a folder with a checkpoint's full weights that are published; the folder may then
+        be moved.
 
         Saves that come while an upload is running are skipped.
         """
@@ -59,7 +61,8 @@ class StepPublisher:
             log.warning("step %d is not published: step %d is still being uploaded", step, self._step)
             return
         try:
-            # Next to the checkpoint, so that hard links work, and in the attempt's folder, so that it is deleted with it.
+            # Next to the checkpoint, so that hard links work, and in the attempt's folder, so that it is
+            # deleted with it.
             self._taken = Path(tempfile.mkdtemp(prefix=f"publishing-{step}-", dir=checkpoint.parent))
             _collect(checkpoint, self._taken, self.recipe, step)
             self._step = step
@@ -91,11 +94,16 @@ class StepPublisher:
     def _publish(self, folder: Path, step: int) -> None:
         address, branch = str(self.recipe.publish.address), revision(self.run, step)
         try:
-            with tempfile.TemporaryDirectory(prefix="flytune-publish-") as made, hub_errors.open_api(address) as api:
+            with (
+                tempfile.TemporaryDirectory(prefix="flytune-publish-") as made,
+                hub_errors.open_api(address) as api,
+            ):
                 repository = hub.Repository(api, address, self.recipe.publish.private)
                 repository.branch(branch)
                 files = {path.name: path for path in folder.iterdir()}
-                repository.commit(hub.with_contents(files, Path(made)), branch, f"{self.recipe.name}, step {step}")
+                repository.commit(
+                    hub.with_contents(files, Path(made)), branch, f"{self.recipe.name}, step {step}"
+                )
             log.info("step %d: published as %s@%s", step, address, branch)
         except (ExportError, OSError) as error:
             log.warning("step %d is not published: %s", step, error)
@@ -104,7 +112,8 @@ class StepPublisher:
 
 
 def revision(run: str, step: int) -> str:
-    """Return the branch of a step: RECIPE-KEY-step-N. `run` is the run's key (flytune.training.checkpoints.paths.run_key)."""
+    """Return the branch of a step: RECIPE-KEY-step-N. `run` is the run's key
+    (flytune.training.checkpoints.paths.run_key)."""
     return f"{run}-step-{step}"
 
 
@@ -119,13 +128,18 @@ def _collect(checkpoint: Path, folder: Path, recipe: Recipe, step: int) -> None:
             shutil.copy(path, folder)
     if not list(folder.glob("*.safetensors")):
         raise OSError(f"{checkpoint.name} has no complete weights")
-    # During training a model's cache is off, and an adapter's config names its base by the folder that it was loaded from.
+    # During training a model's cache is off, and an adapter's config names its base by the folder that it was
+    # loaded from.
     _change(folder / "config.json", use_cache=True)
     _change(folder / "adapter_config.json", base_model_name_or_path=recipe.model.name_or_path)
     library = "transformers" if recipe.method.name == "full" else "peft"
-    (folder / hub.CARD).write_text(_NOTE.format(library=library, name=recipe.name, step=step), encoding="utf-8")
+    (folder / hub.CARD).write_text(
+        _NOTE.format(library=library, name=recipe.name, step=step), encoding="utf-8"
+    )
 
 
 def _change(file: Path, **values: object) -> None:
     if file.exists():
-        file.write_text(json.dumps(json_core.load_object(file.read_bytes()) | values, indent=2) + "\n", encoding="utf-8")
+        file.write_text(
+            json.dumps(json_core.load_object(file.read_bytes()) | values, indent=2) + "\n", encoding="utf-8"
+        )

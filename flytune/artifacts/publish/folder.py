@@ -23,20 +23,25 @@ PARTIAL = "artifact.partial.json"
 
 
 def check(address: str) -> None:
-    """Check before training that an artifact can be written below an address: a small file is written there and deleted.
+    """Check before training that an artifact can be written below an address: a small file is written there
+    and deleted.
 
     Nothing is made on this machine: its folder is looked at.
 
     Raises:
         ExportError: it cannot be written.
     """
-    storage = Storage(address, "publish.address", error=ExportError, failed="cannot be written to", retry=False)
+    storage = Storage(
+        address, "publish.address", error=ExportError, failed="cannot be written to", retry=False
+    )
     if not storage.is_local:
         name = f".flytune-{uuid.uuid4().hex}"
         storage.write(name, b"")
         storage.remove(name)
         return
-    above = next(path for path in (Path(storage.path()), *Path(storage.path()).parents) if os.path.lexists(path))
+    above = next(
+        path for path in (Path(storage.path()), *Path(storage.path()).parents) if os.path.lexists(path)
+    )
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         reason = "is not a folder" if not above.is_dir() else "cannot be written"
         raise ExportError(f"{storage.where}: cannot be written to: {above} {reason}; give another address")
@@ -50,17 +55,21 @@ def publish(
     weights: Storage | None,
     beside: Mapping[str, bytes],
 ) -> str:
-    """Copy an artifact to `address`/`name` and return that address; artifact.json comes last. Nothing is overwritten.
+    """Copy an artifact to `address`/`name` and return that address; artifact.json comes last. Nothing is
+    overwritten.
 
-    Files that the folder `artifact` lacks are copied from the storage `weights`. The artifact of an equal run is left as it is,
-    and so is a file of its own that has the name of one `beside` the artifact.
-    Where publishing fails, a folder of this machine is as before; an address keeps what was uploaded, without artifact.json.
+    Files that the folder `artifact` lacks are copied from the storage `weights`. The artifact of an equal run
+    is left as it is, and so is a file of its own that has the name of one `beside` the artifact. Where
+    publishing fails, a folder of this machine is as before; an address keeps what was uploaded, without
+    artifact.json.
 
     Raises:
         ExportError: another artifact or other files are there, or the address cannot be written to.
     """
     target = f"{address.rstrip('/')}/{name}"
-    storage = Storage(address, "publish.address", error=ExportError, failed="cannot be written to", retry=False)
+    storage = Storage(
+        address, "publish.address", error=ExportError, failed="cannot be written to", retry=False
+    )
     try:
         _publish(artifact, contents, storage, target, name, weights)
     except (ExportError, FileNotFoundError):
@@ -83,7 +92,9 @@ def _is_there(artifact: Path, contents: Contents, storage: Storage, name: str) -
     return True
 
 
-def _publish(artifact: Path, contents: Contents, storage: Storage, target: str, name: str, weights: Storage | None) -> None:
+def _publish(
+    artifact: Path, contents: Contents, storage: Storage, target: str, name: str, weights: Storage | None
+) -> None:
     present = [file for file in storage.files(name) if not is_temporary(file)]
     if CONTENTS in present:
         if not _is_equal(storage.read(f"{name}/{CONTENTS}"), artifact, contents):
@@ -120,7 +131,9 @@ def _copy(artifact: Path, storage: Storage, name: str, files: list[str], weights
     elsewhere = [file for file in files if weights is not None and not (artifact / file).is_file()]
     if weights is not None:
         storage.copy_from(weights, {f"{name}/{file}": file for file in elsewhere}, "publishing the weights")
-    for file in tqdm([file for file in files if file not in elsewhere], desc="publishing", unit=" files", delay=2):
+    for file in tqdm(
+        [file for file in files if file not in elsewhere], desc="publishing", unit=" files", delay=2
+    ):
         storage.copy(artifact / file, f"{name}/{file}")
 
 
@@ -130,7 +143,9 @@ def _check_sizes(storage: Storage, name: str, contents: Contents) -> None:
     for file in contents.files:
         if (size := sizes.get(file.file)) != file.size:
             found = "is missing" if size is None else f"has {size:,} bytes"
-            raise ExportError(f"{storage.where}: {name}/{file.file} {found} there, {file.size:,} were written; run it again")
+            raise ExportError(
+                f"{storage.where}: {name}/{file.file} {found} there, {file.size:,} were written; run it again"
+            )
 
 
 def _remove(storage: Storage, name: str, files: set[str]) -> None:
@@ -145,7 +160,8 @@ def _remove(storage: Storage, name: str, files: set[str]) -> None:
 
 
 def _is_equal(content: bytes, artifact: Path, contents: Contents) -> bool:
-    """Return whether an artifact.json is the artifact's, or of an equal run: the same identity, and files of the model."""
+    """Return whether an artifact.json is the artifact's, or of an equal run: the same identity, and files of
+    the model."""
     if content == (artifact / CONTENTS).read_bytes():
         return True
     try:
@@ -157,4 +173,6 @@ def _is_equal(content: bytes, artifact: Path, contents: Contents) -> bool:
 
 
 def _taken(target: str, found: str) -> ExportError:
-    return ExportError(f"{target}: holds {found}; nothing is overwritten: remove it, or change the recipe's name or address")
+    return ExportError(
+        f"{target}: holds {found}; nothing is overwritten: remove it, or change the recipe's name or address"
+    )

@@ -1,7 +1,8 @@
 """Publishing to the Hugging Face Hub: one commit to main and one tag per run.
 
-from_pretrained("owner/name") loads the newest run, and with revision=TAG a certain one. A run is a single commit, where
-huggingface_hub's upload_folder may make several, so that main always has the files of one model.
+from_pretrained("owner/name") loads the newest run, and with revision=TAG a certain one. A run is a single
+commit, where huggingface_hub's upload_folder may make several, so that main always has the files of one
+model.
 """
 
 import json
@@ -30,7 +31,8 @@ log = logging.getLogger(__name__)
 CARD = "README.md"
 MAIN = "main"
 ATTEMPTS = 3
-"""Number of tries to commit: another commit may come first, or the hub may be away; uploaded files are not sent again."""
+"""Number of tries to commit: another commit may come first, or the hub may be away; uploaded files are not
+sent again."""
 # Files that the hub creates in a new repository, or that people add by hand.
 _NEUTRAL = (".gitattributes", ".gitignore", CARD, "LICENSE", "NOTICE")
 
@@ -43,16 +45,19 @@ def publish(
     weights: Storage | None,
     beside: Mapping[str, bytes],
 ) -> str:
-    """Publish an artifact to a repository as revision `name`, and return its address, hf://owner/name@REVISION.
+    """Publish an artifact to a repository as revision `name`, and return its address,
+    hf://owner/name@REVISION.
 
-    Files that the folder `artifact` lacks are read from the storage `weights`, one at a time. Files `beside` it are in the same
-    commit.
+    Files that the folder `artifact` lacks are read from the storage `weights`, one at a time. Files `beside`
+    it are in the same commit.
 
-    A missing repository is created, private if the recipe says so; the visibility of an existing one is never changed. Files of
-    an earlier run that this run does not have are removed from main; files that people added stay.
+    A missing repository is created, private if the recipe says so; the visibility of an existing one is never
+    changed. Files of an earlier run that this run does not have are removed from main; files that people
+    added stay.
 
     Raises:
-        ExportError: there is no token, or it may not write there; the hub cannot be reached; main has another's model.
+        ExportError: there is no token, or it may not write there; the hub cannot be reached; main has
+            another's model.
     """
     recipe = Recipe.from_yaml(artifact / "recipe.yaml")
     with tempfile.TemporaryDirectory(prefix="flytune-publish-") as made, hub_errors.open_api(address) as api:
@@ -70,10 +75,11 @@ def publish(
 def with_contents(
     files: Mapping[str, Path], made: Path, known: Sequence[StoredFile] = (), identity: str = ""
 ) -> dict[str, Path]:
-    """Return `files` and an artifact.json that lists them by their names in the repository, written into the folder `made`.
+    """Return `files` and an artifact.json that lists them by their names in the repository, written into the
+    folder `made`.
 
-    `known` are files with known hashes: these are not read, and those that are not in `files` are listed too; `identity` is
-    the artifact's.
+    `known` are files with known hashes: these are not read, and those that are not in `files` are listed too;
+    `identity` is the artifact's.
     """
     hashes = {file.file: file for file in known}
     entries = [hashes.get(name) or stored_file(path, name) for name, path in files.items()]
@@ -95,7 +101,8 @@ class Repository:
         return any(ref.name == revision for ref in [*refs.branches, *refs.tags])
 
     def upload(self, weights: Storage, files: Sequence[StoredFile], scratch: Path) -> list[Any]:
-        """Upload large files of a storage before a commit, one at a time, and return what the commit needs of them.
+        """Upload large files of a storage before a commit, one at a time, and return what the commit needs of
+        them.
 
         The disk holds one of them at a time, in the folder `scratch`.
         """
@@ -113,8 +120,11 @@ class Repository:
             added.append(addition)
         return added
 
-    def commit(self, files: Mapping[str, Path], branch: str, message: str, uploaded: Sequence[Any] = ()) -> str:
-        """Replace our files at the head of `branch` by `files` in one commit, and return it; equal files add no commit.
+    def commit(
+        self, files: Mapping[str, Path], branch: str, message: str, uploaded: Sequence[Any] = ()
+    ) -> str:
+        """Replace our files at the head of `branch` by `files` in one commit, and return it; equal files add
+        no commit.
 
         `uploaded` are files that `upload` has returned.
 
@@ -127,7 +137,9 @@ class Repository:
             operations = self._operations(files, head, uploaded)
             try:
                 arguments = {"commit_description": description, "revision": branch, "parent_commit": head.sha}
-                return str(self.api.create_commit(self.name, operations, commit_message=title, **arguments).oid)
+                return str(
+                    self.api.create_commit(self.name, operations, commit_message=title, **arguments).oid
+                )
             except Exception as error:
                 if attempt == ATTEMPTS or not hub_errors.is_passing(error):
                     raise
@@ -151,20 +163,26 @@ class Repository:
         if CONTENTS not in present and foreign:
             raise hub_errors.foreign_files(self.address, foreign)
         # All files: create_commit skips equal ones, by their hashes.
-        added = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in sorted(files.items())]
+        added = [
+            CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path))
+            for name, path in sorted(files.items())
+        ]
         kept = {*files, *(addition.path_in_repo for addition in uploaded)}
         removed = [CommitOperationDelete(path_in_repo=name) for name in sorted(ours & present - kept)]
         return [*added, *uploaded, *removed]
 
     def _published(self, commit: str) -> set[str]:
-        """Return the files of the previous run, by its artifact.json, whose other keys depend on the version of Flytune."""
+        """Return the files of the previous run, by its artifact.json, whose other keys depend on the version
+        of Flytune."""
         with tempfile.TemporaryDirectory(prefix="flytune-publish-") as folder:
             file = Path(self.api.hf_hub_download(self.name, CONTENTS, revision=commit, local_dir=folder))
             try:
                 listed = json_core.load_object(file.read_bytes())["files"]
                 files = names.check_list([stored["file"] for stored in listed])
             except (ValueError, KeyError, TypeError) as error:
-                raise ExportError(f"{self.address}: its {CONTENTS} cannot be read: {error}; nothing was published") from None
+                raise ExportError(
+                    f"{self.address}: its {CONTENTS} cannot be read: {error}; nothing was published"
+                ) from None
         return {*files, CONTENTS}
 
 
@@ -177,7 +195,8 @@ def _files(
     made: Path,
     beside: Mapping[str, bytes],
 ) -> dict[str, Path]:
-    """Return the artifact's files by their names in the repository, with a card that loads them from there."""
+    """Return the artifact's files by their names in the repository, with a card that loads them from
+    there."""
     metrics = record(Metrics, artifact / "metrics.json")
     plan = record(Plan, artifact / "plan.json")
     manifest = record(Manifest, artifact / "manifest.json")

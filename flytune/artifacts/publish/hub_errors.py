@@ -13,8 +13,8 @@ from flytune.recipe.sections import HUB_ADDRESS
 SCHEME = "hf://"
 _PASSING = {412, 500, 502, 503, 504}
 _NO_TOKEN = (
-    "set HF_TOKEN to one with write access (on a cluster: secrets.hub in cluster.yaml, for every_save secrets.tracking too), "
-    "or run `hf auth login`"
+    "set HF_TOKEN to one with write access (on a cluster: secrets.hub in cluster.yaml, for every_save "
+    "secrets.tracking too), or run `hf auth login`"
 )
 
 
@@ -43,8 +43,8 @@ def foreign_files(address: str, files: list[str]) -> ExportError:
     """Return the error for a repository with files that Flytune did not publish."""
     shown = ", ".join(files[:3]) + (" ..." if len(files) > 3 else "")
     return ExportError(
-        f"publish.address: {address}: main has {shown}, which Flytune did not publish; nothing was changed: give a "
-        "repository that does not exist yet, an empty one, or one that Flytune has published to"
+        f"publish.address: {address}: main has {shown}, which Flytune did not publish; nothing was changed: "
+        "give a repository that does not exist yet, an empty one, or one that Flytune has published to"
     )
 
 
@@ -82,14 +82,21 @@ def is_passing(error: BaseException) -> bool:
 def _reason(error: Exception, api: Any, name: str) -> str:
     if _is_unreachable(error):
         why = "HF_HUB_OFFLINE is set" if _is_offline() else "no network from here, or HF_ENDPOINT is wrong"
-        return f"the hub cannot be reached ({why}); run it again when it can: uploaded files are not sent again"
+        return (
+            f"the hub cannot be reached ({why}); run it again when it can: uploaded files are not sent again"
+        )
     # Errors of the hub itself: huggingface_hub wraps those of the storage that receives the files.
-    if (status := getattr(getattr(error, "response", None), "status_code", None)) in (401, 403) or _is_hidden(error):
+    if (status := getattr(getattr(error, "response", None), "status_code", None)) in (401, 403) or _is_hidden(
+        error
+    ):
         return _refused(api, name, int(status or 404))
     if is_passing(error):
         return f"the hub answers {_status(error)}; run it again: uploaded files are not sent again"
     text = re.sub(r"\?\S+", "?...", " ".join(str(error).split()))[:300].rstrip(".")
-    return f"cannot be published: {type(error).__name__}: {text}; run it again: uploaded files are not sent again"
+    return (
+        f"cannot be published: {type(error).__name__}: {text}; run it again: uploaded files are not sent "
+        "again"
+    )
 
 
 def _refused(api: Any, name: str, status: int) -> str:
@@ -102,7 +109,10 @@ def _refused(api: Any, name: str, status: int) -> str:
         return f"the hub refuses ({status}); is the token one with write access to {name}?"
     names = [account["name"], *(organization["name"] for organization in account.get("orgs", []))]
     if owner not in names:
-        return f"{owner} is neither the token's account nor one of its organizations; it may write below: {', '.join(names)}"
+        return (
+            f"{owner} is neither the token's account nor one of its organizations; it may write below: "
+            f"{', '.join(names)}"
+        )
     return f"the token of {account['name']} may not write there; {_NO_TOKEN}"
 
 
@@ -118,8 +128,18 @@ def _status(error: BaseException) -> int | None:
 
 
 def _is_unreachable(error: BaseException) -> bool:
-    away = ("OfflineModeIsEnabled", "ConnectError", "ConnectTimeout", "ReadError", "WriteError", "RemoteProtocolError")
-    return any(type(link).__name__ in away or isinstance(link, (ConnectionError, TimeoutError)) for link in chain(error))
+    away = (
+        "OfflineModeIsEnabled",
+        "ConnectError",
+        "ConnectTimeout",
+        "ReadError",
+        "WriteError",
+        "RemoteProtocolError",
+    )
+    return any(
+        type(link).__name__ in away or isinstance(link, (ConnectionError, TimeoutError))
+        for link in chain(error)
+    )
 
 
 def _is_offline() -> bool:

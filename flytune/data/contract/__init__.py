@@ -23,7 +23,8 @@ CONTRACT = "contract.json"
 _OVERLAPS = ("overlap", "near overlap")
 """Checks whose faults make the figures of the held-out samples too good."""
 _LOSSES = ("truncated", "truncated tokens", "dropped", "dropped tokens")
-"""Checks of what is cut off or dropped: once it is most of the data, the held-out samples are not what was meant."""
+"""Checks of what is cut off or dropped: once it is most of the data, the held-out samples are not what was
+meant."""
 _MOST = 0.5
 
 
@@ -41,13 +42,18 @@ class Contract(Record):
     @property
     def faults(self) -> list[Check]:
         """Return the checks that did not pass: those that stop a run first."""
-        return sorted((check for check in self.checks if check.verdict != "ok"), key=lambda check: check.verdict != "stop")
+        return sorted(
+            (check for check in self.checks if check.verdict != "ok"),
+            key=lambda check: check.verdict != "stop",
+        )
 
     @property
     def doubts(self) -> list[str]:
         """Return what makes figures of the held-out samples doubtful, as clauses with their counts."""
         return [
-            check.found for check in self.faults if check.name in _OVERLAPS or (check.name in _LOSSES and check.share > _MOST)
+            check.found
+            for check in self.faults
+            if check.name in _OVERLAPS or (check.name in _LOSSES and check.share > _MOST)
         ]
 
     @property
@@ -59,7 +65,9 @@ class Contract(Record):
 class WrittenSamples:
     """Statistics that are counted while samples are written, so that they need not be read again."""
 
-    def __init__(self, tokenizer: Any, request: DataRequest, rows: int | None, formats: Callable[[], set[str]]) -> None:
+    def __init__(
+        self, tokenizer: Any, request: DataRequest, rows: int | None, formats: Callable[[], set[str]]
+    ) -> None:
         """`formats` returns the formats of the rows so far; `rows` as in `Statistics`."""
         self._arguments = tokenizer, request.data.max_length, formats, row_kind(request.row_kind), rows
         self._statistics: Statistics | None = None
@@ -72,10 +80,13 @@ class WrittenSamples:
         self._statistics.add(split, part)
 
     def statistics(self, folder: Path, manifest: Manifest) -> Statistics:
-        """Return the statistics of all samples, which are read from `folder` if chats came after other rows only."""
+        """Return the statistics of all samples, which are read from `folder` if chats came after other rows
+        only."""
         tokenizer, _, _, kind, rows = self._arguments
         counted = self._statistics
-        if counted is None or counted.is_chat != kind.has_template(set(manifest.format.split(", ")), tokenizer):
+        if counted is None or counted.is_chat != kind.has_template(
+            set(manifest.format.split(", ")), tokenizer
+        ):
             return Statistics.read(folder, manifest, tokenizer, rows)
         counted.packed = manifest.train.blocks is not None
         return counted
@@ -85,19 +96,26 @@ def enforce(folder: Path, manifest: Manifest, data: Data, statistics: Statistics
     """Check the prepared data in `folder`, and write contract.json there; `manifest` need not be written yet.
 
     Raises:
-        DataError: checks stop the run, and data.contract is not `warn`, or tokens have no row; the message has all of them.
+        DataError: checks stop the run, and data.contract is not `warn`, or tokens have no row; the message
+            has all of them.
     """
     contract = _checked(statistics, manifest, data)
     contract.write(folder / CONTRACT)
-    warnings, stops = ([str(one) for one in contract.checks if one.verdict == verdict] for verdict in ("warning", "stop"))
+    warnings, stops = (
+        [str(one) for one in contract.checks if one.verdict == verdict] for verdict in ("warning", "stop")
+    )
     for line in warnings:
         logger.warning("%s", line)
-    if manifest.left_out and not any(one.name == "left out" and one.verdict != "ok" for one in contract.checks):
+    if manifest.left_out and not any(
+        one.name == "left out" and one.verdict != "ok" for one in contract.checks
+    ):
         logger.info("columns not used: %s", ", ".join(manifest.left_out))
     if stops and (data.contract == "stop" or contract.has_unknown_tokens):
         lines = "\n  ".join(stops)
         raise DataError(
-            f"{manifest.source}: the prepared data fails {len(stops)} of {counted(len(contract.checks), 'check')}:\n  {lines}\n"
+            f"{manifest.source}: the prepared data fails {len(stops)} of "
+            f"{counted(len(contract.checks), 'check')}:\n"
+            f"  {lines}\n"
             + (
                 "Tokens without a row in the embedding end training, whatever data.contract says"
                 if contract.has_unknown_tokens
@@ -110,12 +128,14 @@ def enforce(folder: Path, manifest: Manifest, data: Data, statistics: Statistics
 
 
 def stored(folder: Path) -> Contract | None:
-    """Return the contract of the prepared data in `folder`; None where it has none, as data of early releases."""
+    """Return the contract of the prepared data in `folder`; None where it has none, as data of early
+    releases."""
     return Contract.read(folder / CONTRACT) if (folder / CONTRACT).is_file() else None
 
 
 def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: int | None = None) -> Contract:
-    """Return the results of all checks. Reads each shard once, one row group at a time; `rows` as in `Statistics`."""
+    """Return the results of all checks. Reads each shard once, one row group at a time; `rows` as in
+    `Statistics`."""
     return _checked(Statistics.read(folder, manifest, tokenizer, rows), manifest, data)
 
 

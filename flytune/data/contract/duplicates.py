@@ -1,8 +1,9 @@
 """Equal and nearly equal samples, found by hashing.
 
-Equal: a 64-bit hash of a sample's tokens. Nearly equal: MinHash signatures over token 5-grams (Broder 1997, "On the resemblance
-and containment of documents"), compared where they agree in a band (locality-sensitive hashing: Leskovec, Rajaraman and
-Ullman, "Mining of Massive Datasets", chapter 3). A near duplicate shares at least 80 % of its 5-grams, by the signatures.
+Equal: a 64-bit hash of a sample's tokens. Nearly equal: MinHash signatures over token 5-grams (Broder 1997,
+"On the resemblance and containment of documents"), compared where they agree in a band (locality-sensitive
+hashing: Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets", chapter 3). A near duplicate shares at
+least 80 % of its 5-grams, by the signatures.
 """
 
 from typing import Any, Generic, TypeVar
@@ -10,31 +11,39 @@ from typing import Any, Generic, TypeVar
 GRAM = 5
 """Tokens of a gram."""
 PERMUTATIONS = 64
-"""Permutations of a signature. The share of them that agrees has an error of about 0.05 at a resemblance of 0.8."""
+"""Permutations of a signature. The share of them that agrees has an error of about 0.05 at a resemblance of
+0.8."""
 ROWS_A_BAND = 4
-"""Rows of a band: with 16 bands, a pair of resemblance 0.8 is missed once in 5,000, one of 0.5 is compared in 2 of 3 cases."""
+"""Rows of a band: with 16 bands, a pair of resemblance 0.8 is missed once in 5,000, one of 0.5 is compared in
+2 of 3 cases."""
 RESEMBLANCE = 0.8
 COMMON = 0.1
-"""Share of samples from which on a 5-gram is common (in a system prompt or a template) and does not distinguish samples."""
+"""Share of samples from which on a 5-gram is common (in a system prompt or a template) and does not
+distinguish samples."""
 _COMMON_SAMPLES = 2000
-"""Number of first samples from which the common 5-grams are found; with fewer than a tenth of it, no 5-gram is common."""
+"""Number of first samples from which the common 5-grams are found; with fewer than a tenth of it, no 5-gram
+is common."""
 _CHUNK = 65_536
 """5-grams that are hashed at a time: they fit into the processor's cache."""
 
 
 def fingerprints(ids: Any, starts: Any, lengths: Any) -> Any:
-    """Return a uint64 for each sample: a hash of its length and the sum over its tokens of a hash of token and position."""
+    """Return a uint64 for each sample: a hash of its length and the sum over its tokens of a hash of token
+    and position."""
     import numpy
 
     if not len(starts):
         return numpy.zeros(0, numpy.uint64)
     positions = numpy.arange(len(ids)) - numpy.repeat(starts, lengths)
-    hashed = _mixed((positions.astype(numpy.uint64) << numpy.uint64(32)) ^ ids.astype(numpy.uint32).astype(numpy.uint64))
+    hashed = _mixed(
+        (positions.astype(numpy.uint64) << numpy.uint64(32)) ^ ids.astype(numpy.uint32).astype(numpy.uint64)
+    )
     return _mixed(numpy.add.reduceat(hashed, starts) + lengths.astype(numpy.uint64))
 
 
 class Hashes:
-    """Hashes of many samples, each stored once with the number of its samples: 16 bytes for each different one."""
+    """Hashes of many samples, each stored once with the number of its samples: 16 bytes for each different
+    one."""
 
     def __init__(self, waiting: int) -> None:
         import numpy
@@ -43,7 +52,8 @@ class Hashes:
         self._merged = numpy.zeros(0, numpy.uint64), numpy.zeros(0, numpy.int64)
 
     def add(self, hashes: Any, share: float = 1.0) -> None:
-        """Add those of a share, which may only fall; they are merged once more than `waiting` are unmerged."""
+        """Add those of a share, which may only fall; they are merged once more than `waiting` are
+        unmerged."""
         if share < 0.8 * self._share:
             self.keep(share)
         self._parts.append(hashes[below(hashes, share)])
@@ -80,11 +90,16 @@ class Hashes:
 
 
 def sorted_counts(values: Any) -> tuple[Any, Any]:
-    """Return the different values in order, and the number of each: numpy.unique, whose hash table takes ten times as long."""
+    """Return the different values in order, and the number of each: numpy.unique, whose hash table takes ten
+    times as long."""
     import numpy
 
     values = numpy.sort(values)
-    begins = numpy.flatnonzero(numpy.concatenate([[True], values[1:] != values[:-1]])) if len(values) else numpy.zeros(0, int)
+    begins = (
+        numpy.flatnonzero(numpy.concatenate([[True], values[1:] != values[:-1]]))
+        if len(values)
+        else numpy.zeros(0, int)
+    )
     return values[begins], numpy.diff(begins, append=len(values))
 
 
@@ -99,9 +114,11 @@ Kept = TypeVar("Kept")
 
 
 class Draw(Generic[Kept]):
-    """Samples kept while their number grows: the first of each group of equal ones, in a share drawn by content.
+    """Samples kept while their number grows: the first of each group of equal ones, in a share drawn by
+    content.
 
-    The share may only fall, and then the samples outside of it are dropped: what is left is what the last share alone keeps.
+    The share may only fall, and then the samples outside of it are dropped: what is left is what the last
+    share alone keeps.
     """
 
     def __init__(self) -> None:
@@ -130,8 +147,9 @@ def signatures(samples: list[Any]) -> tuple[Any, Any]:
     """Return MinHash signatures of samples (int32 arrays of tokens).
 
     Returns:
-        The signatures of the samples with a 5-gram that is not common, uint32 [signed, PERMUTATIONS]: for each permutation the
-        smallest of a sample's hashed 5-grams; and the numbers of these samples, int64 [signed].
+        The signatures of the samples with a 5-gram that is not common, uint32 [signed, PERMUTATIONS]: for
+        each permutation the smallest of a sample's hashed 5-grams; and the numbers of these samples, int64
+        [signed].
     """
     import numpy
 
@@ -158,7 +176,8 @@ def signatures(samples: list[Any]) -> tuple[Any, Any]:
 def earlier(signed: Any) -> Any:
     """Return for each signature the number of an earlier one that nearly equals it, or -1: int64 [signed].
 
-    Each signature is compared with the first and the last one before it that agree in a band: O(samples), and few are missed.
+    Each signature is compared with the first and the last one before it that agree in a band: O(samples), and
+    few are missed.
     """
     import numpy
 
@@ -216,7 +235,8 @@ def _without_common(grams: Any, counts: Any) -> tuple[Any, Any]:
 
 
 def _mixed(values: Any) -> Any:
-    """Apply splitmix64's finalizer (Steele, Lea and Flood 2014): each output bit of a uint64 depends on each input bit."""
+    """Apply splitmix64's finalizer (Steele, Lea and Flood 2014): each output bit of a uint64 depends on each
+    input bit."""
     import numpy
 
     values = (values ^ (values >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)

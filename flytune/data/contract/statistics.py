@@ -13,14 +13,16 @@ from flytune.data.stored_samples import StoredSamples, parts
 from flytune.records import Manifest
 
 HASHES = 5_000_000
-"""Samples whose hashes are kept, 8 bytes each; of more, a share is drawn by content, so that equal ones are drawn together."""
+"""Samples whose hashes are kept, 8 bytes each; of more, a share is drawn by content, so that equal ones are
+drawn together."""
 NEAR_TOKENS = 2_000_000
 """Tokens of training samples that are searched for near duplicates; a quarter of it for held-out samples."""
 TRIP_SAMPLES, TRIP_TOKENS = 256, 200_000
 """Approximate numbers of samples and tokens that are decoded and tokenized again."""
 _EXCERPT = 60
 _SECOND = 0x9E3779B97F4A7C15
-"""Odd factor that joins the hashes of a row's sequences, in their order; by the golden ratio (Knuth, TAOCP 3, §6.4)."""
+"""Odd factor that joins the hashes of a row's sequences, in their order; by the golden ratio (Knuth, TAOCP 3,
+§6.4)."""
 _MARKER = re.compile(r"<\|[A-Za-z_]+\|>")
 _PROBES = ("The quick brown fox\n\tjumps  over 12 lazy dogs, doesn't it?", "{eos}\nHello {eos} there")
 
@@ -84,7 +86,9 @@ class Statistics:
         self._tokenizer, self._max_length, self._kind = tokenizer, max_length, kind
         self._rows = min(len(tokenizer), rows or len(tokenizer))
         self.bos, self.eos, self.pad = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token
-        special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special = {
+            number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special
+        }
         special[tokenizer.eos_token_id] = self.eos
         self.named = {token for token in (self.bos, self.eos, self.pad) if token}
         # The pad token is only used by its number.
@@ -93,12 +97,22 @@ class Statistics:
         """True if answers end with the marks of the chat template."""
         self.template = ChatTemplate(tokenizer) if self.is_chat else None
         """The chat template of the samples; None for other formats."""
-        marks = self.template.marks if self.template else {*special.values(), self.eos} - ({self.bos} - {self.eos})
-        self._marks = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if str(token) in marks}
+        marks = (
+            self.template.marks
+            if self.template
+            else {*special.values(), self.eos} - ({self.bos} - {self.eos})
+        )
+        self._marks = {
+            number: str(token)
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if str(token) in marks
+        }
         self._marks[tokenizer.eos_token_id] = self.eos
         written = set(_MARKER.findall(tokenizer.get_chat_template())) if self.is_chat else set()
         # A token may begin with a mark: <|im_start|>user.
-        written -= {mark for mark in written for token in special.values() if token != mark and token.startswith(mark)}
+        written -= {
+            mark for mark in written for token in special.values() if token != mark and token.startswith(mark)
+        }
         tested = sorted(self.named | set(special.values()) | written)
         self.special = len(tested)
         self.in_pieces = [token for token in tested if len(self._encode(token)) != 1]
@@ -106,8 +120,12 @@ class Statistics:
         self._splits = {"train": _Split(), "heldout": _Split()}
         self._split = self._splits["train"]
         """The split whose samples are counted at this moment."""
-        self.samples = self.tokens = self.trained = self.inconsistent = self.untrained = self.double_bos = self.with_bos = 0
-        self.answers = self.last_answers = self.unended = self.unended_inside = self.masked = self.unknown = self.outside = 0
+        self.samples = self.tokens = self.trained = self.inconsistent = self.untrained = self.double_bos = (
+            self.with_bos
+        ) = 0
+        self.answers = self.last_answers = self.unended = self.unended_inside = self.masked = self.unknown = (
+            self.outside
+        ) = 0
         self.packed = False
         self._sides = Hashes(HASHES), Hashes(HASHES)
         """Hashes of rows that may contradict each other, by their side (RowKind.sides)."""
@@ -115,7 +133,13 @@ class Statistics:
     @classmethod
     def read(cls, folder: Path, manifest: Manifest, tokenizer: Any, rows: int | None = None) -> Self:
         """Return the statistics of the shards in `folder`, each read once, one row group at a time."""
-        read = cls(tokenizer, manifest.max_length, set(manifest.format.split(", ")), row_kind(manifest.row_kind), rows)
+        read = cls(
+            tokenizer,
+            manifest.max_length,
+            set(manifest.format.split(", ")),
+            row_kind(manifest.row_kind),
+            rows,
+        )
         for split, counts in (("train", manifest.train), ("heldout", manifest.heldout)):
             for part in parts(folder, counts):
                 read.add(split, part)
@@ -164,7 +188,8 @@ class Statistics:
         self._count_ends(part, owners)
 
     def _count_ends(self, part: StoredSamples, owners: Any) -> None:
-        """Count the ends of answers, which are runs of trained tokens; white space after an end marker is ignored."""
+        """Count the ends of answers, which are runs of trained tokens; white space after an end marker is
+        ignored."""
         import numpy
 
         marks = numpy.asarray(sorted(self._marks))
@@ -185,9 +210,18 @@ class Statistics:
         is_last = numpy.ones(len(ends), bool)
         is_last[:-1] = owner[1:] != owner[:-1]
         # A sample of max_length tokens may have been cut, so it need not have an end marker.
-        cut = is_last & (part.lengths[owner] >= self._max_length) & (ends == part.starts[owner] + part.lengths[owner] - 1)
+        cut = (
+            is_last
+            & (part.lengths[owner] >= self._max_length)
+            & (ends == part.starts[owner] + part.lengths[owner] - 1)
+        )
         following = numpy.minimum(ends + 1, len(part.ids) - 1)
-        has_masked = ~ended & (owners[following] == owner) & (following > ends) & numpy.isin(part.ids[following], marks)
+        has_masked = (
+            ~ended
+            & (owners[following] == owner)
+            & (following > ends)
+            & numpy.isin(part.ids[following], marks)
+        )
         self.answers += len(ends)
         self.last_answers += int((is_last & ~(cut & ~ended)).sum())
         self.unended += self._note("unended", part, owner[is_last & ~ended & ~cut])
@@ -218,8 +252,8 @@ class Statistics:
     def _draw(self, part: StoredSamples) -> None:
         """Keep samples for the later checks, drawn by content so that the same samples are drawn each time.
 
-        The shares are of the samples so far, and fall with each part: the samples that are left in the end are those that the
-        last shares draw.
+        The shares are of the samples so far, and fall with each part: the samples that are left in the end
+        are those that the last shares draw.
         """
         import numpy
 
@@ -236,8 +270,11 @@ class Statistics:
         for sample in split.trip.new(hashes, self._trip_share):
             # A sample that was cut may give other tokens.
             is_cut = part.lengths[sample] >= self._max_length
-            split.trip.kept[int(hashes[sample])] = None if is_cut else (part.where(sample), part.tokens(sample).copy())
-        # Equal samples are already counted. The sequences of a row share their prompt: the first one is compared.
+            split.trip.kept[int(hashes[sample])] = (
+                None if is_cut else (part.where(sample), part.tokens(sample).copy())
+            )
+        # Equal samples are already counted. The sequences of a row share their prompt: the first one is
+        # compared.
         for sample in split.near.new(hashes[::each], self._near_share(split)):
             split.near.kept[int(hashes[each * sample])] = part.tokens(each * sample).copy()
 
@@ -262,7 +299,9 @@ class Statistics:
 
     @property
     def _trip_share(self) -> float:
-        samples, tokens = (sum(getattr(split, name) for split in self._splits.values()) for name in ("samples", "tokens"))
+        samples, tokens = (
+            sum(getattr(split, name) for split in self._splits.values()) for name in ("samples", "tokens")
+        )
         return min(1.0, TRIP_SAMPLES / max(1, samples), TRIP_TOKENS / max(1, tokens))
 
     def _near_share(self, split: "_Split") -> float:
@@ -270,7 +309,8 @@ class Statistics:
         return min(1.0, most / max(1, split.tokens))
 
     def round_trip(self) -> RoundTrip:
-        """Tokenize the text of the drawn samples again; compare tokens if plain sentences keep theirs, otherwise texts."""
+        """Tokenize the text of the drawn samples again; compare tokens if plain sentences keep theirs,
+        otherwise texts."""
         for split in self._splits.values():
             split.trip.shrink(self._trip_share)
         kept = self._splits["heldout"].trip.kept | self._splits["train"].trip.kept
@@ -309,17 +349,31 @@ class Statistics:
         signed, which = signatures(samples)
         kind = (which >= train).astype(numpy.int64)
         before = earlier(signed)
-        is_near, is_near_train = (before >= 0) & (kind == 0), (before >= 0) & (kind == 1) & (kind[before] == 0)
+        is_near, is_near_train = (
+            (before >= 0) & (kind == 0),
+            (before >= 0) & (kind == 1) & (kind[before] == 0),
+        )
         for name, found in (("near duplicates", is_near), ("near overlap", is_near_train)):
             for index in numpy.flatnonzero(found)[:1]:
-                texts = [self._decode(samples[which[place]].tolist())[-_EXCERPT:] for place in (index, before[index])]
+                texts = [
+                    self._decode(samples[which[place]].tolist())[-_EXCERPT:]
+                    for place in (index, before[index])
+                ]
                 examples[name] = f"{texts[0]!r} and {texts[1]!r}"
         (values, counts), (others, other_counts) = (split.hashes.counts() for split in both)
         overlap = int(other_counts[both[0].hashes.contains(others)].sum())
         return Duplicates(
-            int(counts.sum()), int(other_counts.sum()), int(counts.sum()) - len(values), overlap,
-            train, heldout, int(is_near.sum()), int(is_near_train.sum()), drawn, examples,
-        )  # fmt: skip
+            int(counts.sum()),
+            int(other_counts.sum()),
+            int(counts.sum()) - len(values),
+            overlap,
+            train,
+            heldout,
+            int(is_near.sum()),
+            int(is_near_train.sum()),
+            drawn,
+            examples,
+        )
 
     def _encode(self, text: str) -> list[int]:
         return self._encode_all([text])[0]

@@ -1,4 +1,5 @@
-"""The kinds of rows that objectives train on, by name. A new kind is a file in this folder, and a row of the table."""
+"""The kinds of rows that objectives train on, by name. A new kind is a file in this folder, and a row of the
+table."""
 
 from flytune.data.rows.answers import TrainedAnswers
 from flytune.data.rows.base import RowKind

@@ -20,7 +20,9 @@ class TrainedAnswers(RowKind):
     def form(self, row: dict[str, Any], source: Source, where: str) -> str:
         return choose(row, source.format, source.columns, where)
 
-    def content(self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None) -> Content:
+    def content(
+        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
+    ) -> Content:
         return Content([convert(row, form, source.columns, where, system_prompt, source.input_separator)])
 
     def cut(self, sequences: Sequence[Encoded], data: Data) -> list[list[Encoded]]:
@@ -32,9 +34,10 @@ class TrainedAnswers(RowKind):
 def split(sample: Encoded, max_length: int) -> Iterator[Encoded]:
     """Yield consecutive pieces of at most max_length tokens.
 
-    A piece ends after the last answer that ends in it. If none does (plain text, or an answer longer than max_length), it is
-    full, and its last token is repeated as the first of the next piece, as context: the first token of a piece is never
-    trained, because no token precedes it that could predict it. So each trained token is trained once.
+    A piece ends after the last answer that ends in it. If none does (plain text, or an answer longer than
+    max_length), it is full, and its last token is repeated as the first of the next piece, as context: the
+    first token of a piece is never trained, because no token precedes it that could predict it. So each
+    trained token is trained once.
     """
     ids, labels = sample
     start = 0

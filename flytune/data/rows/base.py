@@ -1,4 +1,5 @@
-"""The interface of a kind of rows: what a row of a source must have, what is stored of it, and how it is checked and shown."""
+"""The interface of a kind of rows: what a row of a source must have, what is stored of it, and how it is
+checked and shown."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -16,9 +17,11 @@ class Content(NamedTuple):
     """The content of a row of a source."""
 
     samples: list[Sample]
-    """Complete samples: of a kind with several sequences in a stored row, those of one stored row after the other."""
+    """Complete samples: of a kind with several sequences in a stored row, those of one stored row after the
+    other."""
     prompt: str = ""
-    """Identity of the prompt: rows of equal prompts are always in the same split. Empty: equal samples are."""
+    """Identity of the prompt: rows of equal prompts are always in the same split. Empty: equal samples
+    are."""
     labels: Sequence[bool | None] = (None,)
     """Label of each stored row; None where there are no labels."""
     fields: str = ""
@@ -66,7 +69,9 @@ class RowKind:
         """
         raise NotImplementedError
 
-    def content(self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None) -> Content:
+    def content(
+        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
+    ) -> Content:
         """Return the content of a row, which `form` has named.
 
         Raises:
@@ -75,11 +80,13 @@ class RowKind:
         raise NotImplementedError
 
     def variant(self, samples: Sequence[Sample]) -> str:
-        """Return `messages` or `text` where the format does not tell them apart, and all rows of a source must be alike."""
+        """Return `messages` or `text` where the format does not tell them apart, and all rows of a source
+        must be alike."""
         return ""
 
     def rows_of(self, first: Mapping[str, Any], source: Source) -> int:
-        """Return the stored rows that a row of a source makes; `first` is its first row, empty if that is not known."""
+        """Return the stored rows that a row of a source makes; `first` is its first row, empty if that is not
+        known."""
         return 1
 
     def contradicts_itself(self, row: dict[str, Any]) -> bool:
@@ -87,7 +94,8 @@ class RowKind:
         return False
 
     def cut(self, sequences: Sequence[Encoded], data: Data) -> list[list[Encoded]]:
-        """Return the sequences of a row, of which one is longer than max_length, as stored rows; none if it is dropped."""
+        """Return the sequences of a row, of which one is longer than max_length, as stored rows; none if it
+        is dropped."""
         if data.too_long == "drop":
             return []
         return [[(ids[: data.max_length], labels[: data.max_length]) for ids, labels in sequences]]
@@ -97,11 +105,15 @@ class RowKind:
         return max(len(ids) for ids, _ in sequences) > max_length
 
     def aligned(self, sequences: list[Encoded], samples: Sequence[Sample]) -> list[Encoded]:
-        """Return the sequences that were made of a row's samples, with answers that are compared begun at the same token."""
+        """Return the sequences that were made of a row's samples, with answers that are compared begun at the
+        same token."""
         return sequences
 
-    def notes(self, sequences: Sequence[Encoded], samples: Sequence[Sample], request: DataRequest) -> Iterator[str]:
-        """Yield the names of the counts of the contract in which a stored row, made of `samples`, is counted."""
+    def notes(
+        self, sequences: Sequence[Encoded], samples: Sequence[Sample], request: DataRequest
+    ) -> Iterator[str]:
+        """Yield the names of the counts of the contract in which a stored row, made of `samples`, is
+        counted."""
         yield from ()
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
@@ -109,12 +121,13 @@ class RowKind:
         return all(labels.count(IGNORED) < len(labels) for _, labels in sequences)
 
     def values(self, lengths: list[int], label: bool | None, fields: str) -> tuple[Any, ...]:
-        """Return the values of `columns` of a stored row with sequences of these lengths; `fields` are its content's."""
+        """Return the values of `columns` of a stored row with sequences of these lengths; `fields` are its
+        content's."""
         return ()
 
     def sides(self, part: Any) -> tuple[Any, Any] | None:
-        """Return a hash (uint64) of each row of StoredSamples, and a bool: rows of one hash and other bools contradict each
-        other. None where rows cannot."""
+        """Return a hash (uint64) of each row of StoredSamples, and a bool: rows of one hash and other bools
+        contradict each other. None where rows cannot."""
         return None
 
     def has_template(self, formats: set[str], tokenizer: Any) -> bool:
@@ -126,8 +139,8 @@ class RowKind:
         yield from ()
 
     def longest(self, dataset: Any) -> Any:
-        """Return the length of the longest sequence of each row of a `datasets.Dataset`: int [rows]; None if the order cannot
-        put long rows first, because rows are packed blocks."""
+        """Return the length of the longest sequence of each row of a `datasets.Dataset`: int [rows]; None if
+        the order cannot put long rows first, because rows are packed blocks."""
         from pyarrow import compute
 
         if "seq_lengths" in dataset.column_names:
@@ -137,8 +150,15 @@ class RowKind:
     def traced(self, length: int, packing: bool) -> dict[str, Any]:
         """Return a stored row whose sequences all have `length` trained tokens."""
         ids = [1] * length * self.sequences
-        lengths = {"seq_lengths": [length] * self.sequences} if packing or "seq_lengths" in self.columns else {}
-        return {"input_ids": ids, "labels": ids, **lengths, **({"label": 1} if "label" in self.columns else {})}
+        lengths = (
+            {"seq_lengths": [length] * self.sequences} if packing or "seq_lengths" in self.columns else {}
+        )
+        return {
+            "input_ids": ids,
+            "labels": ids,
+            **lengths,
+            **({"label": 1} if "label" in self.columns else {}),
+        }
 
 
 class ComparedRows(RowKind):

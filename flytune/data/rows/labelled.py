@@ -1,9 +1,9 @@
 """Unpaired preferences: answers that are labelled desirable or undesirable, each a sample of its own.
 
-The columns are TRL's: prompt and completion, as text or as messages, and label, which is true or false; or, in place of prompt,
-those of other tools (pairs.py): turns without a completion end with the answer. A row with chosen and rejected answers is two
-such rows, as TRL's unpair_preference_dataset makes them. The stored column `label` is 1 for a desirable
-answer, and 0 for an undesirable one.
+The columns are TRL's: prompt and completion, as text or as messages, and label, which is true or false; or,
+in place of prompt, those of other tools (pairs.py): turns without a completion end with the answer. A row
+with chosen and rejected answers is two such rows, as TRL's unpair_preference_dataset makes them. The stored
+column `label` is 1 for a desirable answer, and 0 for an undesirable one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,8 @@ def labelled_of(
     system_prompt: str | None = None,
     separator: str = SEPARATOR,
 ) -> Labelled:
-    """Return a row's answers; `form` is the format in the recipe, `columns` maps our names to those in the data.
+    """Return a row's answers; `form` is the format in the recipe, `columns` maps our names to those in the
+    data.
 
     Raises:
         DataError: a column is missing, its content does not fit, or the label is neither true nor false.
@@ -88,7 +89,9 @@ def labelled_of(
         messages = messages[len(before) :]
     if not messages or messages[0]["role"] != "assistant":
         found = f"a message of {messages[0]['role']!r:.40}" if messages else "nothing"
-        raise DataError(f"{where}: after the prompt, completion has {found}; it must be an answer of the assistant")
+        raise DataError(
+            f"{where}: after the prompt, completion has {found}; it must be an answer of the assistant"
+        )
     context, tools, identity = context_of(before, row, columns, where, system_prompt)
     return Labelled([Chat([*context, *messages], tools, len(context))], [label], identity)
 
@@ -99,7 +102,9 @@ def is_two_answers(row: dict[str, Any], form: str, columns: dict[str, str]) -> b
     return form == PREFERENCE or (form == "auto" and is_pair(row, columns) and label not in row)
 
 
-def _prompt_and_answer(row: dict[str, Any], columns: dict[str, str], where: str, separator: str) -> tuple[Any, Any]:
+def _prompt_and_answer(
+    row: dict[str, Any], columns: dict[str, str], where: str, separator: str
+) -> tuple[Any, Any]:
     """Return the prompt and the answer of a row, each text or turns."""
     prompt = prompt_of(row, columns)
     other = other_prompt(row, columns, where, separator) if prompt is None else None
@@ -107,7 +112,8 @@ def _prompt_and_answer(row: dict[str, Any], columns: dict[str, str], where: str,
     if other and has_turns and columns.get("completion", "completion") not in row:
         if len(other) < 2 or other[-1]["role"] != "assistant":
             raise DataError(
-                f"{where}: the turns end with a message of {other[-1]['role']!r:.40}; they must end with the answer"
+                f"{where}: the turns end with a message of {other[-1]['role']!r:.40}; they must end with the "
+                "answer"
             )
         return other[:-1], other[-1:]
     answer = column(row, "completion", columns, where)
@@ -115,11 +121,19 @@ def _prompt_and_answer(row: dict[str, Any], columns: dict[str, str], where: str,
 
 
 def _label(value: Any, name: str, where: str) -> bool:
-    known = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}  # pandas writes 1.0
+    known = {
+        "true": True,
+        "1": True,
+        "1.0": True,
+        "false": False,
+        "0": False,
+        "0.0": False,
+    }  # pandas writes 1.0
     label = known.get(str(value).strip().lower()) if isinstance(value, bool | int | float | str) else None
     if label is None:
         raise DataError(
-            f"{where}: {name} is {type(value).__name__} {value!r:.40}; it must be true for a desirable answer, or false"
+            f"{where}: {name} is {type(value).__name__} {value!r:.40}; it must be true for a desirable "
+            "answer, or false"
         )
     return label
 
@@ -137,7 +151,9 @@ class LabelledAnswers(ComparedRows):
     def form(self, row: dict[str, Any], source: Source, where: str) -> str:
         return UNPAIRED
 
-    def content(self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None) -> Content:
+    def content(
+        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
+    ) -> Content:
         found = labelled_of(row, source.format, source.columns, where, system_prompt, source.input_separator)
         return Content([*found.samples], found.prompt, found.labels)
 
@@ -160,7 +176,8 @@ class LabelledAnswers(ComparedRows):
 
 
 def labels(manifest: Manifest) -> Iterator[Check]:
-    """Check that answers with labels have both; the advice on their weights is Ethayarajh et al. 2024, eq. 8."""
+    """Check that answers with labels have both; the advice on their weights is Ethayarajh et al. 2024, eq.
+    8."""
     counts = {"train": manifest.train, "held-out": manifest.heldout}
     for name, split in counts.items():
         if not split.samples:
@@ -169,20 +186,32 @@ def labels(manifest: Manifest) -> Iterator[Check]:
         found = f"{desirable:,} of {samples:,} {name} answers are desirable"
         one_sided = desirable in (0, samples)
         advice = (
-            "raise data.heldout_fraction, or set data.heldout_path: without both labels the evaluation compares nothing"
+            "raise data.heldout_fraction, or set data.heldout_path: without both labels the evaluation "
+            "compares nothing"
             if name == "held-out"
-            else "all labels are equal, so nothing is compared; add answers with the other label, or train with objective: sft"
+            else "all labels are equal, so nothing is compared; add answers with the other label, or train "
+            "with objective: sft"
         )
         yield judged(
-            f"labels, {name}", samples * one_sided, samples, found,
-            "all labels are equal" if name == "train" else "only warns", stops=one_sided and name == "train",
-            fine=found + (f"; {weight_advice(desirable, samples - desirable)}" if name == "train" and not one_sided else ""),
+            f"labels, {name}",
+            samples * one_sided,
+            samples,
+            found,
+            "all labels are equal" if name == "train" else "only warns",
+            stops=one_sided and name == "train",
+            fine=found
+            + (
+                f"; {weight_advice(desirable, samples - desirable)}"
+                if name == "train" and not one_sided
+                else ""
+            ),
             advice=advice,
-        )  # fmt: skip
+        )
 
 
 def weight_advice(desirable: int, undesirable: int) -> str:
-    """Return the weights of KTO's losses for which desirable answers weigh 1 to 4/3 times as much as undesirable ones."""
+    """Return the weights of KTO's losses for which desirable answers weigh 1 to 4/3 times as much as
+    undesirable ones."""
     ratio = undesirable / desirable
     return (
         f"KTO's paper takes objective.desirable_weight from {ratio:.3g} to {4 / 3 * ratio:.3g}, or "

@@ -1,10 +1,11 @@
-"""Preferences: rows with a chosen and a rejected answer to one prompt, as two samples that are stored side by side.
+"""Preferences: rows with a chosen and a rejected answer to one prompt, as two samples that are stored side by
+side.
 
-The columns are TRL's: prompt, chosen and rejected, as text or as messages; or, in place of prompt, those of other tools: turns
-(messages, conversations) or a question (instruction). Without a prompt, or with the prompt in both answers too, the prompt is
-what chosen and rejected have in common, as in TRL's extract_prompt. A stored pair has the tokens and labels
-of the chosen sequence and then of the rejected one, and both lengths (seq_lengths): the prompt is stored twice, so that nothing
-is joined or cut when training reads it.
+The columns are TRL's: prompt, chosen and rejected, as text or as messages; or, in place of prompt, those of
+other tools: turns (messages, conversations) or a question (instruction). Without a prompt, or with the prompt
+in both answers too, the prompt is what chosen and rejected have in common, as in TRL's extract_prompt. A
+stored pair has the tokens and labels of the chosen sequence and then of the rejected one, and both lengths
+(seq_lengths): the prompt is stored twice, so that nothing is joined or cut when training reads it.
 """
 
 import json
@@ -61,7 +62,8 @@ def pair_of(
     system_prompt: str | None = None,
     separator: str = SEPARATOR,
 ) -> PreferencePair:
-    """Return a row as a pair; `columns` maps our names to those in the data, `system_prompt` is for chats without one.
+    """Return a row as a pair; `columns` maps our names to those in the data, `system_prompt` is for chats
+    without one.
 
     `separator` is the text between instruction and input.
 
@@ -75,10 +77,13 @@ def pair_of(
     if prompt is None and _is_answer_alone(chosen):
         prompt = other_prompt(row, columns, where, separator)
     if chosen == rejected:
-        raise DataError(f"{where}: chosen and rejected are equal, so there is nothing to prefer; remove the row")
+        raise DataError(
+            f"{where}: chosen and rejected are equal, so there is nothing to prefer; remove the row"
+        )
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise DataError(
-            f"{where}: chosen is {_kind(chosen)}, but rejected is {_kind(rejected)}; both must be text, or both messages"
+            f"{where}: chosen is {_kind(chosen)}, but rejected is {_kind(rejected)}; both must be text, or "
+            "both messages"
         )
     if isinstance(chosen, str) and not isinstance(prompt, list):
         return _plain(chosen, rejected, prompt, columns, where)
@@ -96,38 +101,55 @@ def unread_of_compared(row: dict[str, Any], columns: dict[str, str]) -> list[str
     prompt = prompt_of(row, columns)
     is_text = isinstance(answer, str) and not has_question and (prompt is None or isinstance(prompt, str))
     is_text = is_text and not any(optional_column(row, name, columns) for name in TURNS)
-    return ["chat_template_kwargs", *([] if has_question else ["history"]), *(CHAT_CONTEXT if is_text else ())]
+    return [
+        "chat_template_kwargs",
+        *([] if has_question else ["history"]),
+        *(CHAT_CONTEXT if is_text else ()),
+    ]
 
 
-def other_prompt(row: dict[str, Any], columns: dict[str, str], where: str, separator: str) -> list[Message] | None:
-    """Return the prompt of a row without the column prompt: its turns, or its question; None if it has neither."""
+def other_prompt(
+    row: dict[str, Any], columns: dict[str, str], where: str, separator: str
+) -> list[Message] | None:
+    """Return the prompt of a row without the column prompt: its turns, or its question; None if it has
+    neither."""
     for name in reversed(TURNS):
         if turns := optional_column(row, name, columns):
             return turns_of(turns, name, columns, where)
-    # A column that the recipe names and the row lacks is an error of question_of, not a row without a question.
+    # A column that the recipe names and the row lacks is an error of question_of, not a row without a
+    # question.
     has_question = "instruction" in columns or optional_column(row, "instruction", columns) is not None
     return question_of(row, columns, where, separator) if has_question else None
 
 
 def _is_answer_alone(chosen: Any) -> bool:
-    """Return whether an answer has no turns before it: its text, one turn, or turns of the assistant and of tools."""
+    """Return whether an answer has no turns before it: its text, one turn, or turns of the assistant and of
+    tools."""
     turns = chosen if isinstance(chosen, list) else []
-    return not any(isinstance(turn, dict) and {turn.get("role"), turn.get("from")} & {"user", "human"} for turn in turns)
+    return not any(
+        isinstance(turn, dict) and {turn.get("role"), turn.get("from")} & {"user", "human"} for turn in turns
+    )
 
 
 def context_of(
     before: list[Message], row: dict[str, Any], columns: dict[str, str], where: str, system_prompt: str | None
 ) -> tuple[list[Message], list[dict[str, Any]] | None, str]:
-    """Return the messages of a prompt with its system message and without trained answers, the row's tools, and the prompt's
-    identity."""
+    """Return the messages of a prompt with its system message and without trained answers, the row's tools,
+    and the prompt's identity."""
     tools = tools_of(optional_column(row, "tools", columns), where)
     before = with_system(before, row, columns, where, system_prompt)
     identity = json.dumps([before, tools], sort_keys=True, default=str)
-    return [message | {"train": False} if is_answer(message) else message for message in before], tools, identity
+    return (
+        [message | {"train": False} if is_answer(message) else message for message in before],
+        tools,
+        identity,
+    )
 
 
 def _plain(chosen: str, rejected: Any, prompt: Any, columns: dict[str, str], where: str) -> PreferencePair:
-    first, second = (text_of(text, name, where) for text, name in ((chosen, "chosen"), (rejected, "rejected")))
+    first, second = (
+        text_of(text, name, where) for text, name in ((chosen, "chosen"), (rejected, "rejected"))
+    )
     if prompt is None:
         # TRL's extract_prompt: a space before the first difference belongs to the answers.
         at = len(_common(first, second))
@@ -141,7 +163,10 @@ def _messages(
     chosen: Any, rejected: Any, prompt: Any, columns: dict[str, str], where: str
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Return the messages of the prompt, and those of both answers after it."""
-    first, second = conversation(chosen, "chosen", columns, where), conversation(rejected, "rejected", columns, where)
+    first, second = (
+        conversation(chosen, "chosen", columns, where),
+        conversation(rejected, "rejected", columns, where),
+    )
     if prompt is None:
         count = len(_common(first, second))
     elif isinstance(prompt, str):
@@ -152,8 +177,8 @@ def _messages(
             first, second, count = before + first, before + second, 1
         elif not any(message["content"] == text for message in first[:count]):
             raise DataError(
-                f"{where}: the prompt is none of the messages that chosen and rejected begin with; remove the column prompt "
-                "(data.columns), or the prompt from both answers"
+                f"{where}: the prompt is none of the messages that chosen and rejected begin with; remove "
+                "the column prompt (data.columns), or the prompt from both answers"
             )
     else:
         before = conversation(prompt, "prompt", columns, where)
@@ -165,8 +190,8 @@ def _messages(
         if not rest or rest[0]["role"] != "assistant":
             found = f"a message of {rest[0]['role']!r:.40}" if rest else "nothing"
             raise DataError(
-                f"{where}: after the prompt, which chosen and rejected have in common, {name} has {found}; it must be an "
-                "answer of the assistant: the prompts must be equal"
+                f"{where}: after the prompt, which chosen and rejected have in common, {name} has {found}; "
+                "it must be an answer of the assistant: the prompts must be equal"
             )
     return first[:count], first[count:], second[count:]
 
@@ -176,7 +201,9 @@ def conversation(value: Any, name: str, columns: dict[str, str], where: str) -> 
     if isinstance(value, str):
         return [{"role": "assistant", "content": text_of(value, name, where)}]
     value = with_renamed_keys([value] if isinstance(value, dict) else value, columns)
-    is_sharegpt = isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "from" in value[0]
+    is_sharegpt = (
+        isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "from" in value[0]
+    )
     return (conversation_of if is_sharegpt else messages_of)(value, f"{where}: {name}")
 
 
@@ -202,7 +229,9 @@ class Pairs(ComparedRows):
     def form(self, row: dict[str, Any], source: Source, where: str) -> str:
         return PREFERENCE
 
-    def content(self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None) -> Content:
+    def content(
+        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
+    ) -> Content:
         pair = pair_of(row, source.columns, where, system_prompt, source.input_separator)
         return Content([pair.chosen, pair.rejected], pair.prompt)
 
@@ -211,8 +240,12 @@ class Pairs(ComparedRows):
         return super().is_trained(sequences) and chosen != rejected
 
     def aligned(self, sequences: list[Encoded], samples: Sequence[Sample]) -> list[Encoded]:
-        # A template may write something before one of the answers alone: the thoughts of one, say, but not the other's tags.
-        starts = [next((at for at, label in enumerate(labels) if label != IGNORED), len(labels)) for _, labels in sequences]
+        # A template may write something before one of the answers alone: the thoughts of one, say, but not
+        # the other's tags.
+        starts = [
+            next((at for at, label in enumerate(labels) if label != IGNORED), len(labels))
+            for _, labels in sequences
+        ]
         first = min(starts)
         (chosen, _), (rejected, _) = sequences
         if not isinstance(samples[0], Chat) or max(starts) == first or chosen[:first] != rejected[:first]:
@@ -242,7 +275,11 @@ def scores_of_pairs(manifest: Manifest) -> Check:
     """Check that the rows' own scores and margins agree with their order."""
     found = counted_of(manifest.contradicted, manifest.rows, "pair", "has", "have")
     return judged(
-        "scores of pairs", manifest.contradicted, manifest.rows, f"{found} a score or margin for the rejected answer",
-        "only warns", fine="no score or margin says that the rejected answer is better",
+        "scores of pairs",
+        manifest.contradicted,
+        manifest.rows,
+        f"{found} a score or margin for the rejected answer",
+        "only warns",
+        fine="no score or margin says that the rejected answer is better",
         advice="chosen is trained as the better one in any case: exchange both answers, or remove the pair",
-    )  # fmt: skip
+    )

@@ -1,8 +1,10 @@
-"""Prompts whose answers a model draws itself: a prompt, mostly a reference answer, and the columns that rewards read.
+"""Prompts whose answers a model draws itself: a prompt, mostly a reference answer, and the columns that
+rewards read.
 
-`prompt` is text or messages, as in TRL. The reference answer is the column `completion`, `answer` or `reference`, the first
-that there is, or verl's `reward_model.ground_truth`. It is not trained: rewards are checked with it before training, and its
-loss shows what the training does to it. Rewards get all other columns, which are stored as JSON text in the column `fields`.
+`prompt` is text or messages, as in TRL. The reference answer is the column `completion`, `answer` or
+`reference`, the first that there is, or verl's `reward_model.ground_truth`. It is not trained: rewards are
+checked with it before training, and its loss shows what the training does to it. Rewards get all other
+columns, which are stored as JSON text in the column `fields`.
 """
 
 import json
@@ -77,7 +79,8 @@ def stored_prompt(row: Mapping[str, Any]) -> StoredPrompt:
 
 
 class Prompts(RowKind):
-    """A stored row is a prompt, and its reference answer, which has the labels, if it has one; `fields` is for rewards."""
+    """A stored row is a prompt, and its reference answer, which has the labels, if it has one; `fields` is
+    for rewards."""
 
     name = PROMPTS
     meaning = "prompts"
@@ -97,11 +100,15 @@ class Prompts(RowKind):
     def form(self, row: dict[str, Any], source: Source, where: str) -> str:
         return FORM
 
-    def content(self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None) -> Content:
+    def content(
+        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
+    ) -> Content:
         columns = with_other_names(row, source.columns)
         unread_columns.refuse(row, columns, where, ("chat_template_kwargs",))
         prompt = prompt_of(row, columns)
-        turns = other_prompt(row, columns, where, source.input_separator or "\n\n") if prompt is None else None
+        turns = (
+            other_prompt(row, columns, where, source.input_separator or "\n\n") if prompt is None else None
+        )
         if prompt is None and turns is None:
             _refuse_other_names(row, where)
             prompt = column(row, "prompt", columns, where)  # says that it is missing
@@ -121,7 +128,8 @@ class Prompts(RowKind):
         before = turns if turns is not None else _turns(prompt, columns, where)
         if not before or before[-1]["role"] == "assistant":
             raise DataError(
-                f"{where}: prompt ends with {'nothing' if not before else 'an answer'}; it must end with a question"
+                f"{where}: prompt ends with {'nothing' if not before else 'an answer'}; it must end with a "
+                "question"
             )
         context, tools, identity = context_of(before, row, columns, where, system_prompt)
         answer = [] if reference is None else [{"role": "assistant", "content": reference}]
@@ -158,7 +166,9 @@ class Prompts(RowKind):
         # After a prompt without a reference answer there must be room for a token.
         return super().is_long(sequences, max_length - _is_unreferenced(sequences))
 
-    def notes(self, sequences: Sequence[Encoded], samples: Sequence[Sample], request: DataRequest) -> Iterator[str]:
+    def notes(
+        self, sequences: Sequence[Encoded], samples: Sequence[Sample], request: DataRequest
+    ) -> Iterator[str]:
         if isinstance(samples[0], Plain):
             yield BARE_TEXT
         if _is_unreferenced(sequences):
@@ -171,22 +181,33 @@ class Prompts(RowKind):
         rows = manifest.train.samples + manifest.heldout.samples
         unreferenced, little = (manifest.notes.get(name, 0) for name in (_UNREFERENCED, _LITTLE_ROOM))
         yield judged(
-            "reference answers", unreferenced, rows,
-            f"{counted_of(unreferenced, rows, 'prompt', 'has', 'have')} none: rewards are not checked with them, and no pass@k "
-            "and no loss is measured on them; data.columns: {completion: NAME} names a column with one",
-            "only says", is_fine=True, fine="" if unreferenced else f"each of {counted(rows, 'prompt')} has one", advice="",
-        )  # fmt: skip
+            "reference answers",
+            unreferenced,
+            rows,
+            f"{counted_of(unreferenced, rows, 'prompt', 'has', 'have')} none: rewards are not checked with "
+            "them, and no pass@k and no loss is measured on them; data.columns: {completion: NAME} names a "
+            "column with one",
+            "only says",
+            is_fine=True,
+            fine="" if unreferenced else f"each of {counted(rows, 'prompt')} has one",
+            advice="",
+        )
         yield judged(
-            "room for answers", little, rows,
-            f"{counted_of(little, rows, 'prompt', 'leaves', 'leave')} less than objective.max_completion_length within "
-            f"data.max_length {manifest.max_length}, so that answers are cut off earlier",
-            "only warns", fine=f"each of {counted(rows, 'prompt')} leaves room for a longest answer",
+            "room for answers",
+            little,
+            rows,
+            f"{counted_of(little, rows, 'prompt', 'leaves', 'leave')} less than "
+            f"objective.max_completion_length within data.max_length {manifest.max_length}, so that answers "
+            "are cut off earlier",
+            "only warns",
+            fine=f"each of {counted(rows, 'prompt')} leaves room for a longest answer",
             advice="raise data.max_length, lower objective.max_completion_length, or shorten the prompts",
-        )  # fmt: skip
+        )
 
 
 def prompt_length(row: Mapping[str, Any]) -> int:
-    """Return the number of tokens of a stored row's prompt: those before the reference answer, or all where there is none."""
+    """Return the number of tokens of a stored row's prompt: those before the reference answer, or all where
+    there is none."""
     return next((at for at, label in enumerate(row["labels"]) if label != IGNORED), len(row["labels"]))
 
 
@@ -198,8 +219,14 @@ def _is_unreferenced(sequences: Sequence[Encoded]) -> bool:
 def _turns(value: Any, columns: dict[str, str], where: str) -> list[Message]:
     is_turns = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
     if not is_turns:
-        raise DataError(f"{where}: prompt is {type(value).__name__} {value!r:.40}; it must be text, or a list of messages")
-    return conversation(value, "prompt", columns, where) if "from" in value[0] else turns_of(value, "messages", columns, where)
+        raise DataError(
+            f"{where}: prompt is {type(value).__name__} {value!r:.40}; it must be text, or a list of messages"
+        )
+    return (
+        conversation(value, "prompt", columns, where)
+        if "from" in value[0]
+        else turns_of(value, "messages", columns, where)
+    )
 
 
 def _reference(row: dict[str, Any], columns: dict[str, str], where: str) -> str | None:
@@ -208,15 +235,17 @@ def _reference(row: dict[str, Any], columns: dict[str, str], where: str) -> str 
         value = optional_column(row, name, columns)
         if isinstance(value, bool | int | float):
             return str(value)
-        if isinstance(value, list) and value and all(isinstance(turn, dict) for turn in value):  # TRL's form of messages
+        if (
+            isinstance(value, list) and value and all(isinstance(turn, dict) for turn in value)
+        ):  # TRL's form of messages
             value = "".join(message["content"] for message in conversation(value, name, columns, where))
         if not isinstance(value, str):
             continue
         text = text_of(value, columns.get(name, name), where)
         if not text.strip():
             raise DataError(
-                f"{where}: {columns.get(name, name)} is empty; rewards are checked with the reference answer: remove the "
-                "column, or write null where there is none"
+                f"{where}: {columns.get(name, name)} is empty; rewards are checked with the reference "
+                "answer: remove the column, or write null where there is none"
             )
         return text
     return None
@@ -235,7 +264,8 @@ def _refuse_other_names(row: dict[str, Any], where: str) -> None:
 def _fields(row: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
     """Return the columns that rewards read, by our names where data.columns maps them.
 
-    A function gets the drawn answer as `completion`: a column of another name that is mapped to it keeps its own.
+    A function gets the drawn answer as `completion`: a column of another name that is mapped to it keeps its
+    own.
     """
     ours = {theirs: name for name, theirs in columns.items() if name != _COMPLETION}
     named = {ours.get(name, name): value for name, value in row.items()}
@@ -251,7 +281,7 @@ def _json(fields: dict[str, Any], where: str) -> str:
     text = json.dumps(fields, sort_keys=True, default=str, ensure_ascii=False)
     if len(text) > LONGEST_FIELDS:
         raise DataError(
-            f"{where}: {len(text):,} characters of columns that rewards read, and {LONGEST_FIELDS:,} are the most; remove "
-            "columns that none reads"
+            f"{where}: {len(text):,} characters of columns that rewards read, and {LONGEST_FIELDS:,} are the "
+            "most; remove columns that none reads"
         )
     return text

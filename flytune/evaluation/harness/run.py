@@ -1,7 +1,7 @@
 """Benchmarks of lm-evaluation-harness on base and tuned model, run in parts and combined exactly.
 
-A part runs the model and stores its answers. Combining is the harness's own evaluation with the stored answers in place of the
-model: metrics, groups and standard errors are the harness's, over all documents.
+A part runs the model and stores its answers. Combining is the harness's own evaluation with the stored
+answers in place of the model: metrics, groups and standard errors are the harness's, over all documents.
 """
 
 import json
@@ -76,7 +76,9 @@ class Harness(TaskKind[HarnessTask]):
 
         return ask
 
-    def scores(self, recipe: Recipe, results: list[JobResult], out: Path, data: Path | None) -> list[TaskScore]:
+    def scores(
+        self, recipe: Recipe, results: list[JobResult], out: Path, data: Path | None
+    ) -> list[TaskScore]:
         """Return the harness's scores, and write its results as base.json and tuned.json."""
         with harness_tasks.data_in(data):
             found = {side: self._results(recipe, results, side) if results else {} for side in SIDES}
@@ -113,7 +115,9 @@ class Harness(TaskKind[HarnessTask]):
         }
 
 
-def _answers(recipe: Recipe, job: Job, tasks: dict[str, Any], model: Any, tokenizer: Any) -> dict[str, list[Any]]:
+def _answers(
+    recipe: Recipe, job: Job, tasks: dict[str, Any], model: Any, tokenizer: Any
+) -> dict[str, list[Any]]:
     import torch
     from lm_eval.models.huggingface import HFLM
 
@@ -135,7 +139,8 @@ def _key(request: Any) -> str:
 
 
 def _plain(response: Any, kind: str) -> Any:
-    """Restore a response from JSON, which has no tuples and no infinity. Generated text stays text, even if it is NaN."""
+    """Restore a response from JSON, which has no tuples and no infinity. Generated text stays text, even if
+    it is NaN."""
     if isinstance(response, list):
         return tuple(float(part) if part in _NO_JSON else part for part in response)
     return float(response) if kind == "loglikelihood_rolling" else response
@@ -161,7 +166,9 @@ def _scores(base: dict[str, Any], tuned: dict[str, Any]) -> list[TaskScore]:
             if not comma or metric.endswith("_stderr"):
                 continue
             if not _is_number(value) or not _is_number(before):
-                log.warning("%s %s: %s and %s, not both numbers; skipped in the scores", task, key, before, value)
+                log.warning(
+                    "%s %s: %s and %s, not both numbers; skipped in the scores", task, key, before, value
+                )
                 continue
             error = f"{metric}_stderr,{filtered}"
             higher = tuned["higher_is_better"].get(task, {}).get(metric)

@@ -1,4 +1,5 @@
-"""Tasks of lm-evaluation-harness: looked up and checked before training, and loaded with a recipe's settings."""
+"""Tasks of lm-evaluation-harness: looked up and checked before training, and loaded with a recipe's
+settings."""
 
 import difflib
 import importlib.util
@@ -36,8 +37,8 @@ def check(recipe: Recipe) -> None:
     """Look up the recipe's tasks in the harness's index, without reading data or contacting a hub.
 
     Raises:
-        RecipeError: the harness is not installed; include_path is not a folder; or all mistakes at once: unknown names, tasks
-            named twice, tasks that are refused.
+        RecipeError: the harness is not installed; include_path is not a folder; or all mistakes at once:
+            unknown names, tasks named twice, tasks that are refused.
     """
     index = _manager(recipe.evaluation).task_index
     problems: list[str] = []
@@ -48,10 +49,14 @@ def check(recipe: Recipe) -> None:
             continue
         for leaf in dict.fromkeys(_leaves(task.name, index)):
             if leaf in owners:
-                problems.append(f"evaluation.tasks: {leaf} is named twice, by {owners[leaf]} and by {task.name}")
+                problems.append(
+                    f"evaluation.tasks: {leaf} is named twice, by {owners[leaf]} and by {task.name}"
+                )
             owners[leaf] = task.name
             config = (index[leaf].cfg if leaf in index else None) or {}
-            problems += [f"evaluation.tasks: {leaf} {why}" for key, why in _REFUSED.items() if config.get(key)]
+            problems += [
+                f"evaluation.tasks: {leaf} {why}" for key, why in _REFUSED.items() if config.get(key)
+            ]
     if problems:
         raise RecipeError.of(f"recipe {recipe.name}", problems)
 
@@ -81,7 +86,8 @@ def load(recipe: Recipe, wanted: HarnessTask) -> dict[str, Any]:
 
 @contextmanager
 def data_in(folder: Path | None) -> Iterator[None]:
-    """Store and read data sets in `folder` while the context is open; with None, in this machine's own cache."""
+    """Store and read data sets in `folder` while the context is open; with None, in this machine's own
+    cache."""
     if folder is None:
         yield
         return
@@ -92,8 +98,8 @@ def data_in(folder: Path | None) -> Iterator[None]:
 def requests(tasks: dict[str, Any], wanted: HarnessTask, lm: Any, as_chat: bool) -> list[Any]:
     """Return all requests to the model `lm`, for the documents of all tasks up to `wanted.limit`.
 
-    Few-shot examples are drawn document by document from one random state, so a part of the documents must build the requests
-    of all to get the same examples.
+    Few-shot examples are drawn document by document from one random state, so a part of the documents must
+    build the requests of all to get the same examples.
     """
     _seed()
     found: list[Any] = []
@@ -112,7 +118,8 @@ def requests(tasks: dict[str, Any], wanted: HarnessTask, lm: Any, as_chat: bool)
 
 @contextmanager
 def quiet(label: str) -> Iterator[None]:
-    """Silence the harness's notices and prints, and name its progress bars `label`; they appear after two seconds."""
+    """Silence the harness's notices and prints, and name its progress bars `label`; they appear after two
+    seconds."""
     import datasets
 
     logger = logging.getLogger("lm_eval")
@@ -136,7 +143,8 @@ def _seed() -> None:
 
 
 def _manager(evaluation: Evaluation) -> Any:
-    """Return the index of the harness's tasks and the recipe's own; of its own alone if no others are needed (5 s faster)."""
+    """Return the index of the harness's tasks and the recipe's own; of its own alone if no others are needed
+    (5 s faster)."""
     folder = harness_tasks.folder(evaluation)
     if folder:
         own = _indexed(folder, include_defaults=False)
@@ -148,10 +156,13 @@ def _manager(evaluation: Evaluation) -> Any:
 @cache
 def _indexed(folder: Path | None, include_defaults: bool) -> Any:
     if importlib.util.find_spec("lm_eval") is None:
-        raise RecipeError("evaluation.tasks: lm-evaluation-harness is not installed here: pip install 'flytune[harness]'")
+        raise RecipeError(
+            "evaluation.tasks: lm-evaluation-harness is not installed here: pip install 'flytune[harness]'"
+        )
     from lm_eval.tasks import TaskManager
 
-    # The user's tasks are read by YAML 1.2, as recipes are; the harness's own tasks as the harness reads them.
+    # The user's tasks are read by YAML 1.2, as recipes are; the harness's own tasks as the harness reads
+    # them.
     patches.lm_eval.YAML_LOADER.install(partial(harness_tasks.loader, patches.lm_eval.YAML_LOADER.original()))
     with quiet("tasks"):
         manager = TaskManager(include_path=folder, include_defaults=include_defaults)

@@ -1,4 +1,5 @@
-"""The section `objective` of a recipe. A new objective is a file in this folder, and its class in the union."""
+"""The section `objective` of a recipe. A new objective is a file in this folder, and its class in the
+union."""
 
 from typing import Annotated, Any, get_args
 
@@ -20,7 +21,8 @@ SECTIONS: dict[str, type[ObjectiveSection]] = {
 
 
 def _with_name(value: Any) -> Any:
-    """Return a section's content with its name, sft by default, and without other objectives' fields at their defaults.
+    """Return a section's content with its name, sft by default, and without other objectives' fields at their
+    defaults.
 
     Raises:
         ValueError: there are other objectives' fields.
@@ -31,14 +33,20 @@ def _with_name(value: Any) -> Any:
     if not isinstance(named["name"], str) or (mine := SECTIONS.get(named["name"])) is None:
         return named
     foreign = [name for name in named if name not in mine.model_fields]
-    owners = {name: [key for key, section in SECTIONS.items() if name in section.model_fields] for name in foreign}
+    owners = {
+        name: [key for key, section in SECTIONS.items() if name in section.model_fields] for name in foreign
+    }
     # Recipes of 0.6 and earlier have all objectives' fields.
-    for name in [name for name in foreign if any(_is_default(SECTIONS[key], name, named[name]) for key in owners[name])]:
+    for name in [
+        name for name in foreign if any(_is_default(SECTIONS[key], name, named[name]) for key in owners[name])
+    ]:
         del named[name]
         del owners[name]
     if other := [name for name in owners if owners[name]]:
         able = " or ".join(key for key in SECTIONS if all(key in owners[name] for name in other))
-        raise ValueError(f"{', '.join(other)}: only for name: {able or 'dpo'}, and this is {named['name']}; remove them")
+        raise ValueError(
+            f"{', '.join(other)}: only for name: {able or 'dpo'}, and this is {named['name']}; remove them"
+        )
     return named
 
 

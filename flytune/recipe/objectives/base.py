@@ -14,7 +14,8 @@ Weight = Annotated[float, Field(ge=limits.LEAST_FACTOR, le=limits.FACTOR)]
 
 
 class ObjectiveSection(Section):
-    """The goal of training: the loss, and the kind of rows that it needs. `name` is the first field of each section."""
+    """The goal of training: the loss, and the kind of rows that it needs. `name` is the first field of each
+    section."""
 
     row_kind: ClassVar[RowKindName] = ANSWERS
     """Kind of rows that it trains on (flytune.data.rows)."""
@@ -22,8 +23,8 @@ class ObjectiveSection(Section):
     """Head of the model that it trains (flytune.models.heads)."""
     refused_formats: ClassVar[dict[str, str]] = {}
     """Formats of data that it cannot train, with the reason and what to do."""
-    # Full models are published with 1e-6 to 1e-4, small ones with up to 1e-3; adapters with about ten times as much (Biderman
-    # et al. 2024, "LoRA Learns Less and Forgets Less").
+    # Full models are published with 1e-6 to 1e-4, small ones with up to 1e-3; adapters with about ten times
+    # as much (Biderman et al. 2024, "LoRA Learns Less and Forgets Less").
     usual_learning_rates: ClassVar[tuple[float, float]] = (1e-4, 1e-3)
     """Largest usual learning rates of AdamW, of full models and of adapters."""
 
@@ -48,12 +49,16 @@ class ObjectiveSection(Section):
     def problems(self, data: Data, training: Training) -> list[str]:
         """List the fields of other sections that contradict the objective, with what to do, a line each."""
         formats = {source.format for source in data.all_sources.values()}
-        return [f"data.format: {form} {reason}" for form, reason in self.refused_formats.items() if form in formats]
+        return [
+            f"data.format: {form} {reason}"
+            for form, reason in self.refused_formats.items()
+            if form in formats
+        ]
 
 
 OF_COMPARED_ANSWERS = (5e-6, 1e-4)
-"""Largest usual learning rates of losses relative to a reference (Rafailov et al. 2023; Ethayarajh et al. 2024; Shao et al.
-2024)."""
+"""Largest usual learning rates of losses relative to a reference (Rafailov et al. 2023; Ethayarajh et al.
+2024; Shao et al. 2024)."""
 
 
 class ComparingSection(ObjectiveSection):
@@ -64,7 +69,8 @@ class ComparingSection(ObjectiveSection):
     compares: ClassVar[str] = "two answers"
 
     disable_dropout: bool = True
-    """Switch dropout off in policy and reference, or in the reward model; the adapter's (method.lora_dropout) too."""
+    """Switch dropout off in policy and reference, or in the reward model; the adapter's (method.lora_dropout)
+    too."""
 
     def problems(self, data: Data, training: Training) -> list[str]:
         name, found = self.name, []  # type: ignore[attr-defined]  # each section has one
@@ -75,23 +81,27 @@ class ComparingSection(ObjectiveSection):
                 f"write {', '.join(self.formats)}, or auto"
             )
         if data.packing:
-            found.append(f"data.packing: objective: {name} pads its rows: TRL has no packing for it; remove it")
+            found.append(
+                f"data.packing: objective: {name} pads its rows: TRL has no packing for it; remove it"
+            )
         if data.too_long == "split":
             found.append(
-                f"data.too_long: split, but a piece of an answer is not an answer that objective: {name} could compare; use "
-                "truncate, drop or error"
+                f"data.too_long: split, but a piece of an answer is not an answer that objective: {name} "
+                "could compare; use truncate, drop or error"
             )
         if not data.completion_only_loss:
-            found.append(f"data.completion_only_loss: false, but objective: {name} compares answers alone; remove it")
+            found.append(
+                f"data.completion_only_loss: false, but objective: {name} compares answers alone; remove it"
+            )
         if training.neftune_noise_alpha is not None:
             found.append(
-                f"training.neftune_noise_alpha: its noise would be in the reference of objective: {name} too, and in each "
-                "log-ratio; remove it"
+                f"training.neftune_noise_alpha: its noise would be in the reference of objective: {name} "
+                "too, and in each log-ratio; remove it"
             )
         if training.torch_compile:
             found.append(
-                f"training.torch_compile: not tested with objective: {name}, whose reference is a second forward pass of "
-                "the same layers; remove it"
+                f"training.torch_compile: not tested with objective: {name}, whose reference is a second "
+                "forward pass of the same layers; remove it"
             )
         return found
 

@@ -9,7 +9,9 @@ from flytune.recipe.objectives.base import OF_COMPARED_ANSWERS, ReferenceSection
 from flytune.row_names import PAIRS, RowKindName
 from flytune.sentences import counted
 
-LossType = Literal["sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo_pair", "apo_zero", "apo_down", "sft"]
+LossType = Literal[
+    "sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo_pair", "apo_zero", "apo_down", "sft"
+]
 _SMOOTHED = ("robust", "exo_pair")
 
 
@@ -28,7 +30,8 @@ class Dpo(ReferenceSection):
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of pairs that are labelled the wrong way round (robust), or the epsilon of exo_pair."""
     precompute_ref_log_probs: bool | Literal["auto"] = "auto"
-    """Compute the reference's log-probabilities once, in a task before training; `auto` where no step can run the reference."""
+    """Compute the reference's log-probabilities once, in a task before training; `auto` where no step can run
+    the reference."""
 
     @field_validator("loss_type", mode="before")
     @classmethod
@@ -41,7 +44,9 @@ class Dpo(ReferenceSection):
         if not self.loss_type or len(set(self.loss_type)) < len(self.loss_type):
             raise ValueError("loss_type: name each loss once, and at least one")
         if self.loss_type == ["sft"]:
-            raise ValueError("loss_type: sft alone compares nothing; add a loss of pairs, or write objective: sft")
+            raise ValueError(
+                "loss_type: sft alone compares nothing; add a loss of pairs, or write objective: sft"
+            )
         if self.loss_weights and len(self.loss_weights) != len(self.loss_type):
             raise ValueError(
                 f"loss_weights: {counted(len(self.loss_weights), 'weight')} for "
@@ -49,12 +54,14 @@ class Dpo(ReferenceSection):
             )
         if self.loss_weights and max(self.loss_weights) < limits.LEAST_FACTOR:
             raise ValueError(
-                f"loss_weights: {self.loss_weights}: all losses count for nothing, so the run would learn nothing; give one of "
-                "them a weight, 1 for example"
+                f"loss_weights: {self.loss_weights}: all losses count for nothing, so the run would learn "
+                "nothing; give one of them a weight, 1 for example"
             )
         smoothed = [name for name in self.loss_type if name in _SMOOTHED]
         if self.label_smoothing and not smoothed:
-            raise ValueError(f"label_smoothing: only {' and '.join(_SMOOTHED)} use it, and loss_type has none of them")
+            raise ValueError(
+                f"label_smoothing: only {' and '.join(_SMOOTHED)} use it, and loss_type has none of them"
+            )
         if "exo_pair" in smoothed and not self.label_smoothing:
             raise ValueError("label_smoothing: exo_pair needs one above 0 (its paper takes 1e-3)")
         return self

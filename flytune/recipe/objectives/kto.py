@@ -48,8 +48,8 @@ class Kto(ReferenceSection):
         found = super().problems(data, training)
         if self.loss_type == ["kto"] and training.global_batch_size < 2:
             found.append(
-                f"training.global_batch_size: {training.global_batch_size}, but objective: {self.name} estimates the KL "
-                "divergence from prompts with the answers of other rows of the step; write 2 or more, or loss_type: "
-                "apo_zero_unpaired"
+                f"training.global_batch_size: {training.global_batch_size}, but objective: {self.name} "
+                "estimates the KL divergence from prompts with the answers of other rows of the step; write "
+                "2 or more, or loss_type: apo_zero_unpaired"
             )
         return found

@@ -25,5 +25,8 @@ class Reward(ComparingSection):
     def problems(self, data: Data, training: Training) -> list[str]:
         found = super().problems(data, training)
         if training.router_aux_loss_coef is not None:
-            found.append(f"training.router_aux_loss_coef: TRL has no balance loss for objective: {self.name}; leave it out")
+            found.append(
+                f"training.router_aux_loss_coef: TRL has no balance loss for objective: {self.name}; leave "
+                "it out"
+            )
         return found

@@ -1,4 +1,5 @@
-"""Asynchronous writing of sharded checkpoints: training waits for the copy to host memory, and not for the disk."""
+"""Asynchronous writing of sharded checkpoints: training waits for the copy to host memory, and not for the
+disk."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ class AsyncSave:
 
     def __init__(self) -> None:
         self._groups: list[Any] = []
-        """Process groups, one for each save of a checkpoint (model, optimizer): their threads must not meet in a collective."""
+        """Process groups, one for each save of a checkpoint (model, optimizer): their threads must not meet
+        in a collective."""
         self._writing: list[Any] = []
 
     @contextmanager
@@ -29,10 +31,16 @@ class AsyncSave:
             number = len(self._writing)
             if number == len(self._groups):
                 self._groups.append(torch.distributed.new_group(backend="gloo"))
-            where = {"storage_writer": storage_writer, "planner": planner, "process_group": self._groups[number]}
+            where = {
+                "storage_writer": storage_writer,
+                "planner": planner,
+                "process_group": self._groups[number],
+            }
             self._writing.append(async_save(state_dict, async_stager=BlockingAsyncStager(), **where))
 
-        with patches.torch.CHECKPOINT_SAVE.replaced(save):  # accelerate looks it up in the module at each save
+        with patches.torch.CHECKPOINT_SAVE.replaced(
+            save
+        ):  # accelerate looks it up in the module at each save
             yield
 
     def wait(self) -> None:

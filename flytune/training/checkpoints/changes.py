@@ -1,6 +1,7 @@
 """Changes of a recipe between two attempts of a run: which hold from the next step on, and which are refused.
 
-docs/checkpoints.md has the table for readers; its test compares it with the sets here, and these with the recipe's fields.
+docs/checkpoints.md has the table for readers; its test compares it with the sets here, and these with the
+recipe's fields.
 """
 
 import hashlib
@@ -22,30 +23,37 @@ _ORDER = "training.global_batch_size training.seed training.probe_longest object
 FIXED = {
     "the position in the data and the order of samples follow from it": _ORDER,
     "the checkpoint has the states of another optimizer": "training.optim",
-    "the checkpoint has weights and states of another precision": "model.dtype training.master_dtype sharding.config.fp16 "
-    "sharding.config.bf16",
+    "the checkpoint has weights and states of another precision": "model.dtype training.master_dtype "
+    "sharding.config.fp16 sharding.config.bf16",
     "the checkpoint has other trained weights": "model.extra_special_tokens method",
     "the steps before were trained for another objective": "objective.name",
     "a checkpoint of one sharding is not read by another": "sharding.name",
-    "offloaded states are updated by an optimizer of their own, which reading others' was not tested with": "sharding.offload",
+    "offloaded states are updated by an optimizer of their own, which reading others' was not tested with": (
+        "sharding.offload"
+    ),
 }
 """Fields that a resumed run cannot change, by the reason."""
 TAKEN = {
-    "next step": "model.attn_implementation model.trust_remote_code method.lora_dropout sharding training objective",
-    "no step": "name description evaluation hardware checkpoints tracking publish notify training.logging_steps "
-    "training.hang_minutes training.ddp_timeout training.max_loss_jump training.on_bad_loss "
-    "training.per_device_train_batch_size training.auto_find_batch_size training.activation_checkpointing "
-    "objective.eval_answers objective.per_device_generation_batch_size objective.reward_seconds",
+    "next step": "model.attn_implementation model.trust_remote_code method.lora_dropout sharding training "
+    "objective",
+    "no step": "name description evaluation hardware checkpoints tracking publish notify "
+    "training.logging_steps training.hang_minutes training.ddp_timeout training.max_loss_jump "
+    "training.on_bad_loss training.per_device_train_batch_size training.auto_find_batch_size "
+    "training.activation_checkpointing objective.eval_answers objective.per_device_generation_batch_size "
+    "objective.reward_seconds",
     "content": "model.name_or_path model.revision method.adapter data",
 }
-"""All other fields, by what they change: the training from the next step on; nothing that is trained; or they name files, whose
-content is compared. A section stands for the fields in it that are not named themselves."""
+"""All other fields, by what they change: the training from the next step on; nothing that is trained; or they
+name files, whose content is compared. A section stands for the fields in it that are not named themselves."""
 _REASONS = {field: reason for reason, fields in FIXED.items() for field in fields.split()}
-_EFFECTS = dict.fromkeys(_REASONS, "fixed") | {field: effect for effect, fields in TAKEN.items() for field in fields.split()}
+_EFFECTS = dict.fromkeys(_REASONS, "fixed") | {
+    field: effect for effect, fields in TAKEN.items() for field in fields.split()
+}
 
 
 def settings_of(recipe: Recipe) -> dict[str, str]:
-    """Return the decisions of a recipe that are not the defaults, by dotted field, each as JSON or, if it is long, its hash."""
+    """Return the decisions of a recipe that are not the defaults, by dotted field, each as JSON or, if it is
+    long, its hash."""
     found = dict(_leaves(recipe.without_infrastructure(), ""))
     # `auto` and the name of what it stands for are the same.
     return found | {"training.optim": _text(_states_of(sharding_of(recipe).optimizer))}
@@ -58,7 +66,11 @@ def _leaves(section: BaseModel, place: str) -> Iterator[tuple[str, str]]:
             yield from _leaves(value, here)
         elif value != field.get_default(call_default_factory=True):
             plain = section.model_dump(mode="json", include={name})[name]
-            named = {f"{here}.{key}": part for key, part in plain.items()} if isinstance(plain, dict) else {here: plain}
+            named = (
+                {f"{here}.{key}": part for key, part in plain.items()}
+                if isinstance(plain, dict)
+                else {here: plain}
+            )
             yield from ((key, _text(part)) for key, part in named.items())
 
 
@@ -68,7 +80,8 @@ def _text(value: Any) -> str:
 
 
 def _states_of(optimizer: str) -> str:
-    """Return the name of the first optimizer that has the states of another one: paged or fused, they are the same."""
+    """Return the name of the first optimizer that has the states of another one: paged or fused, they are the
+    same."""
     kind = OPTIMIZERS[optimizer]
     return next(
         name
@@ -78,7 +91,8 @@ def _states_of(optimizer: str) -> str:
 
 
 def effect_of(field: str) -> str | None:
-    """Return `fixed` or a key of TAKEN, what a change of a field does on a resume; None for a field that is unknown."""
+    """Return `fixed` or a key of TAKEN, what a change of a field does on a resume; None for a field that is
+    unknown."""
     named = _nearest(field)
     return None if named is None else _EFFECTS[named]
 
@@ -103,7 +117,8 @@ def refused(differences: Mapping[str, str]) -> list[str]:
 
 
 def trained_with(settings: Mapping[str, str], base: str, content_sha256: str) -> str:
-    """Return 16 hex digits of all that the weights after a step follow from, if the weights before are the same."""
+    """Return 16 hex digits of all that the weights after a step follow from, if the weights before are the
+    same."""
     return _hash([_with_effects(settings, "fixed", "next step"), base, content_sha256])
 
 
@@ -118,7 +133,8 @@ def order_of(settings: Mapping[str, str], content_sha256: str) -> str:
 
 
 def scored_on(settings: Mapping[str, str], rows: Sequence[Row]) -> str:
-    """Return 16 hex digits of what eval_loss is computed of, the held-out `rows`, and of how; empty without rows."""
+    """Return 16 hex digits of what eval_loss is computed of, the held-out `rows`, and of how; empty without
+    rows."""
     if not rows:
         return ""
     trained = _with_effects(settings, "fixed", "next step")

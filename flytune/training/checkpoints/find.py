@@ -1,4 +1,5 @@
-"""Checkpoints that a next run can resume from, found from outside of a run by names and sizes, without their contents."""
+"""Checkpoints that a next run can resume from, found from outside of a run by names and sizes, without their
+contents."""
 
 from typing import NamedTuple
 
@@ -44,10 +45,11 @@ def required(recipe: Recipe, content_sha256: str) -> Found:
     parent, folders = _siblings(recipe)
     others = sorted(name for name in folders if name.startswith(f"{recipe.name}-"))
     raise TrainingError(
-        f"recipe {recipe.name}: there is no complete checkpoint of this recipe and its data below {parent}, so there is "
-        "nothing to resume from; "
+        f"recipe {recipe.name}: there is no complete checkpoint of this recipe and its data below {parent}, "
+        "so there is nothing to resume from; "
         + (
-            f"there are {', '.join(others[:4])}: of other decisions or other data; where these may differ, set checkpoints.name"
+            f"there are {', '.join(others[:4])}: of other decisions or other data; where these may differ, "
+            "set checkpoints.name"
             if others
             else "run finetune, which starts at step 0 (checkpoints are deleted once an artifact is stored)"
         )
@@ -55,9 +57,12 @@ def required(recipe: Recipe, content_sha256: str) -> Found:
 
 
 def described(recipe: Recipe) -> str:
-    """Return a sentence on what a next run resumes from. For messages: a storage error is described, not raised."""
+    """Return a sentence on what a next run resumes from. For messages: a storage error is described, not
+    raised."""
     if not recipe.checkpoints.save_steps:
-        return "No checkpoints are written (checkpoints.save_steps is not set): the next run starts at step 0."
+        return (
+            "No checkpoints are written (checkpoints.save_steps is not set): the next run starts at step 0."
+        )
     try:
         found = newest(recipe)
     except StorageError as error:
@@ -70,7 +75,8 @@ def described(recipe: Recipe) -> str:
 
 
 def addresses(recipe: Recipe) -> list[str]:
-    """Return the addresses of the recipe's checkpoints of any data; none where the storage cannot be listed."""
+    """Return the addresses of the recipe's checkpoints of any data; none where the storage cannot be
+    listed."""
     try:
         return [ledger.storage.address for ledger in _ledgers(recipe, "")]
     except StorageError:

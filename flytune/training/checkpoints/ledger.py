@@ -1,11 +1,12 @@
-"""Ledger of one run's checkpoints: the files at an address, which checkpoints are complete, and which are deleted.
+"""Ledger of one run's checkpoints: the files at an address, which checkpoints are complete, and which are
+deleted.
 
     ADDRESS/STEP-ATTEMPT/...              the files that all nodes wrote
     ADDRESS/STEP-ATTEMPT/part-NODE.json   list of the files that one node wrote; written after them
     ADDRESS/STEP-ATTEMPT/manifest.json    list of all files; written after all parts
 
-A folder without a manifest is not a checkpoint. Each attempt writes into folders of its own, so that two that run at once
-cannot harm each other.
+A folder without a manifest is not a checkpoint. Each attempt writes into folders of its own, so that two that
+run at once cannot harm each other.
 """
 
 import hashlib
@@ -45,15 +46,22 @@ class Checkpoint(Record):
     """Number of optimizer steps done."""
     attempt: str
     decisions: str
-    """Key of the recipe (less hardware) and the data; differs from the run's only under the same checkpoints.name."""
+    """Key of the recipe (less hardware) and the data; differs from the run's only under the same
+    checkpoints.name."""
     settings: Annotated[dict[str, str], Field(exclude_if=lambda settings: not settings)] = Field(default={})
-    """Decisions of the recipe that wrote it (flytune.training.checkpoints.changes); empty in those of earlier releases."""
+    """Decisions of the recipe that wrote it (flytune.training.checkpoints.changes); empty in those of earlier
+    releases."""
     base: Annotated[str, Field(exclude_if=lambda base: not base)] = ""
-    """Identity of the base model, of the adapter that training started from, or of both; empty where it is unknown."""
-    history: Annotated[list[tuple[int, str]], Field(exclude_if=lambda history: not history)] = Field(default=[])
-    """Number of steps before each change of what trains, with the key of what trained from there on; the first is 0."""
+    """Identity of the base model, of the adapter that training started from, or of both; empty where it is
+    unknown."""
+    history: Annotated[list[tuple[int, str]], Field(exclude_if=lambda history: not history)] = Field(
+        default=[]
+    )
+    """Number of steps before each change of what trains, with the key of what trained from there on; the
+    first is 0."""
     scored_on: Annotated[str, Field(exclude_if=lambda scored_on: not scored_on)] = ""
-    """Key of the held-out samples and the measure of eval_loss; empty where nothing is scored, and in earlier releases."""
+    """Key of the held-out samples and the measure of eval_loss; empty where nothing is scored, and in earlier
+    releases."""
     scored_since: Annotated[int, Field(exclude_if=lambda step: not step)] = 0
     """Step after which all scores of the run have that key."""
     sharding: str
@@ -90,16 +98,19 @@ class Ledger:
     """Checkpoints of one run, as one attempt sees them."""
 
     def __init__(self, storage: Storage, limit: int, keeps_best: bool = False) -> None:
-        """Keep the newest `limit` checkpoints at `storage`, and with `keeps_best` that of the lowest eval_loss."""
+        """Keep the newest `limit` checkpoints at `storage`, and with `keeps_best` that of the lowest
+        eval_loss."""
         self.storage, self.limit, self.keeps_best = storage, limit, keeps_best
         self.attempt = ""
         """Id of this attempt, set by `begin`; until then the ledger is only read."""
 
     def begin(self, attempt: str | None = None) -> str:
-        """Join as a new attempt, or as the one given, and return its id: an increasing number and six random digits."""
+        """Join as a new attempt, or as the one given, and return its id: an increasing number and six random
+        digits."""
         if attempt is None:
-            # Not the time: clocks of nodes differ. Flyte's number, because an attempt that was taken for lost may be alive, and
-            # may not have stored anything yet: it is the earlier one, and the end of the run deletes what it stores.
+            # Not the time: clocks of nodes differ. Flyte's number, because an attempt that was taken for lost
+            # may be alive, and may not have stored anything yet: it is the earlier one, and the end of the
+            # run deletes what it stores.
             last = max((int(number) for _, _, number in self._folders()), default=0)
             attempt = f"{last + 1 + spec.attempts_before():04d}-{secrets.token_hex(3)}"
         self.attempt = attempt
@@ -129,7 +140,9 @@ class Ledger:
         log.warning("%s/%s/%s is damaged: %s", self.storage.address, folder, MANIFEST, damage)
         return None
 
-    def fault(self, checkpoint: Checkpoint, into: Path | None = None, share: slice = slice(None)) -> str | None:
+    def fault(
+        self, checkpoint: Checkpoint, into: Path | None = None, share: slice = slice(None)
+    ) -> str | None:
         """Return what is missing or damaged; None for a complete checkpoint.
 
         Args:
@@ -144,11 +157,15 @@ class Ledger:
             except FileNotFoundError:
                 return f"{stored.file} is missing"
             if found != stored.sha256:
-                return f"{stored.file}: its content is not what was written (sha256 {found[:12]}, not {stored.sha256[:12]})"
+                return (
+                    f"{stored.file}: its content is not what was written (sha256 {found[:12]}, not "
+                    f"{stored.sha256[:12]})"
+                )
         return None
 
     def link(self, checkpoint: Checkpoint, into: Path) -> None:
-        """Link all files of a checkpoint on a file system into `into` as well, so that no other attempt can delete them."""
+        """Link all files of a checkpoint on a file system into `into` as well, so that no other attempt can
+        delete them."""
         for stored in checkpoint.files:
             folder = Path(self.storage.path(checkpoint.folder))
             try:
@@ -162,12 +179,15 @@ class Ledger:
                 return  # missing, or a folder: `fault` will report it
             try:
                 target.hardlink_to(source)
-            except OSError:  # no links on this file system, or across file systems; or the file was deleted meanwhile
+            except (
+                OSError
+            ):  # no links on this file system, or across file systems; or the file was deleted meanwhile
                 if source.exists():
                     shutil.copyfile(source, target)
 
     def _led_out(self, checkpoint: Checkpoint) -> str | None:
-        """Return why a file of a local checkpoint is not used: a symbolic link leads out of its folder; None if none does."""
+        """Return why a file of a local checkpoint is not used: a symbolic link leads out of its folder; None
+        if none does."""
         if not self.storage.is_local:
             return None
         try:
@@ -221,8 +241,12 @@ class Ledger:
         complete_folders = {checkpoint.folder for checkpoint in complete}
         for step, attempt, number in self._folders():
             folder = f"{step}-{attempt}"
-            # A later attempt may be writing its folder at this moment. This one writes one checkpoint at a time.
-            is_complete, is_ours = folder in complete_folders, attempt == self.attempt or self._is_earlier(number)
+            # A later attempt may be writing its folder at this moment. This one writes one checkpoint at a
+            # time.
+            is_complete, is_ours = (
+                folder in complete_folders,
+                attempt == self.attempt or self._is_earlier(number),
+            )
             if folder not in kept_folders and (is_complete or (step <= newest.step and is_ours)):
                 self._remove(folder)
 
@@ -242,7 +266,8 @@ class Ledger:
 
 
 def kept(checkpoints: list[Checkpoint], limit: int, keeps_best: bool) -> list[Checkpoint]:
-    """Return one complete checkpoint of each of the newest `limit` steps, and with `keeps_best` that of the lowest loss."""
+    """Return one complete checkpoint of each of the newest `limit` steps, and with `keeps_best` that of the
+    lowest loss."""
     by_step = _by_step(checkpoints)
     newest = [by_step[step] for step in sorted(by_step, reverse=True)[:limit]]
     best = by_loss(checkpoints, newest[0])[:1] if keeps_best and newest else []
@@ -254,7 +279,11 @@ def by_loss(checkpoints: list[Checkpoint], like: Checkpoint) -> list[Checkpoint]
 
     Those that are not of the run of `like`, and those whose loss is of other held-out samples, are left out.
     """
-    scored = [one for one in _by_step(checkpoints).values() if one.eval_loss is not None and math.isfinite(one.eval_loss)]
+    scored = [
+        one
+        for one in _by_step(checkpoints).values()
+        if one.eval_loss is not None and math.isfinite(one.eval_loss)
+    ]
     return sorted((one for one in scored if _compares(one, like)), key=lambda one: (one.eval_loss, -one.step))
 
 
@@ -271,4 +300,7 @@ def history_until(step: int, history: list[tuple[int, str]]) -> list[tuple[int, 
 
 
 def _by_step(checkpoints: list[Checkpoint]) -> dict[int, Checkpoint]:
-    return {checkpoint.step: checkpoint for checkpoint in sorted(checkpoints, key=lambda one: (one.step, one.attempt))}
+    return {
+        checkpoint.step: checkpoint
+        for checkpoint in sorted(checkpoints, key=lambda one: (one.step, one.attempt))
+    }

@@ -13,27 +13,32 @@ from flytune.training.checkpoints.ledger import Ledger
 
 
 def run_key(recipe: Recipe, content_sha256: str) -> str:
-    """Return the key of a run: of its decisions, without machines and trackers, so that a run resumes on another shape."""
+    """Return the key of a run: of its decisions, without machines and trackers, so that a run resumes on
+    another shape."""
     return f"{recipe.name}-{recipe.without_infrastructure().key()}-{content_sha256[:8]}"
 
 
 def home_of(recipe: Recipe, key: str) -> Path:
-    """Return the folder on this node that attempts write into before they store; trackers group runs by its name."""
+    """Return the folder on this node that attempts write into before they store; trackers group runs by its
+    name."""
     return Path(recipe.checkpoints.home).absolute() / (recipe.checkpoints.name or key)
 
 
 def ledger_of(recipe: Recipe, key: str) -> Ledger:
     """Return the ledger of all attempts' checkpoints."""
     settings, home = recipe.checkpoints, home_of(recipe, key)
-    address = str(home) if settings.home == settings.address else f"{settings.address.rstrip('/')}/{home.name}"
+    address = (
+        str(home) if settings.home == settings.address else f"{settings.address.rstrip('/')}/{home.name}"
+    )
     return Ledger(Storage(address), settings.save_total_limit, keeps_best=settings.export == "best")
 
 
 def clear(recipe: Recipe, manifest: Manifest, training: TrainingResult) -> None:
     """Delete the checkpoints of an attempt and of earlier ones, once its artifact is stored.
 
-    Until then they are needed: an attempt that follows a pod lost in the upload resumes from them. The next run of the recipe
-    is meant to train from the start, unless a budget stopped this one: then it is meant to resume, and they are kept.
+    Until then they are needed: an attempt that follows a pod lost in the upload resumes from them. The next
+    run of the recipe is meant to train from the start, unless a budget stopped this one: then it is meant to
+    resume, and they are kept.
     """
     if not training.attempt or training.stopped_early:
         return

@@ -35,16 +35,19 @@ def gathered(value: _T, args: Any) -> list[_T]:
 def newest_complete(
     ledger: Ledger, args: Any, into: Path, check: Callable[[Checkpoint], None]
 ) -> tuple[Checkpoint, Path] | None:
-    """Return the newest complete checkpoint, if any, and the folder to read it from: all processes get the same.
+    """Return the newest complete checkpoint, if any, and the folder to read it from: all processes get the
+    same.
 
-    Each process reads a share of the files. Each node fetches an address's files into `into`; a folder's files are linked
-    there, as an earlier attempt that still runs may delete this checkpoint for a newer one while it is being read.
+    Each process reads a share of the files. Each node fetches an address's files into `into`; a folder's
+    files are linked there, as an earlier attempt that still runs may delete this checkpoint for a newer one
+    while it is being read.
 
     Args:
         check: raises for a checkpoint that this run cannot resume from; called before anything large is read.
 
     Raises:
-        TrainingError: processes see different checkpoints; each would train another run, and all would wait for each other.
+        TrainingError: processes see different checkpoints; each would train another run, and all would wait
+            for each other.
         StorageError: the storage is unavailable, or denies access.
     """
     for _ in range(2):
@@ -52,9 +55,16 @@ def newest_complete(
         for checkpoint in found:
             check(checkpoint)
             if not (reason := _fault(ledger, args, checkpoint, into)):
-                log.info("resuming from step %d: %s/%s", checkpoint.step, ledger.storage.address, checkpoint.folder)
+                log.info(
+                    "resuming from step %d: %s/%s", checkpoint.step, ledger.storage.address, checkpoint.folder
+                )
                 return checkpoint, into / checkpoint.folder
-            log.warning("%s/%s is not complete: %s; trying the one before", ledger.storage.address, checkpoint.folder, reason)
+            log.warning(
+                "%s/%s is not complete: %s; trying the one before",
+                ledger.storage.address,
+                checkpoint.folder,
+                reason,
+            )
         if not found:
             return None
         # Another attempt may have deleted these for newer ones meanwhile.
@@ -63,15 +73,18 @@ def newest_complete(
     return None
 
 
-def lowest_loss(ledger: Ledger, args: Any, into: Path, like: Checkpoint, loss: float | None) -> tuple[Checkpoint, Path] | None:
-    """Return the complete checkpoint whose eval_loss is below that of the live model, and the folder to read it from.
+def lowest_loss(
+    ledger: Ledger, args: Any, into: Path, like: Checkpoint, loss: float | None
+) -> tuple[Checkpoint, Path] | None:
+    """Return the complete checkpoint whose eval_loss is below that of the live model, and the folder to read
+    it from.
 
-    None if there is none: the live model is the best. All processes get the same. Of a damaged checkpoint, the log has the
-    reason, and the one of the next lowest loss is tried.
+    None if there is none: the live model is the best. All processes get the same. Of a damaged checkpoint,
+    the log has the reason, and the one of the next lowest loss is tried.
 
     Args:
-        into: receives the files, as in `newest_complete`.
-        like: what a checkpoint of the live model would be: those of later steps are another attempt's, and those whose
+        into: receives the files, as in `newest_complete`. like: what a checkpoint of the live model would be:
+        those of later steps are another attempt's, and those whose
             eval_loss is of other held-out samples do not compare.
         loss: eval_loss of the live model; None if it was not scored.
 
@@ -85,7 +98,9 @@ def lowest_loss(ledger: Ledger, args: Any, into: Path, like: Checkpoint, loss: f
         if not (reason := _fault(ledger, args, checkpoint, into)):
             return checkpoint, into / checkpoint.folder
         where = f"{ledger.storage.address}/{checkpoint.folder}"
-        log.warning("%s has the lowest eval_loss and is not complete: %s; trying the next lowest", where, reason)
+        log.warning(
+            "%s has the lowest eval_loss and is not complete: %s; trying the next lowest", where, reason
+        )
     return None
 
 
@@ -101,14 +116,16 @@ def _seen_by_all(ledger: Ledger, args: Any) -> list[Checkpoint]:
             time.sleep(PAUSE)
     newest = [folders[0] if folders else None for folders in seen]
     raise TrainingError(
-        f"rank {args.process_index}: checkpoints.folder is not one folder that all nodes see: the newest checkpoint is "
-        f"{', '.join(f'{name} on rank {rank}' for rank, name in enumerate(newest))}; name a file system that is mounted into "
-        "all pods, or an address (s3://...); the run does not continue by itself"
+        f"rank {args.process_index}: checkpoints.folder is not one folder that all nodes see: the newest "
+        f"checkpoint is {', '.join(f'{name} on rank {rank}' for rank, name in enumerate(newest))}; name a "
+        "file system that is mounted into all pods, or an address (s3://...); the run does not continue by "
+        "itself"
     )
 
 
 def capture_storage_error(function: Callable[[], _T]) -> tuple[_T | None, str | None]:
-    """Return a function's result, or the message of its StorageError, as peers would wait for a process that raises."""
+    """Return a function's result, or the message of its StorageError, as peers would wait for a process that
+    raises."""
     try:
         return function(), None
     except StorageError as error:
@@ -118,7 +135,9 @@ def capture_storage_error(function: Callable[[], _T]) -> tuple[_T | None, str | 
 def _raise_first(problems: list[str | None]) -> None:
     for rank, problem in enumerate(problems):
         if problem:
-            raise StorageError(f"rank {rank}: {problem}; the run does not start: it may have checkpoints there")
+            raise StorageError(
+                f"rank {rank}: {problem}; the run does not start: it may have checkpoints there"
+            )
 
 
 def _fault(ledger: Ledger, args: Any, checkpoint: Checkpoint, into: Path) -> str | None:
@@ -132,7 +151,9 @@ def _fault(ledger: Ledger, args: Any, checkpoint: Checkpoint, into: Path) -> str
         )
     else:
         local = slice(args.local_process_index, None, local_processes(args))
-        reason, problem = capture_storage_error(lambda: ledger.fault(checkpoint, into / checkpoint.folder, local))
+        reason, problem = capture_storage_error(
+            lambda: ledger.fault(checkpoint, into / checkpoint.folder, local)
+        )
     all_found = gathered((reason, problem), args)
     _raise_first([problem for _, problem in all_found])
     return next((reason for reason, _ in all_found if reason), None)
@@ -144,39 +165,40 @@ def local_processes(args: Any) -> int:
 
 
 def check(checkpoint: Checkpoint, own: Checkpoint, resizes: bool) -> None:
-    """Refuse a checkpoint that this run cannot take over, and log what of its recipe holds from the next step on.
+    """Refuse a checkpoint that this run cannot take over, and log what of its recipe holds from the next step
+    on.
 
     Args:
         own: what a checkpoint of this run would be.
         resizes: the sharding can load a checkpoint of another number of processes.
 
     Raises:
-        TrainingError: the checkpoint is of another base model or sharding, has another number of processes, or was written
-            with other values of fields that a resumed run cannot change.
+        TrainingError: the checkpoint is of another base model or sharding, has another number of processes,
+            or was written with other values of fields that a resumed run cannot change.
     """
     where = f"the checkpoint of step {checkpoint.step}"
     again = "or another checkpoints.name to start over"
     if checkpoint.sharding != own.sharding:
         raise TrainingError(
-            f"{where}: written under sharding {checkpoint.sharding}, and this run has {own.sharding}, which does not read it; "
-            f"the run does not continue. Choose the same sharding, {again}"
+            f"{where}: written under sharding {checkpoint.sharding}, and this run has {own.sharding}, which "
+            f"does not read it; the run does not continue. Choose the same sharding, {again}"
         )
     if checkpoint.world_size != own.world_size and not resizes:
         processes = counted(checkpoint.world_size, "process", "processes")
         raise TrainingError(
-            f"{where}: written by {processes}, and this run has {own.world_size}; DeepSpeed cannot repartition its states, and "
-            f"the run does not continue. Choose a shape of {processes}, {again}"
+            f"{where}: written by {processes}, and this run has {own.world_size}; DeepSpeed cannot "
+            f"repartition its states, and the run does not continue. Choose a shape of {processes}, {again}"
         )
     if changed := _changed_base(checkpoint, own):
         raise TrainingError(
-            f"{where}: trained from another base model: {changed}; its steps are not of this one, and the run does not "
-            f"continue. Restore the base that it was trained from, {again}"
+            f"{where}: trained from another base model: {changed}; its steps are not of this one, and the "
+            f"run does not continue. Restore the base that it was trained from, {again}"
         )
     differences = changes.between(checkpoint.settings, own.settings) if checkpoint.settings else {}
     if wrong := changes.refused(differences):
         raise TrainingError(
-            f"{where}: written with other values of what a resumed run cannot change: {'; '.join(wrong)}; the run does not "
-            f"continue. Write the earlier values, {again}"
+            f"{where}: written with other values of what a resumed run cannot change: {'; '.join(wrong)}; "
+            f"the run does not continue. Write the earlier values, {again}"
         )
     if checkpoint.flytune != __version__:
         log.warning("%s: written by flytune %s, this is %s", where, checkpoint.flytune, __version__)
@@ -185,11 +207,14 @@ def check(checkpoint: Checkpoint, own: Checkpoint, resizes: bool) -> None:
     said = list(differences.values()) if checkpoint.settings else ["another recipe or other data"]
     if checkpoint.decisions.rpartition("-")[2] != own.decisions.rpartition("-")[2]:
         said.append("other prepared data, which is read from the same position on, and not before it")
-    log.warning("%s: written with %s; this run's hold from step %d on", where, "; ".join(said), checkpoint.step + 1)
+    log.warning(
+        "%s: written with %s; this run's hold from step %d on", where, "; ".join(said), checkpoint.step + 1
+    )
 
 
 def _changed_base(checkpoint: Checkpoint, own: Checkpoint) -> str | None:
-    """Return how the base model of a checkpoint is another one than this run's; None if it is not, or if that is unknown."""
+    """Return how the base model of a checkpoint is another one than this run's; None if it is not, or if that
+    is unknown."""
     names = [one.settings.get("model.name_or_path", "") for one in (checkpoint, own)]
     if checkpoint.base and own.base:
         is_other = checkpoint.base != own.base
@@ -200,23 +225,24 @@ def _changed_base(checkpoint: Checkpoint, own: Checkpoint) -> str | None:
     if names[0] != names[1]:
         return f"model.name_or_path: {names[0]}, now {names[1]}"
     return (
-        f"{names[1]} has the same name, and the content of its weights, of its config.json or of method.adapter has changed "
-        f"({checkpoint.base}, now {own.base})"
+        f"{names[1]} has the same name, and the content of its weights, of its config.json or of "
+        f"method.adapter has changed ({checkpoint.base}, now {own.base})"
     )
 
 
 def check_resumed(resumed_step: int, step: int, args: Any) -> None:
     """Refuse to train from `step` where the checkpoint is of another one.
 
-    Without a trainer_state.json, the Trainer would start at step 0 with the checkpoint's weights, without a warning.
+    Without a trainer_state.json, the Trainer would start at step 0 with the checkpoint's weights, without a
+    warning.
 
     Raises:
         TrainingError: the steps differ.
     """
     if step != resumed_step:
         raise TrainingError(
-            f"rank {args.process_index}: the checkpoint is of step {resumed_step}, and training would resume from {step}; the "
-            "run does not continue by itself"
+            f"rank {args.process_index}: the checkpoint is of step {resumed_step}, and training would resume "
+            f"from {step}; the run does not continue by itself"
         )
 
 
@@ -228,7 +254,8 @@ def check_length(resumed_step: int, steps: int) -> None:
     """
     if resumed_step > steps:
         raise TrainingError(
-            f"the checkpoint is of step {resumed_step}, and with training.max_steps, or num_train_epochs and the prepared "
-            f"data, this run has {counted(steps, 'step')}; its weights would have more steps than the recipe says, and the run "
-            f"does not continue. Write training.max_steps: {resumed_step} or more, or another checkpoints.name to start over"
+            f"the checkpoint is of step {resumed_step}, and with training.max_steps, or num_train_epochs and "
+            f"the prepared data, this run has {counted(steps, 'step')}; its weights would have more steps "
+            f"than the recipe says, and the run does not continue. Write training.max_steps: {resumed_step} "
+            "or more, or another checkpoints.name to start over"
         )

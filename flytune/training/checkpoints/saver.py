@@ -1,4 +1,5 @@
-"""Asynchronous storing of checkpoints, from the Trainer's folder on this node to the ledger, one at a time."""
+"""Asynchronous storing of checkpoints, from the Trainer's folder on this node to the ledger, one at a
+time."""
 
 import hashlib
 import json
@@ -35,7 +36,8 @@ log = logging.getLogger(__name__)
 STREAMS = 4
 """Number of a node's files that are stored at once."""
 PATIENCE = 600.0
-"""Seconds that the first node waits for the other nodes' parts after its own is stored; all begin at the same time."""
+"""Seconds that the first node waits for the other nodes' parts after its own is stored; all begin at the same
+time."""
 FAILURES = 2
 """Number of checkpoints in a row that are not stored, after which a run stops."""
 RESUMED = "resumed"
@@ -64,7 +66,8 @@ class CheckpointPublisher(Protocol):
 
 
 class Saver:
-    """Saver of one run's checkpoints on one of its processes. All processes call its methods, in the same order."""
+    """Saver of one run's checkpoints on one of its processes. All processes call its methods, in the same
+    order."""
 
     def __init__(
         self,
@@ -101,11 +104,13 @@ class Saver:
         self._problem: str | None = None
         self._failures, self._reason, self._bytes = 0, "", 0
         self._gathers = recipe.publish.every_save and not sharding_of(recipe).saves_full_weights
-        """True if checkpoints have no full weights, and some are to be published: they are gathered and written once more."""
+        """True if checkpoints have no full weights, and some are to be published: they are gathered and
+        written once more."""
         self._gathered_bytes = 0
 
     def newest_step(self) -> int:
-        """Return the step of the newest checkpoint at the address; 0 where there is none, or none is written."""
+        """Return the step of the newest checkpoint at the address; 0 where there is none, or none is
+        written."""
         found = self.ledger.checkpoints() if self.recipe.checkpoints.save_steps else []
         return found[0].step if found else 0
 
@@ -114,7 +119,11 @@ class Saver:
         self.args, self.node = args, args.process_index // checkpoints_resume.local_processes(args)
         # Without checkpoints, the storage is never accessed.
         given = None if self.recipe.checkpoints.save_steps else f"0000-{secrets.token_hex(3)}"
-        mine, problem = capture_storage_error(lambda: self.ledger.begin(given)) if args.process_index == 0 else (None, None)
+        mine, problem = (
+            capture_storage_error(lambda: self.ledger.begin(given))
+            if args.process_index == 0
+            else (None, None)
+        )
         attempt, problem = gathered((mine, problem), args)[0]
         if attempt is None:
             raise StorageError(f"{problem}; the run does not start")
@@ -126,7 +135,8 @@ class Saver:
         args.output_dir = str(self.folder)
 
     def resume(self, resizes: bool) -> Path | None:
-        """Return the checkpoint to resume from, on this node's file systems, and resume the step log and the trackers' runs.
+        """Return the checkpoint to resume from, on this node's file systems, and resume the step log and the
+        trackers' runs.
 
         Args:
             resizes: the sharding can load a checkpoint of another number of processes.
@@ -159,12 +169,17 @@ class Saver:
         earlier = checkpoint.history or [(0, checkpoint.decisions)]
         own = self._history[-1][1]
         self._history = earlier if earlier[-1][1] == own else [*earlier, (checkpoint.step, own)]
-        is_same = checkpoint.scored_on == self._scored_on if checkpoint.scored_on else checkpoint.decisions == self.key
+        is_same = (
+            checkpoint.scored_on == self._scored_on
+            if checkpoint.scored_on
+            else checkpoint.decisions == self.key
+        )
         self.scored_since = checkpoint.scored_since if is_same else checkpoint.step
         self.resumed_loss = checkpoint.eval_loss if is_same else None
 
     def weights_after(self, step: int) -> str:
-        """Return 16 hex digits of all that the weights after `step` follow from, in this attempt and in those before it."""
+        """Return 16 hex digits of all that the weights after `step` follow from, in this attempt and in those
+        before it."""
         start = changes.started_from(self._settings, self._base)
         content = json.dumps([start, history_until(step, self._history)])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -180,9 +195,9 @@ class Saver:
         """Write a checkpoint, if all nodes have room for it, and begin to store it.
 
         Args:
-            write: makes the Trainer write it.
-            spent: returns the seconds of training so far, all attempts together.
-            write_weights: gathers the trained weights and writes them to a folder; None if there is no time for it.
+            write: makes the Trainer write it. spent: returns the seconds of training so far, all attempts
+            together. write_weights: gathers the trained weights and writes them to a folder; None if there is
+            no time for it.
 
         Raises:
             StorageError: the disk is full, or several checkpoints in a row were not stored.
@@ -192,7 +207,9 @@ class Saver:
             gathers = self._gathers_now(step, in_time=write_weights is not None)
 
             def write_all() -> None:
-                with self._async_save.saving() if sharding_of(self.recipe).async_checkpoint else nullcontext():
+                with (
+                    self._async_save.saving() if sharding_of(self.recipe).async_checkpoint else nullcontext()
+                ):
                     write()
                 if gathers and write_weights:
                     write_weights(weights)
@@ -200,12 +217,14 @@ class Saver:
             self._save(write_all, step, recorder, spent)
 
     def end_step(self, step: int) -> None:
-        """Delete the fetched checkpoint after the first step: by then all of this node's processes have read it."""
+        """Delete the fetched checkpoint after the first step: by then all of this node's processes have read
+        it."""
         if step == self.resumed_step + 1 and self.args.local_process_index == 0:
             shutil.rmtree(self.folder / RESUMED, ignore_errors=True)
 
     def settle(self) -> None:
-        """Wait until the checkpoint that is being stored is complete; if storing fails, the first process logs why."""
+        """Wait until the checkpoint that is being stored is complete; if storing fails, the first process
+        logs why."""
         if self._pending is None:
             return
         if self._thread:
@@ -214,7 +233,9 @@ class Saver:
             _, self._problem = capture_storage_error(self._async_save.wait)
         problems = gathered(self._problem, self.args)
         if any(problems):
-            self._failed("; ".join(f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem))
+            self._failed(
+                "; ".join(f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem)
+            )
         else:
             self.saved_step, self._failures = self._pending, 0
         self._pending = self._thread = self._problem = None
@@ -227,7 +248,11 @@ class Saver:
     def _failed(self, reason: str) -> None:
         self._failures, self._reason = self._failures + 1, reason
         if self.args.process_index == 0:
-            log.warning("a checkpoint was not stored; the last complete one is of step %d: %s", self.saved_step, reason)
+            log.warning(
+                "a checkpoint was not stored; the last complete one is of step %d: %s",
+                self.saved_step,
+                reason,
+            )
 
     def _has_room(self) -> bool:
         """Wait for the previous checkpoint, and return whether all nodes have room for another.
@@ -237,7 +262,11 @@ class Saver:
         """
         self.settle()
         free = shutil.disk_usage(self.folder).free
-        lacks = f"{self.folder}: {free:,} bytes are free, a checkpoint has {self._bytes:,}" if free < self._bytes else None
+        lacks = (
+            f"{self.folder}: {free:,} bytes are free, a checkpoint has {self._bytes:,}"
+            if free < self._bytes
+            else None
+        )
         lacking = [reason for reason in gathered(lacks, self.args) if reason]
         if lacking:
             self._failed(lacking[0])
@@ -250,7 +279,8 @@ class Saver:
         return not lacking
 
     def _gathers_now(self, step: int, in_time: bool) -> bool:
-        """Return on all processes whether the weights of `step` are gathered to be published; the first logs why not."""
+        """Return on all processes whether the weights of `step` are gathered to be published; the first logs
+        why not."""
         if not self._publisher or not self._gathers:
             return False
         reason = None if in_time else "the run is being stopped"
@@ -259,13 +289,18 @@ class Saver:
             if self._publisher.is_uploading:
                 reason = "an earlier step is still being uploaded"
             elif free < needed:
-                reason = f"{self.folder}: {free:,} bytes are free, a checkpoint and its gathered weights have {needed:,}"
+                reason = (
+                    f"{self.folder}: {free:,} bytes are free, a checkpoint and its gathered weights "
+                    f"have {needed:,}"
+                )
         reasons = [found for found in gathered(reason, self.args) if found]
         if reasons and self.args.process_index == 0:
             log.warning("step %d is not published: %s", step, reasons[0])
         return not reasons
 
-    def _save(self, write: Callable[[], None], step: int, recorder: Recorder, spent: Callable[[], float]) -> None:
+    def _save(
+        self, write: Callable[[], None], step: int, recorder: Recorder, spent: Callable[[], float]
+    ) -> None:
         folder = self.folder / f"checkpoint-{step}"
         # DeepSpeed makes this folder on the first node only.
         folder.mkdir(parents=True, exist_ok=True)
@@ -278,9 +313,9 @@ class Saver:
             if (free := shutil.disk_usage(self.folder).free) > _NO_ROOM and failure(error) != "full":
                 raise
             raise StorageFull(
-                f"rank {self.args.process_index}: {folder}: the checkpoint could not be written, {free:,} bytes are free: make "
-                f"room, or lower checkpoints.save_total_limit; the run resumes from step {self.saved_step} when it is started "
-                f"again: {error}"
+                f"rank {self.args.process_index}: {folder}: the checkpoint could not be written, {free:,} "
+                "bytes are free: make room, or lower checkpoints.save_total_limit; the run resumes from step "
+                f"{self.saved_step} when it is started again: {error}"
             ) from error
         # All files of this node's processes are written, or are being written asynchronously.
         gathered(None, self.args)
@@ -288,7 +323,9 @@ class Saver:
         if self.args.local_process_index == 0:
             checkpoint = self._describe(step, recorder, spent())
             # No daemon: a process that fails still stores its checkpoint.
-            self._thread = threading.Thread(target=self._store, args=(checkpoint, folder), name=f"storing step {step}")
+            self._thread = threading.Thread(
+                target=self._store, args=(checkpoint, folder), name=f"storing step {step}"
+            )
             self._thread.start()
 
     def _describe(self, step: int, recorder: Recorder, seconds: float) -> Checkpoint:
@@ -323,7 +360,10 @@ class Saver:
             self._bytes = sum(path.stat().st_size for path in files)
             with ThreadPoolExecutor(STREAMS, thread_name_prefix="storing") as streams:
                 stored = list(
-                    streams.map(lambda file: self.ledger.put(checkpoint, file, file.relative_to(folder).as_posix()), files)
+                    streams.map(
+                        lambda file: self.ledger.put(checkpoint, file, file.relative_to(folder).as_posix()),
+                        files,
+                    )
                 )
             self.ledger.put_part(checkpoint, self.node, stored)
             if self.node == 0:
@@ -331,7 +371,9 @@ class Saver:
                 if self._publisher:
                     self._publisher.begin()
         except Exception as error:  # noqa: BLE001 (reported to the main thread, which decides)
-            self._problem = f"{type(error).__name__}: {error}" if not isinstance(error, StorageError) else str(error)
+            self._problem = (
+                f"{type(error).__name__}: {error}" if not isinstance(error, StorageError) else str(error)
+            )
         finally:
             # The publisher has links to their files.
             for written in (folder, self.folder / f"weights-{checkpoint.step}"):
@@ -339,7 +381,8 @@ class Saver:
             self.store_seconds = max(self.store_seconds, time.monotonic() - began)
 
     def _take(self, publisher: CheckpointPublisher, folder: Path, step: int) -> None:
-        """Give the publisher the step's full weights: the checkpoint's own, or those that were gathered, if they were."""
+        """Give the publisher the step's full weights: the checkpoint's own, or those that were gathered, if
+        they were."""
         if not self._gathers:
             publisher.take(folder, step)
         elif (weights := self.folder / f"weights-{step}").is_dir():
@@ -353,27 +396,38 @@ class Saver:
             # A process that is ending has no peers to wait for.
             patience = PATIENCE if threading.main_thread().is_alive() else min(PATIENCE, 20.0)
             if time.monotonic() - began > patience:
-                raise StorageError(f"{checkpoint.folder}: a node's part was not stored within {patience:.0f} s")
+                raise StorageError(
+                    f"{checkpoint.folder}: a node's part was not stored within {patience:.0f} s"
+                )
             time.sleep(0.5)
         return files
 
     def weights_at(self, step: int) -> str | None:
-        """Return the digest of the checkpoint of `step`, which identifies a trainer's weights there; None where there is none.
+        """Return the digest of the checkpoint of `step`, which identifies a trainer's weights there; None
+        where there is none.
 
         All processes get the same. Two runs of one recipe need not end with the same bits.
         """
-        found = self.ledger.checkpoints() if self.args.process_index == 0 and self.saved_step == step > 0 else []
-        digest: str | None = gathered(next((one.digest for one in found if one.step == step), None), self.args)[0]
+        found = (
+            self.ledger.checkpoints() if self.args.process_index == 0 and self.saved_step == step > 0 else []
+        )
+        digest: str | None = gathered(
+            next((one.digest for one in found if one.step == step), None), self.args
+        )[0]
         return digest
 
     def best(self, step: int, loss: float | None) -> tuple[Checkpoint, Path] | None:
-        """Return the checkpoint to export instead of the live model after `step`, and the folder to read it from.
+        """Return the checkpoint to export instead of the live model after `step`, and the folder to read it
+        from.
 
-        None where the live model is to be exported: checkpoints.export is last, or no eval_loss is below its `loss`.
+        None where the live model is to be exported: checkpoints.export is last, or no eval_loss is below its
+        `loss`.
         """
         if self.recipe.checkpoints.export == "last":
             return None
-        return checkpoints_resume.lowest_loss(self.ledger, self.args, self.folder / BEST, self._own(step), loss)
+        return checkpoints_resume.lowest_loss(
+            self.ledger, self.args, self.folder / BEST, self._own(step), loss
+        )
 
     def finish(self) -> None:
         """End the run. Its checkpoints are kept until its artifact is stored (paths.clear)."""
@@ -386,6 +440,10 @@ class Saver:
 
 
 def _base_of(recipe: Recipe) -> str:
-    """Return the identity of what training starts from, the base model and method.adapter; empty where it is unknown."""
-    base, adapter = base_identity.identity_of(recipe.model), initial_adapter.weights_sha256(recipe.method)[:16]
+    """Return the identity of what training starts from, the base model and method.adapter; empty where it is
+    unknown."""
+    base, adapter = (
+        base_identity.identity_of(recipe.model),
+        initial_adapter.weights_sha256(recipe.method)[:16],
+    )
     return f"{base} + {adapter}" if base and adapter else base

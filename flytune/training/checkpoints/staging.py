@@ -14,7 +14,8 @@ _held: dict[Path, int] = {}
 
 
 def open_folder(home: Path, attempt: str, node: int, is_first: bool) -> Path:
-    """Return HOME/attempt-ATTEMPT/node-NODE, locked until it is closed, and remove the folders of processes that have ended.
+    """Return HOME/attempt-ATTEMPT/node-NODE, locked until it is closed, and remove the folders of processes
+    that have ended.
 
     Args:
         is_first: this is the node's first process, which alone makes, locks and removes folders.
@@ -54,7 +55,8 @@ def sweep(home: Path) -> None:
 
 
 def _taken(folder: Path) -> int | None:
-    """Return a descriptor of the lock, held alone; None if another process holds it, or the file system has no locks.
+    """Return a descriptor of the lock, held alone; None if another process holds it, or the file system has
+    no locks.
 
     A folder without a lock was written into by an ending process during its removal; it gets a lock.
     """

@@ -1,4 +1,5 @@
-"""Experiment trackers, by name, around transformers' callbacks. A new one is a file in this folder, named as in a recipe."""
+"""Experiment trackers, by name, around transformers' callbacks. A new one is a file in this folder, named as
+in a recipe."""
 
 import os
 import sys
@@ -11,11 +12,14 @@ from flytune.errors import TrainingError
 from flytune.recipe import TRACKER_NAMES, Recipe
 from flytune.training.trackers.base import Tracker
 
-TRACKERS: dict[str, Tracker] = {name: import_module(f"flytune.training.trackers.{name}").TRACKER for name in TRACKER_NAMES}
+TRACKERS: dict[str, Tracker] = {
+    name: import_module(f"flytune.training.trackers.{name}").TRACKER for name in TRACKER_NAMES
+}
 
 
 def arguments(recipe: Recipe, checkpoints: Path) -> dict[str, Any]:
-    """Return keyword arguments of SFTConfig for the recipe's trackers; set the environment variables of their callbacks.
+    """Return keyword arguments of SFTConfig for the recipe's trackers; set the environment variables of their
+    callbacks.
 
     Raises:
         TrainingError: a tracker's package is missing, or the tracker denies access.
@@ -30,7 +34,8 @@ def arguments(recipe: Recipe, checkpoints: Path) -> dict[str, Any]:
         for tracker in reported:
             if problem := tracker.access_problem(project):
                 raise TrainingError(
-                    f"tracking.report_to: {tracker.name} cannot be reported to, so the run does not start: {problem}"
+                    f"tracking.report_to: {tracker.name} cannot be reported to, so the run does not start: "
+                    f"{problem}"
                 )
     return {"report_to": [tracker.name for tracker in reported] or "none", "run_name": recipe.name}
 
@@ -47,14 +52,16 @@ def _check_installed(tracker: Tracker) -> None:
 
 
 def run_ids() -> dict[str, str]:
-    """Return the run's id at each tracker that this process reports to, by which a later attempt resumes the same run."""
+    """Return the run's id at each tracker that this process reports to, by which a later attempt resumes the
+    same run."""
     loaded = [tracker for tracker in TRACKERS.values() if tracker.name in sys.modules]
     ids = {tracker.name: tracker.run_id(sys.modules[tracker.name]) for tracker in loaded}
     return {name: run_id for name, run_id in ids.items() if run_id is not None}
 
 
 def resume_runs(ids: dict[str, str]) -> None:
-    """Make the trackers resume the runs with these ids when the Trainer starts them, instead of those of an earlier call."""
+    """Make the trackers resume the runs with these ids when the Trainer starts them, instead of those of an
+    earlier call."""
     for name in _resumed:
         os.environ.pop(name, None)
     _resumed.clear()

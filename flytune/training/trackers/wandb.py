@@ -27,7 +27,9 @@ class WeightsAndBiases(Tracker):
             reason = "no key was found"
         except wandb.Error as error:
             reason = " ".join(str(error).split())
-        return f"{reason}; set WANDB_API_KEY, or WANDB_MODE=offline to keep the run in a folder for `wandb sync`"
+        return (
+            f"{reason}; set WANDB_API_KEY, or WANDB_MODE=offline to keep the run in a folder for `wandb sync`"
+        )
 
     def run_id(self, library: ModuleType) -> str | None:
         # A folder ./wandb may have been loaded in its place.

@@ -1,4 +1,5 @@
-"""Faults that are planted in runs: sitecustomize.py, which Python imports when it starts, has those of a process of its own."""
+"""Faults that are planted in runs: sitecustomize.py, which Python imports when it starts, has those of a
+process of its own."""
 
 import os
 from pathlib import Path

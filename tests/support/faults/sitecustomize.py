@@ -1,4 +1,5 @@
-"""Fault injection: Python imports this file when it starts, and a rank gets the fault of FAULT ("FAULT RANKS STEP")."""
+"""Fault injection: Python imports this file when it starts, and a rank gets the fault of FAULT ("FAULT RANKS
+STEP")."""
 
 import os
 
@@ -40,13 +41,20 @@ if fault := os.environ.get("FAULT"):
     has_come = threading.Event()
 
     def now() -> float:
-        """Let an hour pass where the step of a hang has come, and the rank waits: first in the others, then in that one."""
+        """Let an hour pass where the step of a hang has come, and the rank waits: first in the others, then
+        in that one."""
         stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident or 0])
         waits = {frame.name for frame in stack} & {"all_reduce", "strike"}
-        others = [rank for rank in range(int(os.environ.get("WORLD_SIZE", "1"))) if str(rank) not in RANKS.split(",")]
+        others = [
+            rank
+            for rank in range(int(os.environ.get("WORLD_SIZE", "1")))
+            if str(rank) not in RANKS.split(",")
+        ]
         told = Path(os.environ.get(reports.FOLDER, ""))
         late = (
-            has_come.is_set() and waits and ("strike" not in waits or all((told / f"{rank}.json").exists() for rank in others))
+            has_come.is_set()
+            and waits
+            and ("strike" not in waits or all((told / f"{rank}.json").exists() for rank in others))
         )
         return time.monotonic() + (3601.0 if late else 0.0)
 

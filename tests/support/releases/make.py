@@ -2,7 +2,8 @@
 
     python -m tests.support.releases.make FOLDER
 
-FOLDER holds recipe.yaml (every field) and recipe-train.yaml (what is trained); all else is written beside them.
+FOLDER holds recipe.yaml (every field) and recipe-train.yaml (what is trained); all else is written beside
+them.
 """
 
 import os
@@ -29,9 +30,12 @@ KILLED_AFTER = 2
 
 
 def make(folder: Path) -> None:
-    """Write base/, data.jsonl, dataset/, artifact/, checkpoint/ and recipe.json into `folder`; paths are relative to it."""
+    """Write base/, data.jsonl, dataset/, artifact/, checkpoint/ and recipe.json into `folder`; paths are
+    relative to it."""
     os.chdir(folder)
-    Path("recipe.json").write_text(Recipe.from_yaml("recipe.yaml").model_dump_json(indent=2) + "\n", encoding="utf-8")
+    Path("recipe.json").write_text(
+        Recipe.from_yaml("recipe.yaml").model_dump_json(indent=2) + "\n", encoding="utf-8"
+    )
     full = Recipe.from_yaml("recipe-train.yaml")
     write_base(Path("base"))
     write_pairs(Path("data.jsonl"), 48)
@@ -40,7 +44,8 @@ def make(folder: Path) -> None:
         ranks.run(1, fit_and_die, full, Path("scratch/full"))
     except ranks.RankFailed as error:
         print(f"as intended: {error}")  # noqa: T201
-    # Last: ranks are forked, and a process whose torch has computed has threads that a fork does not take along.
+    # Last: ranks are forked, and a process whose torch has computed has threads that a fork does not take
+    # along.
     make_artifact(lora(full), Path("scratch/lora"))
     shutil.rmtree("scratch")
 
