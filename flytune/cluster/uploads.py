@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from flytune import files, json_core
 from flytune.cluster import folders
-from flytune.data import file_patterns, harness_tasks, sources, windows
+from flytune.data import harness_tasks, sources, windows
 from flytune.errors import DataError, RecipeError
 from flytune.hardware import load_cluster
 from flytune.hardware.shapes import GIB
@@ -111,7 +111,7 @@ def _files(content: Any, loc: Location, field: str, path: str) -> dict[str, Path
 
 def _folder(field: str, path: str) -> str:
     """Return a path, or the folder of its pattern."""
-    return file_patterns.divided(path)[0] if field in _OF_DATA else path
+    return sources.divided_at_pattern(path)[0] if field in _OF_DATA else path
 
 
 def _exclude(content: Any, loc: Location) -> list[str]:
@@ -283,7 +283,7 @@ def _data(path: str, key: str, exclude: Sequence[str] = ()) -> dict[str, Path]:
         raise
     if len(place.files) == 1 and place.labels == [path]:
         return {"": Path(place.files[0])}
-    root = _place(file_patterns.divided(path)[0])
+    root = _place(sources.divided_at_pattern(path)[0])
     return {str(_place(file).relative_to(root)): Path(file) for file in place.files}
 
 

@@ -23,16 +23,14 @@ harness_tasks          a recipe's own tasks of lm-evaluation-harness
 """
 
 from flytune.data.bad_rows import BadRows
-from flytune.data.collator import Collator, tokens_of
-from flytune.data.heldout import heldout_rows, heldout_sources
 from flytune.data.messages import messages_of, text_of, tools_of
 from flytune.data.order import Stream
-from flytune.data.packing import pack
+from flytune.data.packing import Collator, pack, tokens_of
 from flytune.data.preparation import prepare
 from flytune.data.progress import Progress, digest_of
 from flytune.data.readers import read_path
 from flytune.data.rows import ROW_KINDS, RowKind, row_kind, weight_advice
-from flytune.data.shards import load, read_manifest
+from flytune.data.shards import heldout_rows, heldout_sources, load, read_manifest
 from flytune.data.sources import fingerprint
 from flytune.data.stored_samples import StoredSamples
 from flytune.data.tokenizer import load_tokenizer, require_chat_template, stored_tokenizer

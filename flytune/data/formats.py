@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from flytune.data import unread_columns
 from flytune.data.columns import (
+    ADVICE,
     COLUMNS,
     KNOWN,
     MASKS,
@@ -16,6 +16,7 @@ from flytune.data.columns import (
     TURN_KEYS,
     UNREAD,
     names_of,
+    refuse_unread,
 )
 from flytune.data.messages import (
     SHAREGPT_ROLES,
@@ -136,8 +137,7 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
     raise DataError(
         f"{where}: no format fits the columns {_column_names(row)}: {needs}. "
         "If the data has other names for them, map them in data.columns: {instruction: question, output: "
-        "answer}"
-        + "".join(f"; {name} {advice}" for name, advice in unread_columns.ADVICE.items() if row.get(name))
+        "answer}" + "".join(f"; {name} {advice}" for name, advice in ADVICE.items() if row.get(name))
     )
 
 
@@ -205,7 +205,7 @@ def convert(
     Raises:
         DataError: a column is missing, or its content does not fit the format.
     """
-    unread_columns.refuse(row, columns, where, UNREAD[form])
+    refuse_unread(row, columns, where, UNREAD[form])
     if form == "text":
         return Plain("", _string(row, "text", columns, where))
     if form == "prompt_completion":

@@ -1,5 +1,8 @@
 """Files to rows, one at a time: JSON Lines, JSON, CSV, text, Parquet, Arrow, and folders of
-`datasets.save_to_disk`."""
+`datasets.save_to_disk`.
+
+`datasets` 5 writes columns of mixed types as `extension<arrow.json>`, whose values are text.
+"""
 
 import bz2
 import csv
@@ -15,8 +18,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from flytune import json_core
-from flytune.data import arrow_json, saved_folders
+from flytune import json_core, names
 from flytune.data.hub import hub_rows
 from flytune.data.sources import TEXT_KINDS, Files, kind, locate
 from flytune.errors import DataError
@@ -24,6 +26,45 @@ from flytune.files import open_regular
 from flytune.json_core import JSONError
 from flytune.recipe import Data, Source
 from flytune.sentences import counted
+from flytune.storage import Storage
+
+Decode = Callable[[Any], Any]
+
+
+def json_decoders(schema: Any) -> dict[str, Decode]:
+    """Return a function for each column of a pyarrow schema that has JSON, which returns a value with the
+    JSON parsed."""
+    found = {field.name: _json_decoder(field.type) for field in schema}
+    return {name: decode for name, decode in found.items() if decode is not None}
+
+
+def decoded_json(row: dict[str, Any], columns: dict[str, Decode], where: str) -> dict[str, Any] | DataError:
+    """Return a row with the JSON of `columns` parsed, or the error of one that is not JSON."""
+    made = dict(row)
+    for name, decode in columns.items():
+        try:
+            made[name] = decode(row.get(name))
+        except json_core.JSONError as error:
+            return DataError(f"{where}: column {name} has the type JSON, and a value that is not: {error}")
+    return made
+
+
+def _json_decoder(kind: Any) -> Decode | None:
+    from pyarrow import types
+
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return lambda value: None if value is None else json_core.load(value)
+    if types.is_struct(kind):
+        fields = json_decoders(kind)
+        return (lambda value: _of_struct(value, fields)) if fields else None
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    inner = _json_decoder(kind.value_type) if is_list else None
+    return (lambda value: value and [inner(one) for one in value]) if inner else None
+
+
+def _of_struct(value: Any, fields: dict[str, Decode]) -> Any:
+    return value and {name: fields[name](item) if name in fields else item for name, item in value.items()}
+
 
 Row = tuple[dict[str, Any] | DataError, str]
 """Values by column, or the error of a row that cannot be read; and its location: `train.jsonl:4127`."""
@@ -85,7 +126,7 @@ def read_path(
     files = locate(path, key, exclude)
     if files.saved:
         split = source.dataset_split if source else "train"
-        yield from ((_without_absent_keys(row), where) for row, where in saved_folders.rows(path, split, key))
+        yield from ((_without_absent_keys(row), where) for row, where in rows_of_saved(path, split, key))
         return
     for file, label in zip(files.files, files.labels, strict=True):
         yield from _file(files, file, label, advance, source.sample_by if source else "line")
@@ -329,10 +370,10 @@ def _rows_of(batch: Any) -> Iterator[dict[str, Any] | None]:
         yield row.to_pylist()[0] if row.nbytes <= LARGEST_LINE else None
 
 
-def _placed(row: dict[str, Any] | None, where: str, json_columns: dict[str, arrow_json.Decode]) -> Row:
+def _placed(row: dict[str, Any] | None, where: str, json_columns: dict[str, Decode]) -> Row:
     if row is None:
         return DataError(f"{where}: {_TOO_LONG}"), where
-    return arrow_json.decoded(_without_absent_keys(row), json_columns, where), where
+    return decoded_json(_without_absent_keys(row), json_columns, where), where
 
 
 def _parquet(file: Any, label: str) -> Iterator[Row]:
@@ -342,7 +383,7 @@ def _parquet(file: Any, label: str) -> Iterator[Row]:
     try:
         opened = parquet.ParquetFile(file, page_checksum_verification=True)
         _refuse_duplicates(opened.schema_arrow.names, label)
-        json_columns = arrow_json.decoders(opened.schema_arrow)
+        json_columns = json_decoders(opened.schema_arrow)
         # Some rows at a time: a value that is stored once and named by all rows would be in memory as often.
         for batch in opened.iter_batches(batch_size=32):
             for row in _rows_of(batch):
@@ -367,7 +408,7 @@ def _arrow(file: Any, label: str) -> Iterator[Row]:
         file.seek(0)
         opened = pyarrow.ipc.open_file(file) if is_file else pyarrow.ipc.open_stream(file)
         _refuse_duplicates(opened.schema.names, label)
-        json_columns = arrow_json.decoders(opened.schema)
+        json_columns = json_decoders(opened.schema)
         batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
         for batch in batches:
             batch.validate(full=True)  # wrong offsets would end the process
@@ -434,3 +475,84 @@ def _others(count: int, what: str) -> str:
         if count == 1
         else f" ({count} other {what}s of this file are bad as well)"
     )
+
+
+_LARGEST_STATE = 10_000_000
+"""Bytes of state.json and dataset_dict.json."""
+
+
+def rows_of_saved(path: str, split: str, key: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the rows of a saved data set, or of a split of several, with their places; `key` is the recipe's
+    name for it.
+
+    Raises:
+        DataError: it is damaged, has no such split, or names files elsewhere.
+    """
+    import datasets
+
+    _check_names_of_saved(path, key)
+    try:
+        saved = datasets.load_from_disk(path)
+    except Exception as error:  # an incomplete folder raises errors of Arrow or JSON, or a KeyError
+        raise DataError(
+            f"{path}: looks like datasets.save_to_disk but cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise DataError(f"{path}: no split {split}; set data.dataset_split to one of {', '.join(saved)}")
+        saved = saved[split]
+    saved = saved.with_format(None)  # it may have been saved with one, as tensors or with columns left out
+    leave_encoded(saved.info.features)
+    number = 0
+    try:
+        saved.data.table.validate(full=True)  # wrong offsets would end the process
+        for number, row in enumerate(saved, 1):
+            yield row, f"{path}, row {number}"
+    except Exception as error:  # as above
+        raise DataError(
+            f"{path}: a damaged data set: {' '.join(str(error).split())} (after row {number})"
+        ) from error
+
+
+def _check_names_of_saved(path: str, key: str) -> None:
+    """Refuse a folder whose records name files elsewhere: datasets would read them."""
+    storage = Storage(path, key, error=DataError, failed="cannot be read", retry=False)
+    try:
+        splits = [
+            f"{names.check(str(one))}/"
+            for one in _record_of_saved(storage, "dataset_dict.json").get("splits", [])
+        ]
+        for folder in splits or [""]:
+            state = _record_of_saved(storage, f"{folder}state.json")
+            for field in ("_data_files", "_indices_data_files"):
+                for file in state.get(field) or []:
+                    names.check(file["filename"])
+    except names.NameRefused as error:
+        raise DataError(f"{path}: names a file that is not in it: {error}") from None
+    except (json_core.JSONError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: looks like datasets.save_to_disk but cannot be read: {error}") from None
+
+
+def _record_of_saved(storage: Storage, name: str) -> dict[str, Any]:
+    try:
+        return json_core.load_object(storage.read(name, largest=_LARGEST_STATE))
+    except FileNotFoundError:  # datasets says what is missing
+        return {}
+
+
+def leave_encoded(feature: Any) -> None:
+    """Keep images and sounds of rows as they are stored: decoding one opens the path or the address that a
+    row names.
+
+    JSON is text there, and is parsed.
+    """
+    if isinstance(feature, dict):
+        for part in feature.values():
+            leave_encoded(part)
+    elif isinstance(feature, list | tuple):
+        for part in feature:
+            leave_encoded(part)
+    elif (inner := getattr(feature, "feature", None)) is not None:
+        leave_encoded(inner)
+    elif getattr(feature, "decode", None) is True and type(feature).__name__ != "Json":
+        feature.decode = False

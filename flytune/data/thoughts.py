@@ -3,11 +3,18 @@
 
 A template may know either form, both, or none. Messages are rendered in a form that it writes: in a key of
 its own where it knows one, so that both forms give one text.
+
+Trained are the characters of an answer from the end of the generation prompt on, with their thoughts, or
+from the answer on (ThoughtSpans).
 """
 
+from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
+from itertools import takewhile
 from typing import Any, NamedTuple
 
+from flytune.data.formats import Chat
 from flytune.data.messages import THOUGHT_KEYS, Message, thoughts_in
 from flytune.errors import DataError
 
@@ -126,3 +133,178 @@ class ThoughtForms:
         except DataError:
             return False
         return text.count(_MARK) > 1
+
+
+Span = tuple[int, int]
+RenderWithTools = Callable[[list[Message], list[dict[str, Any]] | None], str]
+_PROBE = "\uf8ff"
+"""A private-use character."""
+
+
+class ThoughtSpans:
+    """The spans of one chat template's answers, with their thoughts or without them."""
+
+    def __init__(self, text: RenderWithTools, prompt: RenderWithTools, are_trained: bool) -> None:
+        """`text` renders messages, `prompt` also the generation prompt after them."""
+        self._text, self._prompt, self._are_trained = text, prompt, are_trained
+
+    @cached_property
+    def _around_prompt(self) -> tuple[str, str]:
+        """The generation prompt, and the text between it and an answer without thoughts; both empty where
+        that is space."""
+        question, answer = [{"role": "user", "content": "a"}], {"role": "assistant", "content": _PROBE}
+        try:
+            before, prompt = self._text(question, None), self._prompt(question, None)
+            answered = self._text([*question, answer], None).partition(_PROBE)[0]
+        except DataError:  # the template requires other messages
+            return "", ""
+        between = answered.removeprefix(prompt)
+        is_between = (
+            prompt != before and prompt.startswith(before) and answered.startswith(prompt) and between.strip()
+        )
+        return (prompt.removeprefix(before), between) if is_between else ("", "")
+
+    @property
+    def before_answers(self) -> str:
+        """Text between the generation prompt and an answer without thoughts; empty where there is none but
+        space."""
+        return self._around_prompt[1]
+
+    def widened(self, spans: list[Span], text: str) -> list[Span]:
+        """Return the spans with what the template writes between the generation prompt and answers without
+        thoughts."""
+        prompt, between = self._around_prompt
+        if not between or not self._are_trained:
+            return spans
+        return [
+            (start - len(between) if text.endswith(prompt + between, 0, start) else start, end)
+            for start, end in spans
+        ]
+
+    def fitted(
+        self, spans: list[Span], text: str, chat: Chat, mark: str, where: str
+    ) -> tuple[list[Span], ThoughtCounts]:
+        """Return the spans of the answers in `text`, and the numbers of thoughts; `mark` is a character that
+        is not in it.
+
+        Raises:
+            DataError: the last answer's thoughts are to be trained, and the template does not write them; or
+                those of an answer that is compared are to be context, so that it would follow another prompt.
+        """
+        counts = Counter[str]()
+        answers = [index for index, message in enumerate(chat.messages) if message["role"] == "assistant"]
+        for index in answers:
+            message = chat.messages[index]
+            if (parts := parts_of(message)) is None:
+                continue
+            is_context, at = "train" in message, None
+            if parts.thoughts.strip() and not self._are_trained and 0 < chat.asked <= index:
+                raise DataError(
+                    f"{where}: the answer has thoughts, which data.train_on: answers makes a part of its "
+                    "prompt, so that answers would be compared after different prompts; leave data.train_on "
+                    "out, or remove the thoughts"
+                )
+            if parts.thoughts.strip():
+                at = self._position(text, chat, index, with_mark(message, parts, mark), mark, where)
+                if at is None and index == answers[-1] and self._are_trained and not is_context:
+                    raise DataError(
+                        f"{where}: the thoughts of the last answer are not in the text that the chat "
+                        "template renders, so they would not be trained on; give a template that writes them "
+                        "in data.chat_template, or set data.train_on: answers"
+                    )
+                is_trained = self._are_trained and not is_context
+                counts["left_out" if at is None else "trained" if is_trained else "context"] += 1
+            if not is_context and (at is not None or not parts.thoughts.strip()):
+                spans = self._one(spans, text, chat, index, parts, at, mark, where)
+        return spans, ThoughtCounts(**counts)
+
+    def _one(
+        self,
+        spans: list[Span],
+        text: str,
+        chat: Chat,
+        index: int,
+        parts: Parts,
+        at: int | None,
+        mark: str,
+        where: str,
+    ) -> list[Span]:
+        """Return the spans with that of one answer changed; `at` is the start of its thoughts, None where it
+        has tags alone."""
+        message, thoughts, said = chat.messages[index], parts.thoughts.strip(), parts.answer.strip()
+        begin = self._begin(text, chat, index, at, mark)
+        first = begin if at is None else at
+        own = next((span for span in spans if span[1] > begin), None)
+        if own and said and 0 <= text.find(said, first + len(thoughts)) < own[0]:
+            # the template marks no generation block of this answer, and this is one of a later answer
+            own = None
+        has_thoughts = own is not None and own[0] <= first
+        if self._are_trained:
+            if own and (has_thoughts or said or message.get("tool_calls")):
+                return sorted({*spans} - {own} | {(min(own[0], begin), own[1])})
+            if at is None or said:
+                return spans
+        elif not has_thoughts:
+            return spans
+        elif not said and not message.get("tool_calls"):
+            return sorted({*spans} - {own})
+        answer = self._position(
+            text,
+            chat,
+            index,
+            with_answer(message, parts, behind_white_space(parts.answer, mark)),
+            mark,
+            where,
+        )
+        if answer is None:
+            raise _unknown(index, where)
+        if self._are_trained:  # thoughts without an answer
+            return sorted([*spans, (begin, answer)])
+        assert own is not None
+        return sorted({*spans} - {own} | ({(answer, own[1])} if answer < own[1] else set()))
+
+    def _prompt_end(self, text: str, chat: Chat, index: int) -> int | None:
+        """Return the end of the generation prompt of an answer; None where `text` has none."""
+        before = chat.messages[:index]
+        try:
+            prompt = self._prompt(before, chat.tools)
+            if prompt != self._text(before, chat.tools) and text.startswith(prompt):
+                return len(prompt)
+        except DataError:  # templates that want an answer after each question
+            pass
+        return None
+
+    def _position(
+        self, text: str, chat: Chat, index: int, marked: Message, mark: str, where: str
+    ) -> int | None:
+        """Return the position in `text` of the mark in one message; None if the template does not write
+        it."""
+        messages = [*chat.messages[:index], marked, *chat.messages[index + 1 :]]
+        before, found, _ = self._text(messages, chat.tools).partition(mark)
+        if found and not text.startswith(before):
+            raise _unknown(index, where)
+        return len(before) if found else None
+
+    def _begin(self, text: str, chat: Chat, index: int, at: int | None, mark: str) -> int:
+        """Return the end of the generation prompt of an answer; without one, of what is before any answer
+        there."""
+        before, most = chat.messages[:index], len(text) if at is None else at
+        prompt_end = self._prompt_end(text, chat, index)
+        if prompt_end is not None and prompt_end <= most:
+            return prompt_end
+        try:
+            plain = self._text([*before, {"role": "assistant", "content": mark}], chat.tools)
+        except DataError:
+            return most
+        common = "".join(
+            one for one, _ in takewhile(lambda two: two[0] == two[1], zip(text, plain, strict=False))
+        )
+        shown = common.rstrip()
+        return min(most, len(shown.removesuffix("<think>")) if shown.endswith("<think>") else len(common))
+
+
+def _unknown(index: int, where: str) -> DataError:
+    return DataError(
+        f"{where}: messages[{index}]: the characters of its thoughts cannot be identified; give a template "
+        "that writes them unchanged in data.chat_template"
+    )

@@ -8,9 +8,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from flytune.data import StoredSamples, examples, row_kind
+from flytune.data import StoredSamples, row_kind
 from flytune.data.contract import Contract
-from flytune.data.examples import Example, Excerpt
+from flytune.data.counts import Example, Excerpt, read_examples
 from flytune.data.stored_samples import parts
 from flytune.records import Manifest
 from flytune.sentences import counted
@@ -73,7 +73,7 @@ def sample_views(
 
 
 def _examples(folder: Path, most: int) -> list[Example]:
-    kept = examples.read(folder)
+    kept = read_examples(folder)
     return [one for kind in _TITLES for one in [one for one in kept if one.kind == kind][:most]]
 
 

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from flytune.cluster import uploads
-from flytune.data.file_patterns import Wanted, divided
 from flytune.data.readers import read
-from flytune.data.sources import fingerprint, locate
+from flytune.data.sources import Wanted, divided_at_pattern, fingerprint, locate
 from flytune.errors import DataError, RecipeError
 from flytune.recipe import Data, Recipe
 from tests.support.tiny import tiny_recipe
@@ -49,7 +48,7 @@ def test_files_of_patterns(path, exclude, names, folder):
     (folder / "notes.pdf").write_text("more")
     assert fingerprint(data) == kept
     address = f"memory://{folder}"
-    assert divided(f"{address}/*.jsonl") == (address, "*.jsonl")
+    assert divided_at_pattern(f"{address}/*.jsonl") == (address, "*.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_patterns_that_give_no_data_say_why(path, exclude, said, folder):
 def test_an_existing_path_is_no_pattern(folder):
     (folder / "[1].jsonl").write_text('{"text": "x"}\n')
     assert locate("rows/[1].jsonl", "data.path").labels == ["rows/[1].jsonl"]
-    assert divided("https://host/a.jsonl?download=1")[1] == ""
+    assert divided_at_pattern("https://host/a.jsonl?download=1")[1] == ""
 
 
 def test_many_patterns_for_any_folders_take_no_time():

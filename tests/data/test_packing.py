@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from flytune import data
 from flytune.data import Collator, pack, packing, shards, tokens_of
-from flytune.data.collator import IGNORED
-from flytune.data.packing import PackingWindow
+from flytune.data.packing import IGNORED, PackingWindow
 from flytune.errors import DataError
 from flytune.models import model_types
 from flytune.records import Manifest, Shard

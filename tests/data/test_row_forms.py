@@ -12,11 +12,11 @@ import pytest
 
 from flytune import data
 from flytune.data import row_kind
+from flytune.data.columns import ADVICE, PREFERENCES
 from flytune.data.formats import Chat, Plain
 from flytune.data.messages import FLAGS, MEDIA, THOUGHT_KEYS
 from flytune.data.process import Sampler
 from flytune.data.readers import read_path
-from flytune.data.unread_columns import ADVICE, PREFERENCES
 from flytune.errors import DataError
 from flytune.recipe import Source
 from tests.support.chats import CHATML_CALLING, checks_of, prepared, request, stored, tokenizer_folder

@@ -446,9 +446,9 @@ REMOVALS = [
     ),
     Removal(
         "what a template leaves out is refused",
-        "flytune/data/completeness.py",
+        "flytune/data/render.py",
         ("template",),
-        instead("flytune.data.completeness:Completeness.check", returns(None)),
+        instead("flytune.data.render:Completeness.check", returns(None)),
     ),
     Removal(
         "control tokens in a text stay text",
@@ -485,11 +485,11 @@ REMOVALS = [
     ),
     Removal(
         "images are refused",
-        "flytune/data/unread_columns.py",
+        "flytune/data/columns.py",
         ("samples",),
         each(
             instead("flytune.data.messages:_refuse_keys", returns(None)),
-            instead("flytune.data.unread_columns:refuse", returns(None)),
+            instead("flytune.data.columns:refuse_unread", returns(None)),
         ),
     ),
     Removal(
@@ -538,9 +538,9 @@ REMOVALS = [
     ),
     Removal(
         "a saved data set names no file elsewhere",
-        "flytune/data/saved_folders.py",
+        "flytune/data/readers.py",
         ("saved",),
-        instead("flytune.data.saved_folders:_check_names", returns(None)),
+        instead("flytune.data.readers:_check_names_of_saved", returns(None)),
     ),
     Removal(
         "rewards are behind walls and an audit hook",
@@ -583,9 +583,9 @@ REMOVALS = [
     ),
     Removal(
         "images of a saved data set are not opened",
-        "flytune/data/saved_folders.py",
+        "flytune/data/readers.py",
         ("saved",),
-        instead("flytune.data.saved_folders:leave_encoded", returns(None)),
+        instead("flytune.data.readers:leave_encoded", returns(None)),
     ),
     Removal(
         "a tokenizer makes no endless text",

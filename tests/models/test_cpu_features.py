@@ -25,7 +25,7 @@ OLD_CPU = CPUS["avx2"]
 CHECK = """
 import sys
 from pathlib import Path
-from flytune.data.heldout import heldout_rows
+from flytune.data.shards import heldout_rows
 from flytune.export import gate
 from flytune.models import loading
 from flytune.recipe.recipe import Recipe

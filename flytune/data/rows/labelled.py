@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from flytune.data import unread_columns
 from flytune.data.check import Check, judged
-from flytune.data.columns import TURNS
+from flytune.data.columns import TURNS, refuse_unread
 from flytune.data.formats import (
     SEPARATOR,
     Chat,
@@ -71,7 +70,7 @@ def labelled_of(
     if is_two_answers(row, form, columns):
         pair = pair_of(row, columns, where, system_prompt, separator)
         return Labelled([pair.chosen, pair.rejected], [True, False], pair.prompt)
-    unread_columns.refuse(row, columns, where, unread_of_compared(row, columns))
+    refuse_unread(row, columns, where, unread_of_compared(row, columns))
     columns = with_other_names(row, columns)
     prompt, answer = _prompt_and_answer(row, columns, where, separator)
     label = _label(column(row, "label", columns, where), columns.get("label", "label"), where)

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, ClassVar
 
-from flytune.data import unread_columns
 from flytune.data.check import Check, judged
-from flytune.data.columns import CHAT_CONTEXT, TURNS
+from flytune.data.columns import CHAT_CONTEXT, TURNS, refuse_unread
 from flytune.data.formats import (
     SEPARATOR,
     Chat,
@@ -70,7 +69,7 @@ def pair_of(
     Raises:
         DataError: a column is missing, its content does not fit, or both answers are equal.
     """
-    unread_columns.refuse(row, columns, where, unread_of_compared(row, columns))
+    refuse_unread(row, columns, where, unread_of_compared(row, columns))
     columns = with_other_names(row, columns)
     chosen, rejected = column(row, "chosen", columns, where), column(row, "rejected", columns, where)
     prompt = prompt_of(row, columns)

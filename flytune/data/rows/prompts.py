@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from flytune import json_core
-from flytune.data import unread_columns
 from flytune.data.check import Check, judged
-from flytune.data.columns import COLUMNS, REFERENCES, TURNS, VERL_REFERENCE
+from flytune.data.columns import COLUMNS, REFERENCES, TURNS, VERL_REFERENCE, refuse_unread
 from flytune.data.formats import (
     Chat,
     Plain,
@@ -104,7 +103,7 @@ class Prompts(RowKind):
         self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
     ) -> Content:
         columns = with_other_names(row, source.columns)
-        unread_columns.refuse(row, columns, where, ("chat_template_kwargs",))
+        refuse_unread(row, columns, where, ("chat_template_kwargs",))
         prompt = prompt_of(row, columns)
         turns = (
             other_prompt(row, columns, where, source.input_separator or "\n\n") if prompt is None else None
