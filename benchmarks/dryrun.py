@@ -15,7 +15,7 @@ from rich.table import Table
 
 from flytune import dryrun
 from flytune.hardware.shapes import GIB
-from flytune.models import config_files
+from flytune.models import config_json
 from flytune.recipe import Recipe
 from training_estimates.degrees import Degrees
 
@@ -113,7 +113,7 @@ def main() -> None:
     for column in ("run", "ranks", "predicted", "published", "off by", "seconds", "most of it", "source"):
         table.add_column(column, justify="left" if column in ("run", "most of it", "source") else "right")
     for name, config, sections, world_size, micro_batch, profile, published, source in rows:
-        content = config if isinstance(config, dict) else config_files.shipped()[config]["config"]
+        content = config if isinstance(config, dict) else config_json.shipped()[config]["config"]
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(content))
             dry = dryrun.run(recipe(sections), Path(folder), Degrees(world_size), micro_batch, profile)

@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks import frameworks, published_models
 from benchmarks.frameworks import LAYOUTS
 from flytune.errors import DataError
-from flytune.models.config_files import shipped
+from flytune.models.config_json import shipped
 from training_estimates import Framework, Optimizer, Workload
 from training_estimates.accelerators import workspace_bytes
 from training_estimates.errors import SizesError

@@ -120,10 +120,10 @@ def uncalibrated(monkeypatch):
 @pytest.fixture(scope="session")
 def hub_cache(tmp_path_factory):
     """A Hugging Face cache with the config.json of each hub model that shipped recipes name."""
-    from flytune.models import config_files
+    from flytune.models import config_json
 
     cache = tmp_path_factory.mktemp("hub")
-    for name, entry in config_files.shipped().items():
+    for name, entry in config_json.shipped().items():
         if entry["revision"]:
             folder = cache / f"models--{name.replace('/', '--')}" / "snapshots" / entry["revision"]
             folder.mkdir(parents=True)

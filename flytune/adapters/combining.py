@@ -12,7 +12,7 @@ from flytune.errors import ExportError
 from flytune.export import manifest
 from flytune.export.tensors import verify
 from flytune.files import new_output
-from flytune.models import adapter_config
+from flytune.models import adapter_files
 from flytune.records.contents import seal
 from flytune.schema import Record, Strict
 from flytune.sentences import counted
@@ -93,7 +93,7 @@ def combine(
                 address=str(address),
                 name=adapter.recipe.name,
                 weight=weight,
-                r=adapter.config.get("r", adapter_config.DEFAULT_RANK),
+                r=adapter.config.get("r", adapter_files.DEFAULT_RANK),
                 weights_sha256=adapter.weights_sha256,
             )
             for address, adapter, weight in zip(addresses, adapters, weights, strict=True)

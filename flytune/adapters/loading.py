@@ -12,7 +12,7 @@ from flytune.artifacts import fetch, opening
 from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
 from flytune.export import manifest
-from flytune.models import adapter_config, adapter_tensors, loading
+from flytune.models import adapter_files, loading
 from flytune.models.library_errors import named
 from flytune.recipe import Model, Recipe
 from flytune.records import Contents, Export
@@ -84,8 +84,8 @@ def _check_ranks(folder: Path, config: dict[str, Any]) -> None:
     try:
         with safe_open(str(folder / "adapter_model.safetensors"), framework="numpy") as tensors:
             shapes = {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118 (not a dict)
-        adapter_config.check_ranks(config, shapes)
-    except (SafetensorError, OSError, adapter_config.AdapterConfigRefused) as error:
+        adapter_files.check_ranks(config, shapes)
+    except (SafetensorError, OSError, adapter_files.AdapterConfigRefused) as error:
         raise ExportError(
             f"{folder}: the adapter cannot be loaded: {' '.join(str(error).split())[:300]}"
         ) from None
@@ -135,7 +135,7 @@ def load_adapters(adapters: Mapping[str, Adapter]) -> Any:
                 model = loading.base_model(
                     adapter.pinned_recipe, adapter.recipe.model.dtype, device_map=loading.device_map()
                 )
-            model = adapter_tensors.put(model, adapter.folder, name)
+            model = adapter_files.put(model, adapter.folder, name)
     return model.eval()
 
 

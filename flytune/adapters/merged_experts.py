@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import ExportError
-from flytune.models import expert_probe, safetensors_files
+from flytune.models import experts, safetensors_files
 from flytune.sentences import counted
 
 _ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -69,10 +69,10 @@ def _weights(folder: Path, merged: Any, trained: Any) -> Iterator[tuple[str, Any
 
     wanted = dict(merged.named_parameters())
     sources = safetensors_files.sources(safetensors_files.TensorFiles(folder), merged, wanted)
-    fused = [(name, layer.get_param(), layer) for name, layer in expert_probe.adapted(trained)]
+    fused = [(name, layer.get_param(), layer) for name, layer in experts.adapted_experts(trained)]
     lists = [
         (f"{name}.weight", layer.get_base_layer().weight, layer)
-        for name, layer in expert_probe.listed(trained)
+        for name, layer in experts.listed_experts(trained)
     ]
     for name, before, layer in [*fused, *lists]:
         shape = tuple(wanted[name].shape)

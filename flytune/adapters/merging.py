@@ -17,7 +17,8 @@ from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
 from flytune.files import new_output
 from flytune.models import base as models_base
-from flytune.models import config_files, config_json, expert_probe, loading, probe, published, vocabulary
+from flytune.models import config_json, loading, probe, published, vocabulary
+from flytune.models.experts import adapted_experts
 from flytune.models.library_errors import named
 from flytune.recipe import Recipe
 from flytune.records import Contents
@@ -176,7 +177,7 @@ def _ways(recipe: Recipe) -> list[Onto]:
 
 def _published_quantization(recipe: Recipe) -> dict[str, Any]:
     """Return the section of the base's config.json about its quantized weights; empty of other bases."""
-    content = config_json.read(config_files.config_file(recipe.model))
+    content = config_json.read(config_json.config_file(recipe.model))
     return content.get("quantization_config") or {}
 
 
@@ -248,9 +249,9 @@ def _layers(trained: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     the adapter."""
     from peft.tuners.lora import LoraLayer
 
-    for name, experts in expert_probe.adapted(trained):
+    for name, experts in adapted_experts(trained):
         yield name, experts.get_base_layer(), experts.get_delta_weight("default"), None
-    of_experts = {id(layer) for _, layer in expert_probe.adapted(trained)}
+    of_experts = {id(layer) for _, layer in adapted_experts(trained)}
     for name, module in trained.get_base_model().named_modules():
         if id(module) in of_experts:
             continue

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from flytune import addresses, json_core
 from flytune.errors import ExportError
-from flytune.models import adapter_config, base, heads, loading
+from flytune.models import adapter_files, base, heads, loading
 from flytune.recipe import Recipe
 from flytune.records import Contents
 from flytune.records.contents import verify
@@ -118,10 +118,10 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     Raises:
         ExportError: it is damaged or absurd.
     """
-    file = folder / adapter_config.CONFIG
+    file = folder / adapter_files.CONFIG
     try:
-        return adapter_config.read(file.read_bytes())
-    except (adapter_config.AdapterConfigRefused, OSError) as error:
+        return adapter_files.read(file.read_bytes())
+    except (adapter_files.AdapterConfigRefused, OSError) as error:
         raise ExportError(f"{file}: {error}; do not use it") from None
 
 

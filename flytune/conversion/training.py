@@ -7,7 +7,7 @@ from typing import Any
 from flytune import limits
 from flytune.conversion import sharding
 from flytune.conversion.draft import Draft
-from flytune.models.config_files import known_name
+from flytune.models.config_json import known_name
 from flytune.recipe import OPTIMIZERS, TRACKER_NAMES, Data, Training
 from flytune.recipe.schedules import SCHEDULES
 from flytune.sentences import counted

@@ -24,7 +24,7 @@ from flytune.data.stored_samples import StoredSamples, part_of, parts
 from flytune.data.tokenizer import check_rows, load_tokenizer
 from flytune.errors import DataError
 from flytune.files import written_atomically
-from flytune.models import config_files, tokenizer_files, tokenizers, trial
+from flytune.models import config_json, tokenizers, trial
 from flytune.recipe import Data, DataRequest
 from flytune.records import Bin, Manifest, SourceCounts, SplitCounts
 from flytune.row_names import RowKindName
@@ -181,7 +181,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     data = request.data
     if out.exists() and any(out.iterdir()) and not (out / PROGRESS).exists():
         raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
-    tokenizer, rows = load_tokenizer(request.model, data), config_files.table_rows(request.model)
+    tokenizer, rows = load_tokenizer(request.model, data), config_json.table_rows(request.model)
     check_rows(tokenizer, rows, request.model)
     trial.save_all(request.model, tokenizer)
     before = progress.find(out, request, list(_tallies(data)))
@@ -232,7 +232,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         return prepare(request, out, processes)
     refuse_empty(data, counts, list(tallies.values()))
     tokenizers.note_difference(tokenizer, _first_texts(tokenizer, parts(out, counts["train"])))
-    tokenizer_files.write(tokenizer, request.model, out / "tokenizer")
+    tokenizers.write_files(tokenizer, request.model, out / "tokenizer")
     manifest = manifest_of(data, counts, list(tallies.values()), out, request.row_kind, tokenizer.otherwise)
     write_examples(
         [example for tally in tallies.values() for example in tally.examples], data.max_length, out

@@ -11,7 +11,7 @@ from flytune.data.hub import advice
 from flytune.data.shards import AGAIN
 from flytune.data.sources import read_chat_template, shipped_templates
 from flytune.errors import DataError, PreparedDataError, RecipeError
-from flytune.models import base, chat_templates, config_files, tokenizer_steps, tokenizers, vocabulary
+from flytune.models import base, chat_templates, config_json, tokenizers, vocabulary
 from flytune.models.library_errors import reason
 from flytune.recipe import Data, Model
 from flytune.sentences import counted
@@ -60,7 +60,7 @@ def load_tokenizer(model: Model, data: Data) -> Any:
     if tokenizer.pad_token_id is None:
         # Padding is masked by its place, and labels are stored: an end token in the text is still read and
         # trained.
-        rows = config_files.table_rows(model)
+        rows = config_json.table_rows(model)
         usable = [token for token, number in _padding_tokens(tokenizer) if rows is None or number < rows]
         tokenizer.pad_token = usable[0] if usable else tokenizer.eos_token
     if data.chat_template is not None:
@@ -140,7 +140,7 @@ def _from_pretrained(model: Model) -> Any:
         folder = Path(name := base.local_name(model, weights=False))
     except RecipeError as error:
         raise DataError(str(error)) from None
-    if folder.is_dir() and (refused := tokenizer_steps.problem_in(folder)):
+    if folder.is_dir() and (refused := tokenizers.problem_in_steps(folder)):
         raise DataError(f"{where}: its tokenizer is not loaded: {refused}; use another model")
     try:
         return tokenizers.from_pretrained(name, model.revision, model.trust_remote_code)

@@ -15,8 +15,8 @@ from flytune import dryrun
 from flytune.dryrun import DryRun
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.hardware import Shape, shape_named
-from flytune.models import config_files
-from flytune.models.config_files import config_file
+from flytune.models import config_json
+from flytune.models.config_json import config_file
 from flytune.planning import candidates, evidence
 from flytune.planning.base_sizes import read_geometry
 from flytune.planning.candidates import Fit
@@ -150,7 +150,7 @@ def confirmed(recipe: Recipe, plan: Plan) -> Plan:
 def _config_folder(recipe: Recipe) -> Iterator[Path]:
     """Yield a folder with the model's config.json; where Flytune has the model's sizes, it is written from
     them."""
-    if (config := config_files.shipped_config(recipe.model)) is None:
+    if (config := config_json.shipped_config(recipe.model)) is None:
         yield config_file(recipe.model).parent
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from flytune.models import expert_layers, expert_probe
+from flytune.models.experts import adapted_experts, base_name, is_fused, listed_experts
 from flytune.records.metrics import ExpertLoad, UntrainedExperts
 
 _LAYER, _NUMBER = re.compile(r"\.(\d+)\."), re.compile(r"\.experts\.(\d+)\.")
@@ -43,8 +43,8 @@ def counting(model: Any) -> Iterator[dict[str, Any]]:
     hooks = [model.register_forward_pre_hook(masked, with_kwargs=True)]
     modules = dict(model.named_modules())
     for full, parameter in model.named_parameters():
-        name, owner = expert_probe.base_name(full), full.rpartition(".")[0]
-        if not name.endswith("down_proj") or not expert_layers.is_fused(name, parameter.dim()):
+        name, owner = base_name(full), full.rpartition(".")[0]
+        if not name.endswith("down_proj") or not is_fused(name, parameter.dim()):
             continue  # of a layer's parameters it is one that all have
         name, experts = name.rpartition(".")[0], len(parameter)
         hooks.append(modules[owner].register_forward_pre_hook(count(name, experts), with_kwargs=True))
@@ -75,14 +75,14 @@ def untrained(model: Any) -> list[UntrainedExperts]:
     """Return the experts whose adapter changes nothing: lora_B starts at 0, and only the gradient of a token
     moves it."""
     found = []
-    for name, layer in expert_probe.adapted(model):
+    for name, layer in adapted_experts(model):
         second = layer.lora_B["default"].weight
         # (out, rank x experts): PEFT, ParamWrapper.get_delta_factors
         moved = second.reshape(len(second), -1, layer.num_experts).abs().amax(dim=(0, 1)) > 0
         if none := [expert for expert, is_moved in enumerate(moved.tolist()) if not is_moved]:
             found.append(UntrainedExperts(parameter=name, experts=none, of=layer.num_experts))
     lists: dict[str, dict[int, bool]] = {}
-    for name, layer in expert_probe.listed(model):
+    for name, layer in listed_experts(model):
         before, number, after = _NUMBER.split(name, maxsplit=1)
         moved_ones = lists.setdefault(f"{before}.experts.*.{after}", {})
         moved_ones[int(number)] = bool((layer.lora_B["default"].weight != 0).any())

@@ -11,7 +11,7 @@ from flytune.export.folder import tokenizer, trained_folder
 from flytune.export.manifest import MANIFEST
 from flytune.export.tensors import verify
 from flytune.files import sha256_of
-from flytune.models import Row, adapter_config, expert_probe, heads, loading, probe
+from flytune.models import Row, adapter_files, experts, heads, loading, probe
 from flytune.models import base as models_base
 from flytune.models.scoring import GATE_SAMPLES, gate_sequences
 from flytune.recipe import Recipe
@@ -108,9 +108,9 @@ def check_base(recipe: Recipe, folder: Path) -> None:
         ExportError: they differ.
     """
     try:
-        config = adapter_config.read((folder / adapter_config.CONFIG).read_bytes())
-    except adapter_config.AdapterConfigRefused as error:
-        raise ExportError(f"{folder.name}/{adapter_config.CONFIG}: {error}; nothing was stored") from None
+        config = adapter_files.read((folder / adapter_files.CONFIG).read_bytes())
+    except adapter_files.AdapterConfigRefused as error:
+        raise ExportError(f"{folder.name}/{adapter_files.CONFIG}: {error}; nothing was stored") from None
     where, model = f"{folder.name}/adapter_config.json", recipe.model
     if (base := config.get("base_model_name_or_path")) != model.name_or_path:
         raise ExportError(
@@ -164,7 +164,7 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
 
 def _check_experts(trained: Path, live: Any, model: Any) -> None:
     """Compare each expert's adapter with that of the live model; the prompts reach only some experts."""
-    names, found = expert_probe.names(model), expert_probe.fingerprints(model)
+    names, found = experts.expert_names(model), experts.fingerprints(model)
     if (found is None) != (live is None) or (found is not None and found.shape != live.shape):
         counts = [0 if one is None else len(one) for one in (live, found)]
         raise ExportError(
@@ -173,7 +173,7 @@ def _check_experts(trained: Path, live: Any, model: Any) -> None:
         )
     if found is None:
         return
-    distance, worst = expert_probe.farthest(live, found)
+    distance, worst = experts.farthest(live, found)
     if not distance <= EXPERT_BOUND:
         raise ExportError(
             f"{trained.name}: {names[worst]}: its exported adapter is {distance:.2g} of itself away from the "

@@ -8,15 +8,8 @@ from typing import Any
 from tqdm import tqdm
 
 from flytune.errors import ExportError, FlytuneError
-from flytune.models import (
-    adapter_config,
-    expert_probe,
-    heads,
-    loading,
-    safetensors_files,
-    sharded_loading,
-    weight_index,
-)
+from flytune.models import adapter_files, heads, loading, safetensors_files, sharded_loading, weight_index
+from flytune.models.experts import base_name
 from flytune.recipe import Model, Recipe
 from flytune.sentences import counted, counted_of
 
@@ -184,18 +177,16 @@ def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
     """Check that each lora_A has its lora_B and vice versa, both of the configured rank; loading the base
     checks the rest."""
     try:
-        config = adapter_config.read((folder / adapter_config.CONFIG).read_bytes())
-        adapter_config.check_ranks(config, shapes)
-    except adapter_config.AdapterConfigRefused as error:
-        raise ExportError(f"{folder.name}/{adapter_config.CONFIG}: {error}; {_NOT_STORED}") from None
-    ranks, rank = config.get("rank_pattern") or {}, config.get("r", adapter_config.DEFAULT_RANK)
+        config = adapter_files.read((folder / adapter_files.CONFIG).read_bytes())
+        adapter_files.check_ranks(config, shapes)
+    except adapter_files.AdapterConfigRefused as error:
+        raise ExportError(f"{folder.name}/{adapter_files.CONFIG}: {error}; {_NOT_STORED}") from None
+    ranks, rank = config.get("rank_pattern") or {}, config.get("r", adapter_files.DEFAULT_RANK)
     partner = {name: _partner(name) for name in shapes if _partner(name)}
     if missing := sorted(other for other in partner.values() if other not in shapes):
         raise _missing(folder, missing)
     owners = tuple("." + one.rpartition(".")[0] for one in config.get("target_parameters") or ())
-    experts = [
-        name for name in partner if expert_probe.base_name(name.partition(".lora_")[0]).endswith(owners)
-    ]
+    experts = [name for name in partner if base_name(name.partition(".lora_")[0]).endswith(owners)]
     for name in experts:
         # A factor has the ranks of all experts of a layer, one after the other.
         mine, other = (shapes[name][0], shapes[partner[name]][-1]) if ".lora_A." in name else (rank, rank)

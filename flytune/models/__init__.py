@@ -1,7 +1,7 @@
 """Base models: files, loading, generation, scoring."""
 
 from flytune.models.base import BaseRequest
-from flytune.models.config_files import config_file
+from flytune.models.config_json import config_file
 from flytune.models.generation import GeneratedAnswer, Generation, end_markers
 from flytune.models.scoring import Row, bootstrap, finite_loss, heldout_loss
 

@@ -3,6 +3,8 @@ does.
 
 PEFT ignores a name in a list, and a pattern of a rank, that no layer matches: the adapter is smaller than the
 recipe says.
+
+`all-linear` has a list of its own: layers that it adapts, and those that it leaves without an adapter.
 """
 
 import difflib
@@ -12,10 +14,148 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flytune.errors import RecipeError
-from flytune.models import adapted_layers, expert_layers
+from flytune.models import experts
+from flytune.models.experts import REFUSED, fused, is_listed, suffixes
 from flytune.recipe import Method, Recipe
 from training_estimates.meta_model import decoder_of
 from training_estimates.sizes import is_fused_name
+
+_FIXED = (
+    r"(?:.*\.)?(?:[^.]*router[^.]*|gate|indexer|encoder_attn|cross_attn|crossattention)\..*|"
+    r"(?:.*\.)?(?:[^.]*router|gate|shared_expert_gate|dt_proj)"
+)
+"""Routers (in code of a model's own, a linear layer `gate`) and gates of shared experts choose experts: an
+adapter on them changes which experts a sample trains. Indexers of sparse attention choose tokens, without a
+gradient, and no text reaches the attention to an encoder or to images. Mamba layers read dt_proj's weight and
+not its result (modeling_mamba, modeling_jamba): an adapter there changes nothing."""
+MAMBA = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
+"""Model types whose out_proj PEFT refuses (peft 0.21, tuners_utils._check_lora_target_modules_mamba): their
+kernels read its weight, not its result."""
+
+_LINEAR_NAMES, _MIXTRAL_NAMES = (
+    frozenset({"gate", "gate_proj", "up_proj", "down_proj"}),
+    frozenset({"gate", "w1", "w2", "w3"}),
+)
+FUSED_EXPERTS = {
+    **dict.fromkeys(
+        (
+            "afmoe",
+            "beam",
+            "cohere2_moe",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "dots1",
+            "ernie4_5_moe",
+            "exaone_moe",
+            "flex_olmo",
+            "glm4_moe",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
+            "hunyuan_v1_moe",
+            "longcat_flash",
+            "mellum",
+            "olmoe",
+            "qwen3_moe",
+            "qwen3_next",
+            "solar_open",
+        ),
+        _LINEAR_NAMES,
+    ),
+    **dict.fromkeys(("minimax", "minimax_m2", "mixtral"), _MIXTRAL_NAMES),
+}
+"""Names of layers, by model type, in whose place PEFT would adapt the tensor of all experts and the router.
+
+For model types whose experts transformers 5 keeps in one tensor, PEFT 0.21 (transformers_weight_conversion)
+reads `all-linear` as it was in transformers 4: it adapts that tensor and the router, in place of all layers
+of those names, and fails with a lora_dropout. Here such names have no adapter, unless method.target_modules
+names them.
+"""
+
+
+def is_left_out(model_type: str, decoder: str | None, module: str) -> bool:
+    """Return whether `all-linear` leaves a linear layer without an adapter, by its name in the model.
+
+    Args:
+        decoder: name of the text decoder in a model of several parts (decoder_of); None if there is one part.
+    """
+    leaf = module.rpartition(".")[2]
+    if decoder and not module.startswith(f"{decoder}."):
+        return True
+    if re.fullmatch(_FIXED, module) or leaf in FUSED_EXPERTS.get(model_type, ()):
+        return True
+    return leaf == "out_proj" and model_type in MAMBA
+
+
+def fields(model: Any, method: Method) -> dict[str, Any]:
+    """Return the fields of PEFT's LoraConfig that name what an adapter changes: target_modules,
+    target_parameters ..."""
+    if method.is_all_linear:
+        found = _all_linear(model)
+    else:
+        named = method.target_modules
+        if isinstance(named, str) and _type_of(model) in FUSED_EXPERTS:
+            # PEFT would take the last parts of the names that match, and adapt them in all layers.
+            named = [name for name in _linear_layers(model) if re.fullmatch(named, name)]
+        found = {"target_modules": named if isinstance(named, str) else list(named)}
+    if not method.experts:
+        return found
+    targets = found["target_modules"]
+    if not method.is_all_linear and (
+        listed := [name for name in _linear_layers(model) if experts.is_listed(name)]
+    ):
+        ends = "|".join(map(re.escape, listed))
+        found["target_modules"] = (
+            f"(?:{targets})|(?:{ends})" if isinstance(targets, str) else [*targets, *listed]
+        )
+    return found | {"target_parameters": experts.suffixes(experts.fused(model)) or None}
+
+
+def _all_linear(model: Any) -> dict[str, Any]:
+    names = FUSED_EXPERTS.get(_type_of(model), frozenset())
+    linear = _linear_layers(model)
+    if names:
+        leaves = {name.rpartition(".")[2] for name in linear if not re.fullmatch(_FIXED, name)}
+        return {"target_modules": sorted(leaves - names), "exclude_modules": excluded(model)}
+    return {"target_modules": "all-linear", "exclude_modules": excluded(model)}
+
+
+def excluded(model: Any) -> str | None:
+    """Return the regular expression for PEFT's exclude_modules with `all-linear`; None if no linear layer
+    matches it.
+
+    Left out are routers, the indexers of sparse attention, Mamba's out_proj where PEFT refuses it, and in a
+    model of text and images or sound all that is not of its text decoder: samples of text alone give those
+    layers no gradient.
+    """
+    parts = [_FIXED]
+    if _type_of(model) in MAMBA:
+        parts.append(r"(?:.*\.)?out_proj")
+    if decoder := decoder_of(model):
+        parts.append(rf"(?!{re.escape(decoder)}\.).*")
+    pattern = re.compile("|".join(parts))
+    names = FUSED_EXPERTS.get(_type_of(model), frozenset())
+    # PEFT refuses a pattern that leaves out none of the layers that it would adapt.
+    adapted = [name for name in _linear_layers(model) if name.rpartition(".")[2] not in names]
+    return pattern.pattern if any(pattern.fullmatch(name) for name in adapted) else None
+
+
+def _linear_layers(model: Any) -> list[str]:
+    """Return the names of the layers that PEFT takes for linear, without the head."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings() or getattr(model, "score", None)
+    return [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head
+    ]
+
+
+def _type_of(model: Any) -> str:
+    return str(getattr(model.config, "model_type", None))
+
 
 MOST_SHOWN = 3
 """Wrong names of a list that a message shows."""
@@ -71,7 +211,7 @@ def matcher(method: Method, model_type: str, decoder: str | None) -> Callable[[s
     def is_adapted(name: str) -> bool:
         if is_fused_name(name):
             return method.experts
-        return (method.experts and expert_layers.is_listed(name)) or is_named(name)
+        return (method.experts and is_listed(name)) or is_named(name)
 
     return is_adapted
 
@@ -79,7 +219,7 @@ def matcher(method: Method, model_type: str, decoder: str | None) -> Callable[[s
 def _by_target_modules(method: Method, model_type: str, decoder: str | None) -> Callable[[str], bool]:
     named = method.target_modules
     if method.is_all_linear:
-        return lambda name: not adapted_layers.is_left_out(model_type, decoder, name)
+        return lambda name: not is_left_out(model_type, decoder, name)
     if isinstance(named, str):
         pattern = re.compile(named)
         return lambda name: pattern.fullmatch(name) is not None
@@ -150,7 +290,7 @@ def _modules_of(model: Any) -> Modules:
         [name for name, is_able in kinds.items() if is_able],
         embedding=names.get(id(tables[0]), ""),
         head=names.get(id(tables[1]), ""),
-        experts=list(expert_layers.fused(model)),
+        experts=list(fused(model)),
         others=[name for name, is_able in kinds.items() if not is_able],
         decoder=decoder_of(model),
     )
@@ -207,9 +347,9 @@ def _targets(method: Method, modules: Modules) -> Iterator[str]:
 def _experts(method: Method, modules: Modules) -> Iterator[str]:
     if not method.experts:
         return
-    if why := expert_layers.REFUSED.get(modules.model_type):
+    if why := REFUSED.get(modules.model_type):
         yield f"method.experts: {modules.model_type}: {why}; leave it out"
-    elif not modules.experts and not any(map(expert_layers.is_listed, modules.linear)):
+    elif not modules.experts and not any(map(is_listed, modules.linear)):
         yield f"method.experts: {modules.model_type} has no routed experts; leave it out"
 
 
@@ -329,7 +469,7 @@ def _unknown(words: list[str], modules: Modules, experts: Sequence[str] = ()) ->
 
 def _leaves(modules: Modules, experts: Sequence[str] = ()) -> str:
     leaves = dict.fromkeys(name.rpartition(".")[2] for name in modules.linear)
-    return ", ".join([*leaves, *expert_layers.suffixes(experts)]) or "none"
+    return ", ".join([*leaves, *suffixes(experts)]) or "none"
 
 
 def _ends(name: str) -> Iterator[str]:

@@ -3,6 +3,10 @@ the hub.
 
 A model is a folder, an id of the Hugging Face hub (owner/name), or an fsspec address (s3://bucket/artifact).
 Libraries get `local_name`; records keep the recipe's name.
+
+A volume that all pods mount (cluster.yaml's `model_cache`) has the layout of a Hugging Face cache, so that
+`hf download --cache-dir` may fill it too. Several pods may fill it at once without locks, which not all
+network file systems have: a file appears complete under its name, and is never replaced.
 """
 
 import functools
@@ -10,6 +14,7 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 import socket
 import threading
 import urllib.parse
@@ -19,8 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flytune import patches
-from flytune.errors import RecipeError
+from flytune import files, patches
+from flytune.errors import DataError, RecipeError, StorageError
 from flytune.files import CHUNK, FileRefusedError, check_regular, open_regular
 from flytune.models import remote
 from flytune.models.remote import INDEX, TEXTS, files_to_fetch
@@ -320,3 +325,82 @@ def refused(error: Exception, where: str, otherwise: str = "") -> RecipeError:
             f"{where}: no such folder, and the hub cannot be reached ({why}){otherwise and f'; {otherwise}'}"
         )
     return RecipeError(f"{where}: the hub did not give it: {' '.join(str(error).split())[:200]}")
+
+
+class _LacksFile(Exception):
+    """A file is missing in a cache that cannot be written."""
+
+
+def fill_shared_cache(
+    wanted: BaseRequest, cache: Path, scratch: Path, read_only: bool = False
+) -> Path | None:
+    """Return the folder of a model's files at its commit in the cache; first download those that it lacks.
+
+    Args:
+        wanted: the model, with its commit.
+        cache: the folder of all models.
+        scratch: a folder of this machine, for one file at a time.
+        read_only: whether nothing is downloaded; None is returned if a file is missing.
+
+    Raises:
+        RecipeError: as `base.copy_from_hub`.
+        StorageError: the cache cannot be written.
+    """
+    snapshot = _snapshot(wanted, cache)
+    done = snapshot.with_name(f".{snapshot.name}{'-code' if wanted.trust_remote_code else ''}.complete")
+    if done.exists():
+        return snapshot
+
+    def has(name: str, size: int) -> bool:
+        if (cache / name).is_file() and (cache / name).stat().st_size == size:
+            return True
+        if read_only:
+            raise _LacksFile
+        return False
+
+    def store(file: Path, name: str) -> None:
+        if Path(name).parent.name == "refs":  # what `main` is: each run's own commit
+            return
+        try:
+            with files.created_atomically(cache / name) as temporary:
+                shutil.copyfile(file, temporary)
+        except OSError as error:
+            raise StorageError(
+                f"cluster.yaml: model_cache: {cache / name}: cannot be written: {error.strerror or error}; "
+                "make room, or make the folder writable for user or group 10001 (docs/pods.md, Volumes)"
+            ) from error
+
+    try:
+        copy_from_hub(wanted, store, scratch, has)
+    except _LacksFile:
+        return None
+    if not read_only:
+        with files.created_atomically(done) as temporary:
+            temporary.touch()
+    return snapshot
+
+
+def link_shared_cache(wanted: BaseRequest, cache: Path, hub: Path) -> None:
+    """Link a model at its commit in the cache into this machine's own Hugging Face cache, so that libraries
+    find it.
+
+    Raises:
+        DataError: it is not in the cache.
+    """
+    snapshot, here = _snapshot(wanted, cache), _snapshot(wanted, hub)
+    if not (snapshot / "config.json").is_file():
+        raise DataError(
+            f"cluster.yaml: model_cache: {snapshot}: the stored base model is gone; run again with "
+            "--overwrite-cache, which fetches it again"
+        )
+    here.parent.mkdir(parents=True, exist_ok=True)
+    if not here.exists():
+        here.symlink_to(snapshot, target_is_directory=True)
+    if wanted.revision != wanted.commit:
+        ref = here.parents[1] / "refs" / wanted.revision
+        with files.written_atomically(ref) as temporary:
+            temporary.write_text(str(wanted.commit), encoding="utf-8")
+
+
+def _snapshot(wanted: BaseRequest, cache: Path) -> Path:
+    return cache / cached_name(wanted.name_or_path) / "snapshots" / str(wanted.commit)

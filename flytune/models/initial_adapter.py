@@ -9,13 +9,13 @@ from typing import Any
 
 from flytune import patches
 from flytune.errors import FlytuneError, RecipeError, TrainingError
-from flytune.models import adapter_config
+from flytune.models import adapter_files
 from flytune.recipe import Method, Recipe
 from flytune.records.contents import CONTENTS, Contents
 from flytune.sentences import counted
 from flytune.storage import Storage
 
-CONFIG, WEIGHTS = adapter_config.CONFIG, "adapter_model.safetensors"
+CONFIG, WEIGHTS = adapter_files.CONFIG, "adapter_model.safetensors"
 # PEFT's settings of the adapters that Flytune trains; with other values there are parameters that a recipe
 # cannot name.
 _PLAIN = {"peft_type": "LORA", "bias": "none", "layers_to_transform": None}
@@ -212,7 +212,7 @@ def _check_rows(model: Any, method: Method, where: str) -> None:
 
 
 def _config(storage: Storage) -> dict[str, Any]:
-    return adapter_config.read(_verified(storage, CONFIG))
+    return adapter_files.read(_verified(storage, CONFIG))
 
 
 def _verified(storage: Storage, name: str) -> bytes:

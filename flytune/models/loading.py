@@ -13,16 +13,7 @@ from typing import Any
 
 from flytune import garbage_collection, patches
 from flytune.errors import RecipeError
-from flytune.models import (
-    adapted_layers,
-    adapter_targets,
-    adapter_tensors,
-    base,
-    heads,
-    host_memory,
-    tokenizers,
-    vocabulary,
-)
+from flytune.models import adapter_files, adapter_targets, base, heads, host_memory, tokenizers, vocabulary
 from flytune.models.library_errors import named
 from flytune.recipe import Model, Recipe
 from flytune.records.contents import CONTENTS
@@ -218,7 +209,7 @@ def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
             loaded,
             lambda: tokenizers.load(folder, trust_remote_code=recipe.model.trust_remote_code).pad_token_id,
         )
-        return adapter_tensors.put(loaded, Path(folder))
+        return adapter_files.put(loaded, Path(folder))
     loader = heads.head_of(recipe).loader()
     return loader.from_pretrained(
         folder,
@@ -287,7 +278,7 @@ def peft_config(recipe: Recipe, model: Any, added: list[int] | None = None) -> A
         r=method.r,
         lora_alpha=method.lora_alpha,
         lora_dropout=method.lora_dropout,
-        **adapted_layers.fields(model, method),
+        **adapter_targets.fields(model, method),
         use_dora=method.use_dora,
         use_rslora=method.use_rslora,
         init_lora_weights=method.init_lora_weights,  # type: ignore[arg-type]  # pissa_niter_16

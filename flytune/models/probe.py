@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flytune.models import expert_probe, reward_head
+from flytune.models import heads
+from flytune.models.experts import fingerprints
 from flytune.models.scoring import padded
 
 PROBE = "gate/probe.safetensors"
@@ -100,7 +101,7 @@ def record(trainer: Any, tokenizer: Any, file: Path, sharding: Any) -> None:
     answers = ask(trainer.model_wrapped, tokenized(tokenizer))
     sharding.before_gather(trainer.model_wrapped)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    answers = dataclasses.replace(answers, experts=expert_probe.fingerprints(model, sharding.gather))
+    answers = dataclasses.replace(answers, experts=fingerprints(model, sharding.gather))
     if trainer.is_world_process_zero():
         answers.write(file)
 
@@ -111,8 +112,8 @@ def ask(model: Any, prompts: list[list[int]]) -> Answers:
     import torch
 
     lengths = torch.tensor([len(prompt) for prompt in prompts])
-    if reward_head.is_reward_model(model):
-        rewards = torch.from_numpy(reward_head.rewards(model, prompts, 0)).float()
+    if heads.is_reward_model(model):
+        rewards = torch.from_numpy(heads.rewards(model, prompts, 0)).float()
         return Answers(padded(prompts, 0), lengths, rewards[:, None], torch.zeros(len(prompts)))
     last, losses = [], []
     for ids, logits in logits_of(model, prompts):

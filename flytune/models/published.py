@@ -16,7 +16,7 @@ from typing import Any
 
 from flytune import json_core
 from flytune.errors import RecipeError
-from flytune.models import base, config_files, config_json
+from flytune.models import base, config_json
 from flytune.recipe import Model
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def write_config(config: Any, model: Model, dtype: str, architecture: str, folde
 
     code = model.trust_remote_code
     before = AutoConfig.from_pretrained(base_name(model), revision=model.revision, trust_remote_code=code)
-    content = config_json.read(config_files.config_file(model))
+    content = config_json.read(config_json.config_file(model))
     for key in getattr(before, "sub_configs", ()):
         # Of a model of texts and images, the language model alone may be loaded.
         if type(before) is not type(config) and type(inner := getattr(before, key)) is type(config):

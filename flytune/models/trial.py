@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flytune.errors import DataError
-from flytune.models import published, tokenizer_files, tokenizers
+from flytune.models import published, tokenizers
 from flytune.models.generation import end_markers
 from flytune.models.library_errors import named
 from flytune.recipe import Model
@@ -28,7 +28,7 @@ def save_all(model: Model, tokenizer: Any) -> None:
     with tempfile.TemporaryDirectory(prefix="flytune-trial-") as scratch:
         folder = Path(scratch)
         with named(f"{where}: its tokenizer cannot be saved; {advice}", DataError):
-            tokenizer_files.write(tokenizer, model, folder)
+            tokenizers.write_files(tokenizer, model, folder)
         tokenizers.load(
             folder, DataError, f"it was saved of {model.name_or_path}, so an artifact would have it", code
         )

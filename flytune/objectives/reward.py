@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from flytune.models import Row, reward_head
+from flytune.models import Row, heads
 from flytune.models.scoring import padded, sequences_of
 from flytune.objectives.base import ObjectiveBase, tables_beside_adapter
 from flytune.objectives.heldout import HeldoutFigures, HeldoutRows, intervals
@@ -34,9 +34,9 @@ class RewardedRows(HeldoutRows):
 
         assert isinstance(self.recipe.objective, RewardSection)
         pad, batch_size = self.tokenizer.pad_token_id, self.recipe.evaluation.batch_size
-        rewards = reward_head.finite_rewards(model, self.sequences, pad, batch_size, "reward model")
+        rewards = heads.finite_rewards(model, self.sequences, pad, batch_size, "reward model")
         chosen, rejected = numpy.split(rewards, 2)
-        losses = reward_head.pair_losses(rewards, self.recipe.objective.center_rewards_coefficient)
+        losses = heads.pair_losses(rewards, self.recipe.objective.center_rewards_coefficient)
         values = {"reward_accuracy": chosen > rejected, "loss": losses, "reward_margin": chosen - rejected}
         weights = numpy.ones(len(chosen), dtype=int)
         figures = {name: {"tuned": interval} for name, interval in intervals(values, weights).items()}
@@ -103,7 +103,7 @@ class RewardModeling(ObjectiveBase):
         return found
 
     def model_problem(self, model_type: str) -> str | None:
-        if model_type in reward_head.TYPES:
+        if model_type in heads.TYPES:
             return None
         return (
             f"objective: {self.name}: transformers has no sequence classifier of the usual form for "
@@ -163,10 +163,8 @@ class RewardModeling(ObjectiveBase):
 
         sequences = [one["input_ids"] for one in sequences_of(rows)]
         with trainer.compute_loss_context_manager():
-            found = reward_head.rewards(
-                trainer.model_wrapped, sequences, trainer.processing_class.pad_token_id
-            )
-        losses = reward_head.pair_losses(found, trainer.args.center_rewards_coefficient)
+            found = heads.rewards(trainer.model_wrapped, sequences, trainer.processing_class.pad_token_id)
+        losses = heads.pair_losses(found, trainer.args.center_rewards_coefficient)
         return losses, numpy.ones(len(losses))
 
 

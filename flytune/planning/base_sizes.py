@@ -7,7 +7,7 @@ from typing import Any
 from flytune import garbage_collection
 from flytune.errors import RecipeError
 from flytune.models import config_json, model_types, positions, tensor_headers, vocabulary
-from flytune.models.config_files import config_file, known_config, shipped_config
+from flytune.models.config_json import config_file, known_config, shipped_config
 from flytune.recipe import Model
 from training_estimates import config_sizes, counting
 from training_estimates.sizes import Geometry

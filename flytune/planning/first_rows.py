@@ -9,7 +9,7 @@ from flytune.data.formats import check_columns
 from flytune.data.process import Chunk, Sampler, Samples
 from flytune.data.tokenizer import Encoder, check_rows, load_tokenizer
 from flytune.errors import DataError
-from flytune.models import config_files
+from flytune.models import config_json
 from flytune.planning.sample_count import PARSED_BYTES, folder_bytes
 from flytune.recipe import Data, DataRequest, Recipe, Source
 from flytune.sentences import counted
@@ -60,7 +60,7 @@ def _local_tokenizer(recipe: Recipe) -> Encoder | None:
     if not Path(recipe.model.name_or_path).expanduser().is_dir():
         return None
     tokenizer = load_tokenizer(recipe.model, recipe.data)
-    check_rows(tokenizer, config_files.table_rows(recipe.model), recipe.model)
+    check_rows(tokenizer, config_json.table_rows(recipe.model), recipe.model)
     return Encoder(tokenizer)
 
 

@@ -8,7 +8,7 @@ from flytune.data import row_kind
 from flytune.errors import RecipeError
 from flytune.hardware import Shape, accelerator_named
 from flytune.hardware.accelerators import chip_of
-from flytune.models import adapted_layers, adapter_targets, heads
+from flytune.models import adapter_targets, heads
 from flytune.models.host_memory import CPU_LOSS_TOKENS
 from flytune.objectives import objective_of
 from flytune.planning.calibration import load_factors
@@ -207,7 +207,7 @@ def adapter_problems(recipe: Recipe, geometry: Geometry) -> list[str]:
     named = recipe.method.target_modules
     stacked = {linear.name for linear in geometry.linears if not linear.quantizable and not linear.adaptable}
     # PEFT would adapt the experts in the place of all layers of these names.
-    fused = adapted_layers.FUSED_EXPERTS.get(geometry.model_type, frozenset[str]())
+    fused = adapter_targets.FUSED_EXPERTS.get(geometry.model_type, frozenset[str]())
     leaves = {name: name.rpartition(".")[2] for name in named} if isinstance(named, list) else {}
     if experts := [
         name
@@ -221,7 +221,7 @@ def adapter_problems(recipe: Recipe, geometry: Geometry) -> list[str]:
             f"parameter, which is not a layer{router}; {write}name layers of the attention here, or "
             "all-linear, which leaves experts and routers alone"
         ]
-    if geometry.model_type in adapted_layers.MAMBA and "out" in targets(recipe, geometry):
+    if geometry.model_type in adapter_targets.MAMBA and "out" in targets(recipe, geometry):
         return [
             f"method.target_modules: {named}: PEFT adapts no out_proj of a {geometry.model_type}, whose "
             "kernel does not call it as a module; name the other layers in a list"

@@ -10,8 +10,9 @@ from filelock import FileLock
 from flytune import caches
 from flytune.errors import DataError
 from flytune.hardware import load_cluster
-from flytune.models import BaseRequest, shared_cache
+from flytune.models import BaseRequest
 from flytune.models import base as models_base
+from flytune.models.base import fill_shared_cache, link_shared_cache
 from flytune.stages import stored
 from flytune.stages.orchestrator import Folder, Orchestrator
 
@@ -50,7 +51,7 @@ def _is_in_model_cache(request: BaseRequest, scratch: Path) -> bool:
         return False
     volume = cluster.volume_at(cluster.model_cache, None)
     assert volume is not None
-    found = shared_cache.fill(request, Path(cluster.model_cache), scratch, volume.read_only)
+    found = fill_shared_cache(request, Path(cluster.model_cache), scratch, volume.read_only)
     if found is None:
         logger.warning(
             "%s lacks files of %s at %s, and its volume is read-only: the model is copied to the cluster's "
@@ -100,5 +101,5 @@ def _link_from_model_cache(orchestrator: Orchestrator, files: Folder, cache: Pat
         return False
     if request.commit is None:
         return False
-    shared_cache.link(request, Path(folder), cache)
+    link_shared_cache(request, Path(folder), cache)
     return True

@@ -10,7 +10,7 @@ from flytune.cli import main, plan
 from flytune.dryrun import DryRun, confirm
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.hardware.shapes import GIB
-from flytune.models import config_files
+from flytune.models import config_json
 from flytune.planning import planner
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Method, Sharding
@@ -191,7 +191,7 @@ def test_the_dry_run_confirms_a_plan(known):
 def test_the_dry_run_of_a_model_whose_sizes_are_shipped_needs_no_network(monkeypatch):
     name, configs = "meta-llama/Llama-3.1-405B", []
     recipe = recipe_of(
-        model={"name_or_path": name, "revision": config_files.shipped()[name]["revision"]},
+        model={"name_or_path": name, "revision": config_json.shipped()[name]["revision"]},
         sharding={"name": "fsdp", "offload": "cpu"},
         training={"learning_rate": 1e-4, "global_batch_size": 64},
         hardware={"shape": "h100-8x8"},
@@ -208,7 +208,7 @@ def test_the_dry_run_of_a_model_whose_sizes_are_shipped_needs_no_network(monkeyp
     monkeypatch.delattr(confirm, "config_file")
     with pytest.raises(Asked):
         confirm.confirmed(recipe, planner.make(recipe))
-    assert configs == [config_files.shipped()[name]["config"]]
+    assert configs == [config_json.shipped()[name]["config"]]
 
 
 def test_what_has_no_dry_run_says_why(known, tmp_path, capsys):

@@ -18,7 +18,7 @@ from flytune.dryrun.allocations import AllocationLedger
 from flytune.dryrun.case import Case, Profile
 from flytune.errors import RecipeError
 from flytune.hardware import load_shapes
-from flytune.models import config_files, loading
+from flytune.models import config_json, loading
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.selftest import tiny_model
@@ -260,7 +260,7 @@ def test_what_cannot_run_on_fake_tensors_is_refused_with_the_reason(tmp_path):
 @pytest.mark.slow
 def test_a_model_of_405_billion_parameters_on_64_gpus_needs_no_gpu(tmp_path):
     """Two layers of it, so that the test is short; benchmarks/dryrun.py takes all."""
-    config = config_files.shipped()["meta-llama/Llama-3.1-405B"]["config"]
+    config = config_json.shipped()["meta-llama/Llama-3.1-405B"]["config"]
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     changes = {
         "sharding.name": "fsdp",

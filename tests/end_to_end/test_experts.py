@@ -11,7 +11,7 @@ from flytune.adapters import combining, merging
 from flytune.errors import ExportError, RecipeError
 from flytune.export import gate, manifest
 from flytune.hardware import shape_named
-from flytune.models import expert_probe, initial_adapter, loading
+from flytune.models import experts, initial_adapter, loading
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Export
@@ -248,7 +248,7 @@ def by_peft_alone(inputs, folder):
     )
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(inputs / "tiny", dtype="float32"), config)
     model.save_pretrained(folder)
-    return expert_probe.fingerprints(model).tolist()
+    return experts.fingerprints(model).tolist()
 
 
 def continued(recipe, inputs, out):
@@ -259,7 +259,7 @@ def continued(recipe, inputs, out):
     model = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(inputs / "tiny", dtype="float32"), out / "adapter"
     )
-    return expert_probe.fingerprints(model).tolist()
+    return experts.fingerprints(model).tolist()
 
 
 def test_an_adapter_of_peft_alone_is_trained_further(inputs, tmp_path):
@@ -274,7 +274,7 @@ def test_an_adapter_of_peft_alone_is_trained_further(inputs, tmp_path):
     recipe = recipe_for(inputs, method=method, training=still)
     assert initial_adapter.problems(recipe) == []
     after = ranks.run(1, continued, recipe, inputs, tmp_path / "out")
-    assert expert_probe.farthest(torch.tensor(before), torch.tensor(after))[0] < 1e-5
+    assert experts.farthest(torch.tensor(before), torch.tensor(after))[0] < 1e-5
     without = recipe_for(inputs, method=method | {"experts": False, "lora_dropout": 0})
     assert (
         "method.experts: False, but the adapter of method.adapter adapts experts"

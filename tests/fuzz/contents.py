@@ -21,7 +21,7 @@ from flytune.data import load_tokenizer
 from flytune.errors import DataError, ExportError
 from flytune.inference import prompts
 from flytune.models import Generation, initial_adapter
-from flytune.models.config_files import table_rows
+from flytune.models.config_json import table_rows
 from flytune.planning import planner
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Data, DataRequest, Model, Recipe

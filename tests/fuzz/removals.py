@@ -589,16 +589,16 @@ REMOVALS = [
     ),
     Removal(
         "a tokenizer makes no endless text",
-        "flytune/models/tokenizer_steps.py",
+        "flytune/models/tokenizers.py",
         ("tokenizer",),
-        instead("flytune.models.tokenizer_steps:_problem", returns(None)),
+        instead("flytune.models.tokenizers:_problem", returns(None)),
     ),
     Removal(
         "a tokenizer names no file elsewhere",
-        "flytune/models/tokenizer_steps.py",
+        "flytune/models/tokenizers.py",
         ("tokenizer",),
         instead(
-            "flytune.models.tokenizer_steps:_object",
+            "flytune.models.tokenizers:_object",
             lambda old: lambda file: old(file) if file.stem == "tokenizer" else {},
         ),
     ),
@@ -721,15 +721,15 @@ REMOVALS = [
     ),
     Removal(
         "an adapter's fields are known",
-        "flytune/models/adapter_config.py",
+        "flytune/models/adapter_files.py",
         ("adapter", "sealed"),
-        instead("flytune.models.adapter_config:_problem", returns(None)),
+        instead("flytune.models.adapter_files:_problem", returns(None)),
     ),
     Removal(
         "an adapter's ranks are its tensors'",
-        "flytune/models/adapter_config.py",
+        "flytune/models/adapter_files.py",
         ("sealed",),
-        instead("flytune.models.adapter_config:check_ranks", returns(None)),
+        instead("flytune.models.adapter_files:check_ranks", returns(None)),
     ),
     Removal(
         "an adapter is loaded",

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from flytune.models import adapter_config
+from flytune.models import adapter_files
 from tests.support.paths import ROOT
 
 RELEASED = (ROOT / "tests/support/releases/0.1.0/artifact/adapter_config.json").read_text()
@@ -58,29 +58,29 @@ ABSURD = {
 
 
 def test_that_of_a_release_is_read():
-    assert adapter_config.read(RELEASED)["r"] == 2
+    assert adapter_files.read(RELEASED)["r"] == 2
 
 
 @pytest.mark.parametrize("text", [*CUT, *OTHER])
 def test_what_is_none_is_refused(text):
-    with pytest.raises(adapter_config.AdapterConfigRefused):
-        adapter_config.read(text)
+    with pytest.raises(adapter_files.AdapterConfigRefused):
+        adapter_files.read(text)
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, values in ABSURD.items() for value in values]
 )
 def test_an_absurd_value_is_refused_by_its_name(name, value):
-    with pytest.raises(adapter_config.AdapterConfigRefused) as error:
-        adapter_config.read(json.dumps(json.loads(RELEASED) | {name: value}))
+    with pytest.raises(adapter_files.AdapterConfigRefused) as error:
+        adapter_files.read(json.dumps(json.loads(RELEASED) | {name: value}))
     assert name in str(error.value) or "digits" in str(error.value)
     assert len(str(error.value)) < 300
 
 
 def test_ranks_are_those_of_the_tensors():
     shapes = {"a.lora_A.weight": [8, 64], "b.lora_A.weight": [4, 64], "a.lora_B.weight": [64, 8]}
-    adapter_config.check_ranks({"r": 8}, shapes)
-    adapter_config.check_ranks({"r": 8, "rank_pattern": {"b": 4}}, shapes)
+    adapter_files.check_ranks({"r": 8}, shapes)
+    adapter_files.check_ranks({"r": 8, "rank_pattern": {"b": 4}}, shapes)
     for config in ({"r": 9}, {"r": 8, "rank_pattern": {"b": 9}}, {"r": 60_000, "rank_pattern": {"b": 4}}):
-        with pytest.raises(adapter_config.AdapterConfigRefused, match="but the tensors have 8 at most"):
-            adapter_config.check_ranks(config, shapes)
+        with pytest.raises(adapter_files.AdapterConfigRefused, match="but the tensors have 8 at most"):
+            adapter_files.check_ranks(config, shapes)

@@ -7,7 +7,7 @@ import pytest
 
 from flytune.adapters import loading, merging
 from flytune.errors import ExportError
-from flytune.models import adapter_tensors
+from flytune.models import adapter_files
 from tests.support.paths import ROOT
 from tests.support.stages import seal
 
@@ -53,23 +53,23 @@ def test_a_part_of_an_adapter_is_refused(base, changes, tmp_path):
     with pytest.raises(
         ValueError, match=r"of adapter_model.safetensors would not be used: adapter_config.json names no such"
     ):
-        adapter_tensors.put(base, changed(tmp_path / "one", **changes))
+        adapter_files.put(base, changed(tmp_path / "one", **changes))
 
 
 def test_what_its_file_lacks_is_named(base, tmp_path):
     with pytest.raises(
         ValueError, match="^Found missing adapter keys: .*: adapter_config.json asks for what"
     ):
-        adapter_tensors.put(base, changed(tmp_path / "one", use_dora=True))
+        adapter_files.put(base, changed(tmp_path / "one", use_dora=True))
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"target_modules": "all-linear"}, {"target_modules": [*LAYERS, "nowhere"]}], ids=str
 )
 def test_other_names_of_the_same_layers_are_used(base, changes, tmp_path):
-    model = adapter_tensors.put(base, changed(tmp_path / "one", **changes))
+    model = adapter_files.put(base, changed(tmp_path / "one", **changes))
     # A second adapter whose name is a part of the layers' names.
-    assert set(adapter_tensors.put(model, changed(tmp_path / "two"), "layers").peft_config) == {
+    assert set(adapter_files.put(model, changed(tmp_path / "two"), "layers").peft_config) == {
         "default",
         "layers",
     }

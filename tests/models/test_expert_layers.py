@@ -10,7 +10,7 @@ from torch import nn
 from flytune.adapters import merged_experts
 from flytune.errors import ExportError
 from flytune.evaluation import expert_load
-from flytune.models import adapted_layers, expert_layers, expert_probe
+from flytune.models import adapter_targets, experts
 from flytune.recipe import Method
 from tests.support.model_types import tiny_config
 
@@ -44,7 +44,7 @@ def test_the_layer_that_peft_puts_around_dbrx_hides_its_experts():
     model = adapted(built("dbrx"), target_modules=["Wqkv"], target_parameters=["mlp.w1", "mlp.v1", "mlp.w2"])
     with pytest.raises(AttributeError, match="'ParamWrapper' object has no attribute 'v1'"):
         model(input_ids=IDS)
-    assert "ParamWrapper has no attribute v1" in expert_layers.REFUSED["dbrx"]
+    assert "ParamWrapper has no attribute v1" in experts.REFUSED["dbrx"]
 
 
 def in_4_bits(model):
@@ -68,10 +68,10 @@ def test_experts_in_4_bits_get_no_adapter_that_is_trained():
         "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
     }
     model = built("qwen3_moe")
-    names = set(expert_layers.fused(model))
+    names = set(experts.fused(model))
     replace_with_bnb_linear(model, quantization_config=BitsAndBytesConfig(load_in_4bit=True))
     assert isinstance(model.model.layers[0].self_attn.q_proj, Linear4bit)
-    assert set(expert_layers.fused(model)) == names, "as they were"
+    assert set(experts.fused(model)) == names, "as they were"
 
     with pytest.warns(RuntimeWarning, match="no parameter was matched"):
         assert gradients(adapted(in_4_bits(built("qwen3_moe")), **targets), ".experts.") == {}
@@ -112,9 +112,7 @@ def test_experts_that_are_layers_of_a_list_are_adapted_in_4_bits_too(method, tar
     from bitsandbytes.nn import Linear4bit
 
     model = with_lists()
-    for name in [
-        name for name, _ in model.named_modules() if method == "qlora" and expert_layers.is_listed(name)
-    ]:
+    for name in [name for name, _ in model.named_modules() if method == "qlora" and experts.is_listed(name)]:
         parent, leaf = name.rpartition(".")[::2]
         layer = model.get_submodule(name)
         if isinstance(layer, nn.Linear):
@@ -124,7 +122,7 @@ def test_experts_that_are_layers_of_a_list_are_adapted_in_4_bits_too(method, tar
             packed.load_state_dict(layer.state_dict())
             setattr(model.get_submodule(parent), leaf, packed.to("cpu"))
     given = Method(name=method, target_modules=targets, experts=method == "lora")
-    found = gradients(adapted(model, **adapted_layers.fields(model, given)), "")
+    found = gradients(adapted(model, **adapter_targets.fields(model, given)), "")
     assert all(found.values())
     assert sum(".experts." in name for name in found) == 2 * 4 * 3 * len(model.model.layers)
     assert not [name for name in found if ".mlp.gate." in name], "no router"
@@ -133,15 +131,15 @@ def test_experts_that_are_layers_of_a_list_are_adapted_in_4_bits_too(method, tar
 def test_experts_of_a_list_are_compared_one_by_one(tmp_path):
     made = with_lists()
     made = adapted(
-        made, **adapted_layers.fields(made, Method(name="lora", target_modules=["q_proj"], experts=True))
+        made, **adapter_targets.fields(made, Method(name="lora", target_modules=["q_proj"], experts=True))
     )
-    names, before = expert_probe.names(made), expert_probe.fingerprints(made)
+    names, before = experts.expert_names(made), experts.fingerprints(made)
     assert len(names) == 4 * 3 * 4
     with torch.no_grad():
         made.get_submodule("base_model.model.model.layers.2.mlp.experts.3.up_proj").lora_B["default"].weight[
             5, 1
         ] = 0.1
-    changed = (expert_probe.fingerprints(made) != before).any(dim=1).nonzero().flatten().tolist()
+    changed = (experts.fingerprints(made) != before).any(dim=1).nonzero().flatten().tolist()
     assert [names[at] for at in changed] == ["model.layers.2.mlp.experts.3.up_proj"]
     up = next(
         one for one in expert_load.untrained(made) if one.parameter == "model.layers.2.mlp.experts.*.up_proj"
@@ -172,4 +170,4 @@ def test_experts_of_a_list_are_compared_one_by_one(tmp_path):
     ],
 )
 def test_a_module_has_its_name_of_the_base_model_however_many_layers_are_around_it(nested, name):
-    assert expert_probe.base_name(nested) == name
+    assert experts.base_name(nested) == name

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import model_types as model_types_command
-from flytune.models import adapted_layers, loading, model_types
+from flytune.models import adapter_targets, loading, model_types
 from flytune.recipe import Recipe
 from tests.support import ranks, trained_types
 from tests.support.model_types import MODEL_TYPES, NOT_BUILT, tiny_config
@@ -188,7 +188,7 @@ def test_models_without_such_layers_have_the_adapter_that_they_had() -> None:
 
     for model_type in ("llama", "qwen3_moe", "gpt2", "deepseek_v3"):
         with torch.device("meta"):
-            assert adapted_layers.excluded(AutoModelForCausalLM.from_config(tiny_config(model_type))) is None
+            assert adapter_targets.excluded(AutoModelForCausalLM.from_config(tiny_config(model_type))) is None
 
 
 @pytest.mark.parametrize(

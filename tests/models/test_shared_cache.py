@@ -9,7 +9,7 @@ import pytest
 
 from flytune import files
 from flytune.errors import DataError, StorageError
-from flytune.models import BaseRequest, shared_cache
+from flytune.models import BaseRequest, base
 from tests.support.model_hub import FIRST, NAME, SECOND, serving
 from tests.support.paths import ROOT
 from tests.support.tiny import tiny_base
@@ -76,7 +76,7 @@ def test_concurrent_runs_fill_one_cache_and_pods_load_from_it_offline(folder, tm
     assert (snapshot / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     assert not (cache / FOLDER / "refs").exists(), "each run has its own commit of main"
     hub_folder = tmp_path / "node"
-    shared_cache.link(BaseRequest(name_or_path=NAME, commit=FIRST), cache, hub_folder)
+    base.link_shared_cache(BaseRequest(name_or_path=NAME, commit=FIRST), cache, hub_folder)
     offline = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(hub_folder)}
     assert result(python(LOAD, NAME, **offline)) == result(python(LOAD, folder, **offline))
 
@@ -96,7 +96,7 @@ def model_hub(folder, monkeypatch):
                 copied.append(file.name)
         put(scratch / "file", f"{FOLDER}/refs/main")
 
-    monkeypatch.setattr(shared_cache.base, "copy_from_hub", copy_from_hub)
+    monkeypatch.setattr(base, "copy_from_hub", copy_from_hub)
     return copied
 
 
@@ -108,40 +108,40 @@ def test_only_files_that_lack_are_downloaded_and_none_is_replaced(folder, model_
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_bytes((folder / "config.json").read_bytes())
     kept = (snapshot / "config.json").stat().st_ino
-    assert shared_cache.fill(REQUEST, tmp_path, tmp_path / "scratch") == snapshot
+    assert base.fill_shared_cache(REQUEST, tmp_path, tmp_path / "scratch") == snapshot
     assert "config.json" not in model_hub
     assert "model.safetensors" in model_hub
     assert (snapshot / "config.json").stat().st_ino == kept
     model_hub.clear()
     with_code = REQUEST.model_copy(update={"trust_remote_code": True})
-    assert shared_cache.fill(with_code, tmp_path, tmp_path / "scratch") == snapshot
+    assert base.fill_shared_cache(with_code, tmp_path, tmp_path / "scratch") == snapshot
     assert model_hub == [], "Python files would be looked for, and there are none"
 
 
 def test_a_cache_that_cannot_be_written(model_hub, tmp_path):
-    assert shared_cache.fill(REQUEST, tmp_path / "empty", tmp_path / "scratch", read_only=True) is None
+    assert base.fill_shared_cache(REQUEST, tmp_path / "empty", tmp_path / "scratch", read_only=True) is None
     assert not (tmp_path / "empty").exists()
     assert model_hub == []
     (tmp_path / "file").touch()
     with pytest.raises(
         StorageError, match=r"model_cache: .*: cannot be written: .*writable for user or group 10001"
     ):
-        shared_cache.fill(REQUEST, tmp_path / "file", tmp_path / "scratch")
+        base.fill_shared_cache(REQUEST, tmp_path / "file", tmp_path / "scratch")
 
 
 def test_a_model_that_is_gone_says_what_to_do(tmp_path):
     with pytest.raises(
         DataError, match=r"model_cache: .*the stored base model is gone; run again with --overwrite-cache"
     ):
-        shared_cache.link(REQUEST, tmp_path, tmp_path / "node")
+        base.link_shared_cache(REQUEST, tmp_path, tmp_path / "node")
 
 
 def test_revisions_of_runs_are_their_own(model_hub, tmp_path):
     moved = REQUEST.model_copy(update={"commit": SECOND})
     for request, node in ((REQUEST, "one"), (moved, "two")):
-        shared_cache.fill(request, tmp_path / "cache", tmp_path / "scratch")
-        shared_cache.link(request, tmp_path / "cache", tmp_path / node)
-        shared_cache.link(request, tmp_path / "cache", tmp_path / node)
+        base.fill_shared_cache(request, tmp_path / "cache", tmp_path / "scratch")
+        base.link_shared_cache(request, tmp_path / "cache", tmp_path / node)
+        base.link_shared_cache(request, tmp_path / "cache", tmp_path / node)
     refs = [(tmp_path / node / FOLDER / "refs" / "main").read_text() for node in ("one", "two")]
     assert refs == [FIRST, SECOND]
 

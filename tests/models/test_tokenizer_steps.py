@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from flytune.errors import ExportError
-from flytune.models import tokenizer_steps, tokenizers
+from flytune.models import tokenizers
 from tests.support.paths import ROOT
 
 RELEASE = ROOT / "tests/support/releases/0.1.0/artifact"
@@ -75,7 +75,7 @@ def test_usual_steps_are_used(folder):
         {"type": "Lowercase"},
     ]
     change(folder / "tokenizer.json", {"normalizer": {"type": "Sequence", "normalizers": usual}})
-    assert tokenizer_steps.problem_in(folder) is None
+    assert tokenizers.problem_in_steps(folder) is None
     assert tokenizers.load(folder)("a b")["input_ids"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from flytune import data
 from flytune.data import load_tokenizer
 from flytune.errors import DataError
-from flytune.models import tokenizer_files, tokenizers, vocabulary
+from flytune.models import tokenizers, vocabulary
 from flytune.recipe import Data, DataRequest, Model, Recipe
 from flytune.selftest.tiny_model import CHATML, SENTENCES, SPECIAL_TOKENS
 from tests.support.tiny import tiny_recipe
@@ -57,7 +57,7 @@ def of_file(folder, text):
 
 def stored(folder, model):
     """Store the tokenizer as prepared data has it; return it, loaded again, and its tokenizer_config.json."""
-    tokenizer_files.write(load_tokenizer(model, Data(path="unread")), model, folder)
+    tokenizers.write_files(load_tokenizer(model, Data(path="unread")), model, folder)
     return tokenizers.load(folder), json.loads((folder / "tokenizer_config.json").read_text())
 
 

@@ -12,7 +12,7 @@ from flytune.errors import DoesNotFit, RecipeError
 from flytune.evaluation import score
 from flytune.export import gate
 from flytune.files import sha256_of
-from flytune.models import loading, reward_head
+from flytune.models import heads, loading
 from flytune.objectives import objective_of
 from flytune.planning import planner
 from flytune.planning.base_sizes import read_geometry
@@ -45,7 +45,7 @@ def losses_of_trl(recipe, rows, out):
         folder, method = recipe.model.name_or_path, recipe.method
         model = AutoModelForSequenceClassification.from_pretrained(folder, dtype="float32", num_labels=1)
         # TRL leaves the head to the random numbers of loading; both start with the same one here.
-        model.score.weight.data = reward_head.first_values(model.config, recipe.training.seed)
+        model.score.weight.data = heads.first_values(model.config, recipe.training.seed)
         if method.name == "full":
             return model, None
         own = {"target_modules": "all-linear", "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
@@ -185,7 +185,7 @@ def test_the_listed_types_have_the_usual_classifier():
 
     assert not [
         kind
-        for kind in reward_head.TYPES
+        for kind in heads.TYPES
         if not issubclass(getattr(transformers, NAMES[kind]), GenericForSequenceClassification)
     ]
     assert (

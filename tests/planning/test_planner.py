@@ -11,7 +11,7 @@ from flytune.errors import DoesNotFit, RecipeError
 from flytune.hardware import load_cluster, shape_named
 from flytune.hardware.shapes import GIB
 from flytune.models import base as models_base
-from flytune.models import config_files
+from flytune.models import config_json
 from flytune.planning import base_sizes, candidates, planner, requirements
 from flytune.recipe import Recipe
 from flytune.records.plan import STEP
@@ -57,7 +57,7 @@ def test_a_refusal_on_a_named_shape_shows_the_arithmetic_and_the_nearest_that_wo
     # Llama 2 70B on one node: the source says that it is possible, with states that are paged.
     name = "meta-llama/Llama-2-70b-chat-hf"
     one_node = recipe_of(
-        model={"name_or_path": name, "revision": config_files.shipped()[name]["revision"]},
+        model={"name_or_path": name, "revision": config_json.shipped()[name]["revision"]},
         sharding={"name": "fsdp", "offload": "cpu"},
         training={"learning_rate": 5e-5, "global_batch_size": 16, "per_device_train_batch_size": 1},
         hardware={"shape": "a100-80gb-8"},
@@ -332,7 +332,7 @@ def test_what_is_offloaded_to_nvme_and_checkpoints_count_on_the_disk():
 
 
 def test_a_micro_batch_on_a_cpu_leaves_memory_for_the_rest_of_the_machine():
-    smollm = config_files.shipped()[".demo/models/smollm2-135m-instruct"]["config"]
+    smollm = config_json.shipped()[".demo/models/smollm2-135m-instruct"]["config"]
     base = {"method": "lora", "sharding": "none", "model": {"name_or_path": "a/b", "dtype": "float32"}}
     base |= {"data": {"path": "x", "max_length": 256}, "hardware": {"shape": "cpu-1"}}
     training = {"learning_rate": 1e-4, "global_batch_size": 8, "activation_checkpointing": False}
@@ -452,7 +452,7 @@ def test_one_refused_connection_is_enough_and_the_error_says_how_to_go_on(connec
 
 def test_a_shipped_config_holds_for_its_revision_alone(connections):
     name = "meta-llama/Llama-3.1-8B-Instruct"
-    pinned = config_files.shipped()[name]["revision"]
+    pinned = config_json.shipped()[name]["revision"]
     assert (
         base_sizes.read_geometry(recipe_of(model={"name_or_path": name, "revision": pinned}).model).parameters
         == 8_030_261_248
@@ -506,8 +506,8 @@ def test_behind_a_proxy_it_is_the_proxy_that_is_tried(connections, monkeypatch):
 
 def test_every_shipped_config_says_where_it_is_from_and_is_a_recipes():
     named = {(recipe.model.name_or_path, recipe.model.revision) for recipe in map(Recipe.from_yaml, RECIPES)}
-    assert {(name, entry["revision"]) for name, entry in config_files.shipped().items()} == named
-    assert all(entry["source"] for entry in config_files.shipped().values())
+    assert {(name, entry["revision"]) for name, entry in config_json.shipped().items()} == named
+    assert all(entry["source"] for entry in config_json.shipped().values())
 
 
 def test_a_gated_and_an_unknown_model_say_what_to_do(answering_hub, monkeypatch, tmp_path):

@@ -20,7 +20,7 @@ EXCEPTIONS = {
     "flytune/rewards/calls.py": "read by that process too",
     "flytune/rewards/shipped.py": "the same process",
     "flytune/models/chat_templates.py": "the answers of its own second process",
-    "flytune/models/tokenizer_steps.py": "of equal keys the last, as the tokenizers library, which reads the "
+    "flytune/models/tokenizers.py": "of equal keys the last, as the tokenizers library, which reads the "
     "file, takes it",
     "flytune/data/control_tokens.py": "the text that the tokenizers library made in this process a moment "
     "ago",
@@ -54,7 +54,7 @@ def test_exceptions_exist(name):
 
 
 def test_an_adapters_configuration_is_read_by_one_function():
-    """Bytes or text of adapter_config.json are handed to flytune.models.adapter_config.read."""
+    """Bytes or text of adapter_config.json are handed to flytune.models.adapter_files.read."""
     found = [(path, row) for path in FILES for row in path.read_text(encoding="utf-8").splitlines()]
     assert [
         f"{name_of(path)}: {row.strip()}"

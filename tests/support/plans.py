@@ -1,13 +1,13 @@
 """Plans, workloads and shapes made from sample recipes."""
 
 from flytune.hardware import Shape, shape_named
-from flytune.models import config_files
+from flytune.models import config_json
 from flytune.planning import planner, workloads
 from flytune.recipe import Recipe
 from tests.support.recipes import content
 from training_estimates import config_sizes
 
-LLAMA_8B = config_files.shipped()["meta-llama/Llama-3.1-8B-Instruct"]["config"]
+LLAMA_8B = config_json.shipped()["meta-llama/Llama-3.1-8B-Instruct"]["config"]
 SMALL = {
     "model_type": "llama",
     "hidden_size": 64,

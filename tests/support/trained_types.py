@@ -8,7 +8,7 @@ from typing import Any
 from flytune.data import heldout_rows
 from flytune.export import gate
 from flytune.hardware import shape_named
-from flytune.models import expert_layers, loading, probe, scoring, sharded_loading
+from flytune.models import experts, loading, probe, scoring, sharded_loading
 from flytune.recipe import Recipe
 from flytune.records import Plan, TrainingResult
 from flytune.selftest import tiny_model
@@ -135,7 +135,7 @@ def train(base: Path, dataset: Path, method: str, out: Path, **changes: Any) -> 
 def has_experts(base: Path) -> bool:
     """Return whether a base model has routed experts."""
     model = loading.base_model(recipe_for(base, "full"), "float32")
-    return model.config.model_type in expert_layers.REFUSED or bool(expert_layers.fused(model))
+    return model.config.model_type in experts.REFUSED or bool(experts.fused(model))
 
 
 def check_experts(base: Path, dataset: Path, out: Path) -> None:
@@ -146,7 +146,7 @@ def check_experts(base: Path, dataset: Path, out: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     config = AutoModelForCausalLM.from_pretrained(base).config
-    if why := expert_layers.REFUSED.get(config.model_type):
+    if why := experts.REFUSED.get(config.model_type):
         raise AssertionError(why)
     recipe, _ = train(base, dataset, "lora", out, **{"method.experts": True})
     live = probe.Answers.read(out / probe.PROBE)

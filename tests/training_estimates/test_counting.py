@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flytune.dryrun import confirm
 from flytune.errors import DoesNotFit, RecipeError
-from flytune.models import adapted_layers, config_files, tensor_headers
+from flytune.models import adapter_targets, config_json, tensor_headers
 from flytune.planning import base_sizes, planner, workloads
 from flytune.recipe import Model
 from tests.support import model_hub
@@ -470,7 +470,7 @@ def test_a_config_that_is_no_object_in_json_is_refused(tmp_path, content, said):
     with pytest.raises(RecipeError, match=said) as caught:
         base_sizes.read_geometry(Model(name_or_path=str(tmp_path)))
     assert len(str(caught.value)) < 700
-    assert config_files.table_rows(Model(name_or_path=str(tmp_path))) is None
+    assert config_json.table_rows(Model(name_or_path=str(tmp_path))) is None
 
 
 VALUES = st.recursive(
@@ -532,7 +532,7 @@ def test_layers_in_whose_place_peft_adapts_experts_are_as_peft_has_them():
         pattern = conversion._MODEL_TO_CONVERSION_PATTERN.get(kind)
         if get_checkpoint_conversion_mapping(kind) is not None and conversion._MOE_FUSED_TARGETS.get(pattern):
             found[kind] = set(conversion._MOE_TARGET_MODULE_MAPPING[pattern])
-    assert found == adapted_layers.FUSED_EXPERTS
+    assert found == adapter_targets.FUSED_EXPERTS
 
 
 def test_experts_that_are_stacked_get_no_adapter_and_are_not_quantized():

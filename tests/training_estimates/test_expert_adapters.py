@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flytune.models import expert_layers
+from flytune.models.experts import fused
 from flytune.planning import candidates, workloads
 from tests.support.counted_models import adapters, built
 from tests.support.model_types import MODEL_TYPES, NOT_BUILT, tiny_config
@@ -33,11 +33,7 @@ def test_adapters_of_experts_are_counted_as_training_makes_them(kind):
 
 @pytest.mark.slow
 def test_those_of_every_type_with_experts_are():
-    kinds = [
-        kind
-        for kind in MODEL_TYPES
-        if kind not in NOT_BUILT and expert_layers.fused(built(tiny_config(kind)))
-    ]
+    kinds = [kind for kind in MODEL_TYPES if kind not in NOT_BUILT and fused(built(tiny_config(kind)))]
     assert len(kinds) >= 57
     counts = {kind: adapters(kind, "all-linear", experts=True) for kind in kinds}
     assert {kind: found for kind, found in counts.items() if found[0] != found[1]} == {}

@@ -1,22 +1,56 @@
-"""The probe of experts: numbers of each expert's adapter, of the live model and of every copy, and of merged
-weights.
+"""Routed experts: their weights, and the numbers by which their adapters are compared.
 
-The fixed prompts of flytune/models/probe.py reach some experts of a layer, and a fault in another one would
-not be seen in their answers. Each expert's change of its weight is therefore multiplied by fixed vectors from
-both sides.
+Weights are parameters of three dimensions, one matrix for each expert, or modules of a list. The probe has
+numbers of each expert's adapter: of the live model, of every copy, and of merged weights.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from flytune.models import expert_layers
+from training_estimates.sizes import is_fused_name
+
+_LISTED = re.compile(r".*\.experts\.\d+\..*")
+REFUSED = {
+    "dbrx": "PEFT's layer around its experts hides the matrices that the model reads (ParamWrapper has no "
+    "attribute v1)",
+}
+"""Model types whose experts get no adapter, with the reason."""
+
+
+def is_fused(name: str, dimensions: int) -> bool:
+    """Return whether a parameter has the matrices of a layer's routed experts, the first dimension by
+    expert."""
+    return dimensions == 3 and is_fused_name(name)
+
+
+def is_listed(module: str) -> bool:
+    """Return whether a linear layer is one of a list of routed experts, by its name."""
+    return _LISTED.fullmatch(module) is not None
+
+
+def fused(model: Any) -> dict[str, Any]:
+    """Return the fused parameters of a model, sharded or not, by name."""
+    return {name: one for name, one in model.named_parameters() if is_fused(name, len(shape_of(one)))}
+
+
+def shape_of(parameter: Any) -> tuple[int, ...]:
+    """Return the shape of a parameter, also where ZeRO-3 has partitioned it."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def suffixes(names: Any) -> list[str]:
+    """Return what PEFT's target_parameters needs to name them: `experts.down_proj` is the end of each
+    layer's."""
+    return sorted({".".join(name.split(".")[-2:]) for name in names})
+
 
 PROBES = 4
 """Pairs of vectors. One wrong number in a factor changes all four."""
 _WRAPPERS = ("_orig_mod", "base_layer")
 
 
-def adapted(model: Any) -> Iterator[tuple[str, Any]]:
+def adapted_experts(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield PEFT's layers around parameters of experts, each with the name of its parameter in the base, in a
     fixed order."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -25,18 +59,18 @@ def adapted(model: Any) -> Iterator[tuple[str, Any]]:
             yield f"{base_name(name)}.{module.parameter_name}", module
 
 
-def listed(model: Any) -> Iterator[tuple[str, Any]]:
+def listed_experts(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield the adapted linear layers of experts that a model has in lists, each with its name in the
     base."""
     for name, module in model.named_modules():
-        if hasattr(module, "lora_B") and expert_layers.is_listed(base_name(name)):
+        if hasattr(module, "lora_B") and is_listed(base_name(name)):
             yield base_name(name).removeprefix("base_model.model."), module
 
 
 def _probed(model: Any) -> list[tuple[str, Any, int]]:
     """Return the adapted layers of experts in a fixed order: name, layer, and how many experts it has."""
-    fused = [(name, layer, layer.num_experts) for name, layer in adapted(model)]
-    return [*fused, *((name, layer, 1) for name, layer in listed(model))]
+    fused = [(name, layer, layer.num_experts) for name, layer in adapted_experts(model)]
+    return [*fused, *((name, layer, 1) for name, layer in listed_experts(model))]
 
 
 def base_name(module: str) -> str:
@@ -45,7 +79,7 @@ def base_name(module: str) -> str:
     return ".".join(part for part in module.split(".") if part not in _WRAPPERS)
 
 
-def names(model: Any) -> list[str]:
+def expert_names(model: Any) -> list[str]:
     """Return a name for each number of `fingerprints`: parameter and expert."""
     return [
         name if count == 1 else f"{name}, expert {expert}"
