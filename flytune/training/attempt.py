@@ -24,7 +24,7 @@ from flytune.records.attempt import DONE, SIGTERM
 from flytune.records.plan import LOAD
 from flytune.storage import Storage
 from flytune.training import earlier_attempts
-from flytune.training.memory_peaks import Peaks
+from flytune.training.measurements import Peaks
 
 log = logging.getLogger(__name__)
 

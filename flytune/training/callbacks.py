@@ -4,7 +4,7 @@ from typing import Any
 
 from flytune.data import order
 from flytune.training.checkpoints import resume
-from flytune.training.learning_guard import MOST_ZERO
+from flytune.training.loss_guards import MOST_ZERO
 
 
 def in_order(trainer: Any, defaults: list[Any]) -> list[Any]:

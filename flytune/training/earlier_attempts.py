@@ -1,18 +1,41 @@
 """Records of a run's attempts, beside its checkpoints: why earlier ones ended, and what they have taken."""
 
+import json
 import logging
 import math
 from collections.abc import Sequence
 
-from flytune import files
+from flytune import files, json_core
 from flytune.errors import KilledAgain, TrainingError
 from flytune.failures import first_line
-from flytune.failures.table import KINDS, OUT_OF_HOST_MEMORY
+from flytune.failures.table import KINDS, OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY
 from flytune.records import Attempt, NodeAttempt, Plan, Step
 from flytune.records.attempt import DONE, SIGTERM
 from flytune.schema import RecordError
 from flytune.storage import Storage
-from flytune.training import earlier_format
+
+PREFIXES = ("record-", "phase-", "notes.json")
+
+
+def of_release_0_2(name: str, content: bytes) -> str | bytes:
+    """Return a file's content as that of a record: figures without a phase, or a phase or notes without
+    figures."""
+    try:
+        found = json_core.load_object(content)
+    except json_core.JSONError:
+        return content  # the record refuses it
+    if name.startswith("phase-"):
+        found |= {"number": 0, "retry": found.pop("attempt", None), "kind": found.pop("ended", None)}
+        found["resumed_from_step"] = found.pop("saved_step", None)
+        found.pop("counted_bytes", None)
+    elif name == "notes.json":
+        found["number"] = 0
+        size = found.pop("per_device_train_batch_size", None)
+        if size is not None:
+            twice = 2 * size if isinstance(size, int) else size
+            found |= {"kind": OUT_OF_GPU_MEMORY, "per_device_train_batch_size": twice}
+    return json.dumps(found)
+
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +50,7 @@ _SILENT = _KILLED | _CONSEQUENCES
 def names(address: str, retry: bool = False) -> list[str]:
     """List the files of records at an address, those of earlier releases too."""
     files_there = Storage(address, retry=retry).names()
-    return [
-        name
-        for name in files_there
-        if name.endswith(".json") and name.startswith((PREFIX, *earlier_format.PREFIXES))
-    ]
+    return [name for name in files_there if name.endswith(".json") and name.startswith((PREFIX, *PREFIXES))]
 
 
 def stored(address: str, retry: bool = False) -> list[NodeAttempt]:
@@ -48,7 +67,7 @@ def stored(address: str, retry: bool = False) -> list[NodeAttempt]:
     for name in names(address, retry):
         try:
             content = storage.read(name)
-            text = content if name.startswith(PREFIX) else earlier_format.converted(name, content)
+            text = content if name.startswith(PREFIX) else of_release_0_2(name, content)
             records.append(NodeAttempt.parse(text).replaced(file_name=name))
         except FileNotFoundError:  # deleted meanwhile
             continue

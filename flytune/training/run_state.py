@@ -21,11 +21,10 @@ from flytune.training.attempt import AttemptWriter
 from flytune.training.checkpoints import Saver
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import Scorer
-from flytune.training.gpu_monitor import GpuMonitor
-from flytune.training.memory_peaks import Peaks
-from flytune.training.preemption import Stopper
+from flytune.training.measurements import GpuMonitor, Peaks
 from flytune.training.reference import Reference
 from flytune.training.step_log import Recorder
+from flytune.training.stopping import Stopper
 from flytune.training.watchdog import Watch
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,9 @@ from flytune.records.plan import EVALUATE, FIRST_STEP, STEP
 from flytune.records.training import LIVE, STEPS
 from flytune.schema import RecordError
 from flytune.sharding import ShardingBase
-from flytune.training import loss_check, step_timer, trackers
+from flytune.training import loss_check, measurements, trackers
 from flytune.training.eval_loss import Scorer
-from flytune.training.gpu_monitor import GpuMonitor
-from flytune.training.memory_peaks import Peaks
+from flytune.training.measurements import GpuMonitor, Peaks
 from training_estimates.degrees import Degrees
 
 
@@ -84,9 +83,9 @@ class Recorder:
             )
             if args.device.type == "cuda":
                 self._gpu_monitor.begin()
-        self.clock = step_timer.Clock(on_gpu=args.device.type == "cuda")
+        self.clock = measurements.Clock(on_gpu=args.device.type == "cuda")
         if trainer.is_deepspeed_enabled:
-            step_timer.time_engine(trainer.model_wrapped, self.clock)
+            measurements.time_engine(trainer.model_wrapped, self.clock)
         self._peaks.enter(FIRST_STEP)
 
     def count_tokens(self, batches: list[Any]) -> None:

@@ -1,8 +1,17 @@
 """The trainer of a run: TRL's trainer of the objective on a prepared data set, laid out as the recipe's
-sharding says."""
+sharding says.
+
+TRL averages its figures over micro batches, as if each had equally many tokens or rows, and counts one that
+has none as 0: the figure of a step would follow from the micro batch. LogMeans are means over all that was
+trained.
+
+A resumed optimizer has the settings of its checkpoint's recipe; OptimizerSettings are this recipe's, under
+every sharding. States and position are the checkpoint's.
+"""
 
 import functools
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,11 +43,74 @@ from flytune.sharding import sharding_of
 from flytune.training import bitsandbytes_states, callbacks, trackers, watchdog
 from flytune.training.attempt_notes import Notes
 from flytune.training.checkpoints import resume
-from flytune.training.learning_guard import LearningGuard
-from flytune.training.log_means import LogMeans
-from flytune.training.loss_guard import LossGuard
-from flytune.training.resumed_optimizer import OptimizerSettings
+from flytune.training.loss_guards import LearningGuard, LossGuard
 from flytune.training.run_state import RunState
+
+
+class LogMeans:
+    """Means over trained tokens or rows, weighted by how many of them each micro batch has."""
+
+    def __init__(self, log_counts: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """`log_counts` returns, by the name in TRL's logs, the number of tokens or rows of a micro batch:
+        int64 ()."""
+        self._log_counts = log_counts
+        self._counts: list[dict[str, Any]] = []
+
+    def count(self, batch: dict[str, Any]) -> None:
+        """Count a micro batch before its forward pass."""
+        self._counts.append(self._log_counts(batch))
+
+    def weigh(self, metrics: dict[str, list[float]], accelerator: Any) -> None:
+        """Replace the values of the micro batches in TRL's `metrics` by their mean, in place; none where
+        nothing was counted.
+
+        Every process calls it after equally many micro batches.
+        """
+        import torch
+
+        batches, self._counts = self._counts, []
+        if not batches or not batches[0]:
+            return
+        table = torch.stack([torch.stack([*counts.values()]) for counts in batches])
+        of_all_processes = accelerator.reduce(table, reduction="sum").T.tolist()
+        for name, counts in zip(batches[0], of_all_processes, strict=True):
+            values = metrics.pop(name, [])
+            if len(values) < len(counts):
+                # TRL has no value of a micro batch without a row of the label.
+                counts = [count for count in counts if count]
+            if values and sum(counts):
+                total = sum(value * count for value, count in zip(values, counts, strict=True) if count)
+                metrics[name] = [total / sum(counts)]
+
+
+class OptimizerSettings:
+    """Settings of an optimizer and its schedule, read before a checkpoint is loaded."""
+
+    def __init__(self, optimizer: Any, schedule: Any) -> None:
+        self._groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+        self._base_rates = list(schedule.base_lrs)
+        self._clipping = [(one, one.clip_grad) for one in _clipping(optimizer)]
+
+    def restore(self, optimizer: Any, schedule: Any) -> None:
+        """Put the settings back into what a checkpoint was loaded into, with the learning rates of the
+        schedule's position."""
+        schedule.base_lrs = list(self._base_rates)
+        factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
+        rates = [rate * factor for rate, factor in zip(self._base_rates, factors, strict=True)]
+        schedule._last_lr = rates
+        for group, own, rate in zip(optimizer.param_groups, self._groups, rates, strict=True):
+            group.update(own | {"lr": rate})
+        for one, most in self._clipping:
+            one.clip_grad = most
+
+
+def _clipping(optimizer: Any) -> list[Any]:
+    """Return DeepSpeed's optimizer below accelerate's, which clips gradients itself; no other does."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return [inner] if hasattr(inner, "clip_grad") else []
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from flytune.hardware import this_machine
 from flytune.models import loading, scoring
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
-from flytune.training import gpu_monitor, loop, step_log
+from flytune.training import loop, measurements, step_log
 from tests.support import ranks
 from tests.support.process_kills import kill_once_saved
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -92,7 +92,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_been(pair, tmp_path):
 def sampled():
     """Return what the monitor samples while this GPU has a GiB in use."""
     held = torch.ones(2**28, device="cuda")
-    with gpu_monitor.GpuMonitor(seconds=0.1) as monitor:
+    with measurements.GpuMonitor(seconds=0.1) as monitor:
         monitor.begin()
         for _ in range(200):
             held.mul_(1.0)

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from flytune.training import step_timer
+from flytune.training import measurements
 from tests.support import ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -15,7 +15,7 @@ def measure():
     matrix = torch.randn(8192, 8192, device="cuda")
     torch.cuda.synchronize()
     start = time.perf_counter()
-    clock = step_timer.Clock(on_gpu=True)
+    clock = measurements.Clock(on_gpu=True)
     clock.enter("forward")
     for _ in range(20):
         matrix @ matrix

@@ -14,7 +14,7 @@ from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.records.plan import STEP
 from flytune.training import loop
-from flytune.training.memory_peaks import Peaks
+from flytune.training.measurements import Peaks
 from tests.support import ranks
 from tests.support.tiny import tiny_base, tiny_recipe
 from training_estimates import activations

@@ -12,9 +12,9 @@ from flytune.planning import budget as planning_budget
 from flytune.planning import planner
 from flytune.recipe import Checkpoints, Hardware, Recipe
 from flytune.records import TrainingResult
-from flytune.training import checkpoints, loop, preemption
+from flytune.training import checkpoints, loop, stopping
 from flytune.training.checkpoints.ledger import Checkpoint
-from flytune.training.preemption import Stopper
+from flytune.training.stopping import Stopper
 from tests.support import ranks
 from tests.support.plans import SMALL, recipe_of
 from tests.support.ranks import ALONE, NOTHING_SAVED
@@ -64,7 +64,7 @@ def test_the_note_stands_in_the_plan_on_any_shape():
 @pytest.fixture
 def clock(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -16,7 +16,7 @@ from flytune.hardware import Cluster, shape_named
 from flytune.pods import spec
 from flytune.sharding.zero import Zero3
 from flytune.stages import ranks
-from flytune.training.preemption import GRACE_SECONDS
+from flytune.training.stopping import GRACE_SECONDS
 from tasks.runtime import pods, secrets
 from tests.support.paths import ROOT
 from tests.support.plans import recipe_of

@@ -21,7 +21,7 @@ from flytune import storage
 from flytune.errors import StorageError, TrainingError
 from flytune.recipe import Recipe
 from flytune.storage import Storage
-from flytune.training.checkpoints import paths, resume, staging
+from flytune.training.checkpoints import paths, resume
 from flytune.training.checkpoints.ledger import Checkpoint, Ledger, kept
 from tests.support.tiny import tiny_recipe
 
@@ -448,18 +448,18 @@ def test_our_own_errors_are_not_attributed_to_the_storage():
 
 
 def test_folders_of_attempts_that_have_ended_are_removed_and_no_others(tmp_path):
-    mine = staging.open_folder(tmp_path / "run", "0002-aaaaaa", 0, is_first=True)
+    mine = paths.open_folder(tmp_path / "run", "0002-aaaaaa", 0, is_first=True)
     dead = tmp_path / "run" / "attempt-0001-bbbbbb" / "node-0"
     dead.mkdir(parents=True)
     (dead / "lock").touch()
     child = os.fork()
     if not child:  # its hold on the lock ends with it
-        staging.open_folder(tmp_path / "run", "0001-cccccc", 0, is_first=True)
+        paths.open_folder(tmp_path / "run", "0001-cccccc", 0, is_first=True)
         os._exit(0)
     os.waitpid(child, 0)
-    staging.sweep(tmp_path / "run")
+    paths.sweep(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["attempt-0002-aaaaaa"]
-    staging.close_folder(mine)
+    paths.close_folder(mine)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -468,17 +468,17 @@ def test_a_folder_whose_removal_was_interrupted_is_removed_by_the_next_sweep(tmp
     (dead / "checkpoint-1").mkdir(parents=True)
     (dead / "lock").touch()
     with monkeypatch.context() as context, pytest.raises(Killed):
-        context.setattr(staging.shutil, "rmtree", killed)
-        staging.sweep(tmp_path / "run")
+        context.setattr(paths.shutil, "rmtree", killed)
+        paths.sweep(tmp_path / "run")
     assert (dead / "lock").exists()
-    staging.sweep(tmp_path / "run")
+    paths.sweep(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_written_into_a_folder_during_its_removal_are_removed_by_the_next_sweep(tmp_path):
     late = tmp_path / "run" / "attempt-0001-bbbbbb" / "node-0" / "checkpoint-3"
     late.mkdir(parents=True)
-    staging.sweep(tmp_path / "run")
+    paths.sweep(tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -512,26 +512,26 @@ def test_a_folder_that_another_process_removes_during_a_sweep_is_passed_over(gon
 
     def listed(path="."):
         if not isinstance(path, int) and Path(path) == home / gone and (home / gone).exists():
-            staging.shutil.rmtree(path)
+            paths.shutil.rmtree(path)
         return list_folder(path)
 
     monkeypatch.setattr(os, "scandir", listed)
-    staging.sweep(home)
+    paths.sweep(home)
     monkeypatch.undo()
     assert not home.exists()
 
 
 def test_a_folder_that_a_sweep_removes_as_it_is_made_is_made_again(tmp_path, monkeypatch):
-    lock, home = staging.fcntl.flock, tmp_path / "run"
+    lock, home = paths.fcntl.flock, tmp_path / "run"
     sweeps = iter([True])
 
     def swept(descriptor, how):
-        if how == staging.fcntl.LOCK_SH and next(sweeps, False):
-            staging.remove(home / "attempt-0001-aaaaaa" / "node-0")
+        if how == paths.fcntl.LOCK_SH and next(sweeps, False):
+            paths.remove(home / "attempt-0001-aaaaaa" / "node-0")
         lock(descriptor, how)
 
-    monkeypatch.setattr(staging.fcntl, "flock", swept)
-    mine = staging.open_folder(home, "0001-aaaaaa", 0, is_first=True)
-    staging.sweep(home)
+    monkeypatch.setattr(paths.fcntl, "flock", swept)
+    mine = paths.open_folder(home, "0001-aaaaaa", 0, is_first=True)
+    paths.sweep(home)
     assert (mine / "lock").exists()
-    staging.close_folder(mine)
+    paths.close_folder(mine)

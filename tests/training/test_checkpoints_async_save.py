@@ -5,7 +5,7 @@ import threading
 import torch
 
 from flytune.errors import StorageError
-from flytune.training.checkpoints.async_save import AsyncSave
+from flytune.training.checkpoints.saver import AsyncSave
 from tests.support import ranks
 from tests.support.waiting import LIMIT
 

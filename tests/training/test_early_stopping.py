@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flytune.recipe import Evaluation
 from flytune.records import Step
-from flytune.training.early_stopping import EarlyStopping
+from flytune.training.stopping import EarlyStopping
 from tests.support.stages import training_result
 
 

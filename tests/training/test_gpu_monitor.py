@@ -12,8 +12,8 @@ import pytest
 from flytune.recipe import Recipe
 from flytune.records import GpuUse, Step
 from flytune.sharding import sharding_of
-from flytune.training import gpu_monitor
-from flytune.training.gpu_monitor import GpuMonitor
+from flytune.training import measurements
+from flytune.training.measurements import GpuMonitor
 from tests.support.recipes import content
 from tests.support.waiting import LIMIT, until
 
@@ -76,7 +76,7 @@ class MockNvml:
 
 def test_figures_are_of_the_gpus_that_cuda_sees(monkeypatch):
     nvml = MockNvml(monkeypatch, {"GPU-a": IDLE, "GPU-b": BUSY, "GPU-c": IDLE}, visible=["b"])
-    assert gpu_monitor._visible(pynvml) == ["GPU-b"]
+    assert measurements._visible(pynvml) == ["GPU-b"]
     with GpuMonitor(seconds=0.001) as monitor:
         assert monitor.read() is None
         monitor.begin()
@@ -100,14 +100,14 @@ def test_mean_and_maximum_are_over_samples_and_gpus():
 
 def test_a_mig_instance_has_the_figures_that_it_supports(monkeypatch):
     MockNvml(monkeypatch, {"MIG-x": {"memory": 5}}, visible=["x"])
-    (gpu,) = gpu_monitor._visible(pynvml)
-    assert gpu_monitor._sample(pynvml, gpu) == {"memory_used_bytes": 5}
+    (gpu,) = measurements._visible(pynvml)
+    assert measurements._sample(pynvml, gpu) == {"memory_used_bytes": 5}
 
 
 @pytest.mark.parametrize("prefix", ["", "GPU-"])
 def test_a_uuid_is_found_with_and_without_its_kind(prefix, monkeypatch):
     MockNvml(monkeypatch, {"GPU-a": BUSY}, visible=[f"{prefix}a"])
-    assert gpu_monitor._visible(pynvml) == ["GPU-a"]
+    assert measurements._visible(pynvml) == ["GPU-a"]
 
 
 def begun(monitor):

@@ -6,7 +6,7 @@ from flytune.errors import TrainingError
 from flytune.hardware import shape_named
 from flytune.planning import planner
 from flytune.recipe import Recipe
-from flytune.training import learning_guard, loop
+from flytune.training import loop, loss_guards
 from tests.support import ranks
 from tests.support.tiny import tiny_recipe
 
@@ -58,7 +58,7 @@ def test_a_run_whose_steps_change_no_weight_exports_nothing(inputs, tmp_path):
 
 
 def test_steps_without_a_gradient_are_counted_in_a_row():
-    guard = learning_guard.LearningGuard()
+    guard = loss_guards.LearningGuard()
     for norm in (*[0.0] * 9, 1.0, None, *[0.0] * 9):
         guard.count(norm)
     guard.check(20)
@@ -68,8 +68,8 @@ def test_steps_without_a_gradient_are_counted_in_a_row():
 
 
 def test_gradients_that_always_overflow_stop_the_run():
-    guard = learning_guard.LearningGuard()
-    for _ in range(learning_guard.MOST_OVERFLOWED):
+    guard = loss_guards.LearningGuard()
+    for _ in range(loss_guards.MOST_OVERFLOWED):
         guard.count(float("inf"))
     with pytest.raises(
         TrainingError, match="the float16 gradients of the last 100 steps overflowed at every scale"

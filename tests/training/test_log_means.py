@@ -4,7 +4,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from flytune.training.log_means import LogMeans
+from flytune.training.trainer import LogMeans
 
 
 def weighed(counts, metrics):

@@ -12,7 +12,7 @@ from flytune.recipe import Recipe, Training
 from flytune.records import NodeAttempt
 from flytune.training import AttemptWriter, attempt_notes, checkpoints, loop
 from flytune.training.attempt_notes import Notes
-from flytune.training.loss_guard import LossGuard
+from flytune.training.loss_guards import LossGuard
 from tests.support import ranks
 from tests.support.plans import plan_of
 from tests.support.ranks import ALONE

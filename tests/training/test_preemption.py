@@ -7,8 +7,8 @@ import pytest
 from flytune.errors import Preempted
 from flytune.hardware import shape_named
 from flytune.recipe import Checkpoints
-from flytune.training import preemption
-from flytune.training.preemption import Stopper
+from flytune.training import stopping
+from flytune.training.stopping import Stopper
 from tests.support import ranks
 from tests.support.ranks import ALONE
 
@@ -37,7 +37,7 @@ def stopper_of(saver, save_steps, shape="cpu-1"):
 @pytest.fixture
 def clock(monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -10,7 +10,7 @@ from flytune.planning import planner
 from flytune.recipe import Recipe
 from flytune.records import Step
 from flytune.records.plan import EVALUATE, EXPORT, SAVE, STEP
-from flytune.training import eval_loss, loop, memory_peaks, step_log, step_timer
+from flytune.training import eval_loss, loop, measurements, step_log
 from tests.support import ranks
 from tests.support.process_kills import kill_once_saved
 from tests.support.stages import write_dataset
@@ -92,7 +92,7 @@ def test_peaks_by_phase_are_of_the_process_that_held_most(sharding, scored):
 
 
 def hold_in_phases():
-    found = memory_peaks.Peaks()
+    found = measurements.Peaks()
     found.enter(STEP)
     with found.during(SAVE):
         held = bytearray(200 * 2**20)
@@ -104,7 +104,7 @@ def hold_in_phases():
 
 
 def hold_in_steps():
-    found, peaks = memory_peaks.Peaks(), []
+    found, peaks = measurements.Peaks(), []
     found.enter(STEP)
     for _ in range(2):
         with found.during(EVALUATE):
@@ -144,12 +144,12 @@ def fit_and_note(recipe, inputs, out):
 
         setattr(owner, name, noting)
 
-    class Clock(step_timer.Clock):
+    class Clock(measurements.Clock):
         def __init__(self, on_gpu):
             super().__init__(on_gpu)
             clocks.append(self)
 
-    step_timer.Clock = Clock
+    measurements.Clock = Clock
     note(torch.utils.data._utils.fetch._MapDatasetFetcher, "fetch", "fetching")
     note(LlamaModel, "forward", "model")
     note(torch.Tensor, "backward", "gradients")
@@ -295,7 +295,7 @@ def test_peaks_are_not_read_before_cuda_is_initialized(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", raises)
-    memory_peaks._reset()
+    measurements._reset()
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match="did you call init"):
-        memory_peaks._reset()
+        measurements._reset()

@@ -15,7 +15,7 @@ from flytune.hardware import shape_named
 from flytune.planning import planner
 from flytune.recipe import TRACKER_NAMES, Recipe
 from flytune.records import GpuUse
-from flytune.training import gpu_monitor, loop, step_log, trackers
+from flytune.training import loop, measurements, step_log, trackers
 from tests.support import ranks
 from tests.support.tiny import tiny_recipe
 
@@ -113,7 +113,7 @@ def test_without_trackers_nothing_is_reported(inputs, tmp_path):
 def fit_with_gpu_figures(recipe, inputs, folder, environment):
     """Fit with a mock of the monitor's samples; the second step is too short for one."""
     uses = iter([GpuUse(utilization=40, power_watts_max=300), None, GpuUse(utilization=60)])
-    gpu_monitor.GpuMonitor.read = lambda self: next(uses)
+    measurements.GpuMonitor.read = lambda self: next(uses)
     return fit(recipe, inputs, folder, environment)
 
 

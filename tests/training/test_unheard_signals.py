@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from flytune.training import unheard_signals
-from flytune.training.unheard_signals import UnheardSignals
+from flytune.training import stopping
+from flytune.training.stopping import UnheardSignals
 from tests.support.paths import ROOT
 
 # A lock of libc's that is taken twice waits for ever, as a process group does for a rank that nobody starts.
@@ -52,7 +52,7 @@ def test_a_process_that_waits_in_a_library_ends_by_itself(number, said):
 
 
 def test_a_signal_of_a_forked_process_is_its_own(monkeypatch):
-    monkeypatch.setattr(unheard_signals, "SECONDS", 0.0)
+    monkeypatch.setattr(stopping, "SECONDS", 0.0)
     ended = []
 
     def end(number):

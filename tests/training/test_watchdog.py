@@ -6,7 +6,7 @@ import pytest
 from flytune.errors import Hang
 from flytune.records.plan import EVALUATE, FIRST_STEP, STEP
 from flytune.training import watchdog
-from flytune.training.memory_peaks import Peaks
+from flytune.training.measurements import Peaks
 from flytune.training.watchdog import Watch
 
 

@@ -1,5 +1,8 @@
 """Asynchronous storing of checkpoints, from the Trainer's folder on this node to the ledger, one at a
-time."""
+time.
+
+Of sharded checkpoints training waits for the copy to host memory, and not for the disk (AsyncSave).
+"""
 
 import hashlib
 import json
@@ -8,13 +11,13 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from flytune import __version__
+from flytune import __version__, patches
 from flytune.errors import StorageError, StorageFull
 from flytune.models import Row, base_identity, initial_adapter
 from flytune.objectives import objective_of
@@ -24,12 +27,63 @@ from flytune.sentences import counted
 from flytune.sharding import sharding_of
 from flytune.storage import failure
 from flytune.training import trackers
-from flytune.training.checkpoints import changes, paths, staging
+from flytune.training.checkpoints import changes, paths
 from flytune.training.checkpoints import resume as checkpoints_resume
-from flytune.training.checkpoints.async_save import AsyncSave
 from flytune.training.checkpoints.ledger import Checkpoint, history_until
 from flytune.training.checkpoints.resume import capture_storage_error, gathered
 from flytune.training.step_log import Recorder
+
+
+class AsyncSave:
+    """Asynchronous writes of one process; all processes save at the same time."""
+
+    def __init__(self) -> None:
+        self._groups: list[Any] = []
+        """Process groups, one for each save of a checkpoint (model, optimizer): their threads must not meet
+        in a collective."""
+        self._writing: list[Any] = []
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Make torch.distributed.checkpoint.save copy its arguments, and a thread write the copy."""
+        import torch
+        from torch.distributed.checkpoint.staging import BlockingAsyncStager
+        from torch.distributed.checkpoint.state_dict_saver import async_save
+
+        self._writing = []
+
+        def save(state_dict: Any, *, storage_writer: Any = None, planner: Any = None) -> None:
+            number = len(self._writing)
+            if number == len(self._groups):
+                self._groups.append(torch.distributed.new_group(backend="gloo"))
+            where = {
+                "storage_writer": storage_writer,
+                "planner": planner,
+                "process_group": self._groups[number],
+            }
+            self._writing.append(async_save(state_dict, async_stager=BlockingAsyncStager(), **where))
+
+        with patches.torch.CHECKPOINT_SAVE.replaced(
+            save
+        ):  # accelerate looks it up in the module at each save
+            yield
+
+    def wait(self) -> None:
+        """Wait until all processes have written what was saved.
+
+        Raises:
+            StorageError: a write failed, on any process.
+        """
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        try:
+            for future in self._writing:
+                future.result()
+        except CheckpointException as error:
+            # It is not an Exception; it contains the errors of all processes.
+            cause = next((one for one, _ in error.failures.values()), error)
+            raise StorageFull(f"the checkpoint could not be written: {cause}") from error
+
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +185,7 @@ class Saver:
         if self.recipe.checkpoints.save_steps or objective_of(self.recipe).draws(self.recipe):
             self._base = gathered(_base_of(self.recipe) if args.process_index == 0 else "", args)[0]
         self._history = [(0, changes.trained_with(self._settings, self._base, self._content_sha256))]
-        self.folder = staging.open_folder(self.home, attempt, self.node, args.local_process_index == 0)
+        self.folder = paths.open_folder(self.home, attempt, self.node, args.local_process_index == 0)
         args.output_dir = str(self.folder)
 
     def resume(self, resizes: bool) -> Path | None:
@@ -435,8 +489,8 @@ class Saver:
             self._publisher.finish()
         gathered(None, self.args)
         if self.args.local_process_index == 0:
-            staging.close_folder(self.folder)
-            staging.sweep(self.home)
+            paths.close_folder(self.folder)
+            paths.sweep(self.home)
 
 
 def _base_of(recipe: Recipe) -> str:

@@ -1,6 +1,11 @@
-"""Preemption, automatic saves, budgets and early stopping: all processes save and stop at the same step.
+"""Stops of a run before its last step: preemption, Ctrl-C, budgets and early stopping; and automatic saves.
 
-SIGTERM only sets a flag; at the end of each step the processes agree by one all-reduce of seven numbers.
+SIGTERM only sets a flag; at the end of each step the processes agree by one all-reduce of seven numbers, so
+that all save and stop at the same step.
+
+Python runs a signal's handler between two instructions of the main thread: one that waits for a process
+group, a store or a disk in C runs none, for as long as that waits. The number of the signal arrives in a pipe
+at once (UnheardSignals).
 """
 
 import logging
@@ -9,8 +14,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, NamedTuple
 
 from flytune.console import step_lines
@@ -20,9 +26,121 @@ from flytune.hardware import Shape
 from flytune.planning import Budget, save_interval
 from flytune.pods.spec import GRACE_SECONDS
 from flytune.recipe import Checkpoints, Evaluation
+from flytune.records import Step
+from flytune.sentences import counted
 from flytune.training.checkpoints import Saver
-from flytune.training.early_stopping import EarlyStopping
-from flytune.training.unheard_signals import UnheardSignals
+
+SECONDS = 2.0
+"""Seconds from a signal that its handler has to run."""
+
+
+class UnheardSignals:
+    """Context in which a process ends by itself if the handlers of SIGTERM and SIGINT do not run; of the main
+    thread alone."""
+
+    def __init__(self, end: Callable[[int], None]) -> None:
+        """Call `end` with the number of a signal that was not heard, in another thread; then the process
+        exits."""
+        self._end, self._heard, self._over = end, threading.Event(), False
+        self._ends: list[int] = []
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "UnheardSignals":
+        if (other := signal.set_wakeup_fd(-1)) != -1:  # an event loop's
+            signal.set_wakeup_fd(other)
+            return self
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+        self._ends = list(os.pipe())
+        os.set_blocking(self._ends[1], False)
+        signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if callable(before := signal.getsignal(number)):
+                self._before[number] = before
+                signal.signal(number, self._hear)
+        threading.Thread(target=self._listen, args=[self._ends[0]], name="signals", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave signals to their handlers alone."""
+        if not self._ends or self._over:
+            return
+        self._over = True
+        self._heard.set()
+        signal.set_wakeup_fd(-1)
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._hear:
+                signal.signal(number, before)
+        os.close(self._ends[1])  # which ends the thread
+
+    def _leave_to_parent(self) -> None:
+        # A signal of a forked process would arrive in the same pipe.
+        if not self._over:
+            signal.set_wakeup_fd(-1)
+
+    def _hear(self, number: int, frame: Any) -> None:
+        self._heard.set()
+        self._before[number](number, frame)
+
+    def _listen(self, end: int) -> None:
+        while number := os.read(end, 1):
+            if number[0] in self._before and not self._heard.wait(SECONDS):
+                self._end(number[0])
+                os._exit(128 + number[0])
+        os.close(end)
+
+
+class EarlyStopping:
+    """Count of evaluations without a lower eval_loss, as transformers' EarlyStoppingCallback counts them.
+
+    That callback and the metric that it compares with are set by the Trainer's own evaluation, which Flytune
+    does not use.
+    """
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._patience, self._threshold = (
+            evaluation.early_stopping_patience,
+            evaluation.early_stopping_threshold,
+        )
+        self.best: tuple[int, float] | None = None
+        """Step of the lowest eval_loss so far, and that loss."""
+        self.counter = 0
+        """Number of evaluations since one that was lower by more than the threshold."""
+
+    def resume(self, steps: Iterable[Step]) -> None:
+        """Count the evaluations of the steps in a checkpoint's log."""
+        for step in steps:
+            if step.eval_loss is not None:
+                self.count(step.step, step.eval_loss)
+
+    def count(self, step: int, loss: float) -> None:
+        """Count one evaluation, of the model after `step`. The comparison is with the lowest loss, however
+        little it fell."""
+        is_lower = not math.isnan(loss) and (self.best is None or loss < self.best[1])
+        improves = is_lower and (self.best is None or self.best[1] - loss > self._threshold)
+        self.counter = 0 if improves else self.counter + 1
+        if is_lower:
+            self.best = step, loss
+
+    @property
+    def is_due(self) -> bool:
+        """True if training is to end."""
+        return self._patience is not None and self.counter >= self._patience
+
+    def describe(self, step: int) -> str:
+        """Return a sentence on the end of training after `step`."""
+        lowest = f"{self.best[1]:.4f}, at step {self.best[0]}" if self.best else "no number"
+        often = counted(self.counter, "evaluation")
+        by = f" by more than {self._threshold:g}" if self._threshold else ""
+        return (
+            f"evaluation.early_stopping_patience: {often} in a row did not lower eval_loss{by} (lowest: "
+            f"{lowest}); training ended after step {step}"
+        )
+
 
 log = logging.getLogger(__name__)
 
