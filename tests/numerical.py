@@ -54,7 +54,7 @@ FILES = [
     "training/test_learning_guard.py",
     "training/test_loop.py",
     "training/test_loss_check.py",
-    "training/test_loss_guard.py",
+    "training/test_loss_guards.py",
     "workflows/test_sft_then_dpo.py",
 ]
 """The files of these tests, which have the marker `numerical`."""

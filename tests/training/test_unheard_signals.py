@@ -17,7 +17,7 @@ import ctypes, os, sys, threading
 from pathlib import Path
 from flytune.training import unheard_signals
 from tests.support.ranks import NOTHING_SAVED
-from tests.training.test_preemption import stopper_of
+from tests.training.test_stopping import stopper_of
 unheard_signals.SECONDS = 0.1
 lock, libc = ctypes.create_string_buffer(256), ctypes.CDLL(None)
 call = Path(f"/proc/self/task/{threading.get_native_id()}/syscall")
