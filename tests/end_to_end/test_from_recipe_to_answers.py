@@ -124,6 +124,7 @@ def test_two_adapters_from_recipe_to_answers(tmp_path):
                 "HOME": str(home),
                 "TMPDIR": str(home),
                 "PYTHONPATH": str(ROOT),
+                "FLYTUNE_OUT": str(tmp_path / "results"),
             }
             done = pyflyte(tiny_recipe(base, data, changes), home, mock_hub.environment(hub, str(home)))
             assert done.returncode == 0, done.stderr[-3000:]
@@ -162,7 +163,7 @@ def test_two_adapters_from_recipe_to_answers(tmp_path):
     ran(
         seen, *infer, "--scratch_folder", tmp_path / "kept", "--generation", json.dumps({"max_new_tokens": 8})
     )
-    (answers,) = home.rglob("answers/answers.jsonl")
+    (answers,) = (tmp_path / "results").glob("answers-*/answers.jsonl")
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [row.get("adapter") for row in rows] == [None, "other", "base"]
     assert rows[0]["answer"] != rows[1]["answer"]

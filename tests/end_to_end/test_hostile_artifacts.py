@@ -62,7 +62,7 @@ def card(artifact, out):
         name, api = "owner/name", None
 
     out.mkdir()
-    hub._files(artifact, Contents.read(artifact / CONTENTS), recipe(), Repository, "x", out)
+    hub._files(artifact, Contents.read(artifact / CONTENTS), recipe(), Repository, "x", out, {})
 
 
 def prepare(artifact, out):

@@ -48,8 +48,8 @@ def test_its_log_and_report_say_what_it_continues_and_why(runs):
     first, last = training.attempts
     assert (first.resumed_from_step, last.last_step) == (0, 6)
     assert 0 < last.resumed_from_step <= first.last_step <= 3
-    # Not the lost peer that the first rank has seen.
-    assert first.ended.startswith("out of host memory: ended by SIGKILL")
+    # The rank that was killed, not the lost peer that the first one has seen.
+    assert first.ended.startswith("rank 1: out of host memory: ended by SIGKILL")
     assert not last.ended
     # A resumed run without Flyte numbers its attempts by their records.
     start = (
