@@ -24,7 +24,7 @@ def is_flash(case: Case) -> bool:
 def prepare(case: Case, model: Any) -> None:
     """Give a language model the head of its loss, and switch dropout off where the objective does."""
     objective = objective_of(case.recipe)
-    objective.set_dropout(case.recipe, model)
+    objective.set_dropout(model)
     if case.profile.loss == "chunked" and objective.head_outputs:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         own_logits.add_head(base, case.recipe.model.trust_remote_code, outputs=objective.head_outputs)
@@ -48,7 +48,7 @@ def forward(case: Case, model: Any, reference: Any, ledger: AllocationLedger) ->
         ledger.stage(REFERENCE)
         return _reference(case, model, reference, batch)
 
-    loss, known = objective_of(case.recipe).run_passes(case.recipe, trained, frozen)
+    loss, known = objective_of(case.recipe).run_passes(trained, frozen)
     # What the losses of preferences do with a number of each row has no size.
     return (loss if known is None else loss - known).mean()
 
@@ -61,11 +61,11 @@ def draw(case: Case, model: Any, ledger: AllocationLedger) -> None:
     """
     import torch
 
-    recipe, section = case.recipe, objective_of(case.recipe).draws(case.recipe)
+    recipe, section = case.recipe, objective_of(case.recipe).draws()
     assert section is not None
     rows, longest = section.at_a_time or case.micro_batch, recipe.data.max_length
     prompt = max(1, longest - section.tokens)
-    drawing = Drawing(ends=(0,), pad=0, temperature=objective_of(recipe).temperature(recipe))
+    drawing = Drawing(ends=(0,), pad=0, temperature=objective_of(recipe).temperature())
     ledger.stage(DRAW)
     with torch.no_grad(), ledger.paths(model.eval()), _autocast(case):
         output = _token(model, rows, prompt, prompt, None, drawing)

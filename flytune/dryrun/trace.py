@@ -141,7 +141,7 @@ def _base(case: Case) -> Any:
 
 
 def _has_copy(case: Case) -> bool:
-    return objective_of(case.recipe).reference(case.recipe) == "copy"
+    return objective_of(case.recipe).reference() == "copy"
 
 
 def _reference_model(case: Case) -> Any:
@@ -210,7 +210,7 @@ def _passes(case: Case, model: Any, ledger: AllocationLedger, zero: Partitions |
 
 def _drawn_bytes(case: Case) -> int:
     """Return the peak while answers are drawn, without the optimizer's states; 0 where none are."""
-    if objective_of(case.recipe).draws(case.recipe) is None:
+    if objective_of(case.recipe).draws() is None:
         return 0
     model = _adapted(case)
     zero = partitions.of(case, model)

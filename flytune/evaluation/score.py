@@ -85,7 +85,7 @@ def _measured(recipe: Recipe, dataset: Path, models: BothModels, rows: list[Row]
         found, fields = compare(models, heldout, heldout_sources(dataset, len(rows)))
     figures = [
         figure.measured(found.figures[figure.name])
-        for figure in objective.figures(recipe)
+        for figure in objective.figures()
         if figure.name in found.figures
     ]
     for figure in figures[:SHOWN]:

@@ -27,13 +27,13 @@ OBJECTIVES: dict[str, type[ObjectiveBase]] = {
 
 
 def objective_of(recipe: Recipe) -> ObjectiveBase:
-    """Return the objective that a recipe names."""
-    return OBJECTIVES[recipe.objective.name]()
+    """Return the objective that a recipe names, bound to the recipe."""
+    return OBJECTIVES[recipe.objective.name](recipe)
 
 
 def of_gate(recipe: Recipe, rows: Sequence[Row]) -> tuple[Sequence[Row], ObjectiveBase]:
     """Return the held-out rows that the gate compares, and what measures them: of a language model the
     tokens' loss, whatever its objective."""
     if heads.head_of(recipe) is heads.LANGUAGE_MODEL:
-        return gate_sequences(rows), Supervised()
+        return gate_sequences(rows), Supervised(recipe)
     return rows, objective_of(recipe)

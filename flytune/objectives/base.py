@@ -40,7 +40,7 @@ def tables_beside_adapter(recipe: Recipe) -> list[str]:
 
 
 class ObjectiveBase:
-    """One goal of training. Subclasses contain only what differs."""
+    """The goal of training of one recipe. Subclasses contain only what differs."""
 
     name: ClassVar[str]
     """Value of `objective` in recipes."""
@@ -52,38 +52,40 @@ class ObjectiveBase:
     head_outputs: ClassVar[tuple[str, ...]] = ()
     """Results of TRL's chunked loss for each token; none where the model has no head of the vocabulary."""
 
+    def __init__(self, recipe: Recipe) -> None:
+        """Bind it to a recipe that names it."""
+        self.recipe = recipe
+
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return what means in TRL's logs are taken over: the trained tokens or rows of a micro batch, by
         name, int64 ()."""
         return {}
 
-    def logged_rewards(self, recipe: Recipe) -> dict[str, str]:
+    def logged_rewards(self) -> dict[str, str]:
         """Return the name in TRL's logs of each reward, by its name; none where nothing is drawn."""
         return {}
 
     heldout_rows: ClassVar[type[HeldoutRows]] = HeldoutRows
     """Held-out rows as it evaluates them, which measure its figures."""
 
-    def figures(self, recipe: Recipe) -> list[Figure]:
+    def figures(self) -> list[Figure]:
         """List its figures, the most important first; models are compared by the first one that is paired."""
         raise NotImplementedError
 
-    def frozen_passes(self, recipe: Recipe) -> int:
+    def frozen_passes(self) -> int:
         """Return the forward passes of a row without gradients, beside that of training."""
-        return int(self.reference(recipe) not in ("none", "precomputed"))
+        return int(self.reference() not in ("none", "precomputed"))
 
-    def run_passes(
-        self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]
-    ) -> tuple[Any, Any]:
+    def run_passes(self, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
         """Run the forward pass of training and those without gradients in the order of a step; return both
         results.
 
         The second is None if there are no frozen passes; here they come between the forward and the backward
         pass of training.
         """
-        return trained(), frozen() if self.frozen_passes(recipe) else None
+        return trained(), frozen() if self.frozen_passes() else None
 
-    def problems(self, recipe: Recipe) -> list[str]:
+    def problems(self) -> list[str]:
         """List what no shape solves: parts of the recipe that cannot work with it, with the reason, a line
         each."""
         return []
@@ -92,69 +94,71 @@ class ObjectiveBase:
         """Return why a type of base model cannot be trained for it; None if it can."""
         return None
 
-    def base_problems(self, recipe: Recipe, geometry: Geometry) -> list[str]:
+    def base_problems(self, geometry: Geometry) -> list[str]:
         """List what no shape solves of the recipe with its base model, a line each."""
-        problems, sharding = [], sharding_of(recipe)
+        problems, sharding = [], sharding_of(self.recipe)
         if reason := self.model_problem(geometry.model_type):
             problems.append(reason)
-        if geometry.experts > 1 and self._loses_balance(recipe):
+        if geometry.experts > 1 and self._loses_balance():
             problems.append(
-                f"training.router_aux_loss_coef: objective {self.name} with method {recipe.method.name} and "
-                f"sharding {sharding.name} has wrong gradients of the balance loss with activation "
-                "checkpointing, which TRL makes reentrant there; write 0, or "
+                f"training.router_aux_loss_coef: objective {self.name} with method "
+                f"{self.recipe.method.name} and sharding {sharding.name} has wrong gradients of the balance "
+                "loss with activation checkpointing, which TRL makes reentrant there; write 0, or "
                 "training.activation_checkpointing: false, or use fsdp"
             )
-        if geometry.unsupported and self.draws(recipe):
+        if geometry.unsupported and self.draws():
             problems.append(
-                f"model.name_or_path: {recipe.model.name_or_path}: to draw answers, objective {self.name} "
-                f"caches keys and values, whose memory and time are not modelled for {geometry.unsupported}; "
-                "train a model whose layers are those of Llama, Mistral or Qwen2 (docs/plan.md), or prefer "
-                "answers with objective: dpo"
+                f"model.name_or_path: {self.recipe.model.name_or_path}: to draw answers, objective "
+                f"{self.name} caches keys and values, whose memory and time are not modelled for "
+                f"{geometry.unsupported}; train a model whose layers are those of Llama, Mistral or Qwen2 "
+                "(docs/plan.md), or prefer answers with objective: dpo"
             )
         return problems
 
-    def _loses_balance(self, recipe: Recipe) -> bool:
+    def _loses_balance(self) -> bool:
         """Return whether gradients of the balance loss differ from plain training's (by 5 to 30 % in the
         self-test)."""
-        training, method = recipe.training, recipe.method
+        training, method = self.recipe.training, self.recipe.method
         is_reentrant = (
-            sharding_of(recipe).layout.zero3 and method.name != "full" and training.activation_checkpointing
+            sharding_of(self.recipe).layout.zero3
+            and method.name != "full"
+            and training.activation_checkpointing
         )
         return is_reentrant and "adapter" in self.references and training.router_aux_loss_coef != 0
 
-    def reference(self, recipe: Recipe) -> ReferenceKind:
+    def reference(self) -> ReferenceKind:
         """Return the reference model of each step."""
         return "none"
 
-    def _switches_dropout_off(self, recipe: Recipe) -> bool:
+    def _switches_dropout_off(self) -> bool:
         """Return whether dropout, the adapter's too, is off in training."""
         return False
 
-    def lora_dropout(self, recipe: Recipe) -> float:
+    def lora_dropout(self) -> float:
         """Return the dropout of the adapter in training."""
-        return 0.0 if self._switches_dropout_off(recipe) else recipe.method.lora_dropout
+        return 0.0 if self._switches_dropout_off() else self.recipe.method.lora_dropout
 
-    def set_dropout(self, recipe: Recipe, model: Any) -> None:
+    def set_dropout(self, model: Any) -> None:
         """Switch the dropout of a model off if it is off in training, as TRL's trainer does."""
         from trl.trainer.utils import disable_dropout_in_model
 
-        if self._switches_dropout_off(recipe):
+        if self._switches_dropout_off():
             disable_dropout_in_model(model)
 
-    def reasons(self, recipe: Recipe) -> list[str]:
+    def reasons(self) -> list[str]:
         """List what the plan says about its cost, a line each."""
         return []
 
-    def warnings(self, recipe: Recipe, manifest: Manifest) -> list[str]:
+    def warnings(self, manifest: Manifest) -> list[str]:
         """List what prepared data says against the recipe, a line each, without stopping the run."""
         return []
 
-    def dropout_reasons(self, recipe: Recipe) -> list[str]:
+    def dropout_reasons(self) -> list[str]:
         """List the line of the plan about an adapter's dropout that is switched off."""
         if (
-            recipe.method.name == "full"
-            or not recipe.method.lora_dropout
-            or not self._switches_dropout_off(recipe)
+            self.recipe.method.name == "full"
+            or not self.recipe.method.lora_dropout
+            or not self._switches_dropout_off()
         ):
             return []
         return ["objective.disable_dropout: method.lora_dropout has no effect in training"]
@@ -163,15 +167,16 @@ class ObjectiveBase:
         """Return TRL's class of training arguments."""
         raise NotImplementedError
 
-    def arguments(self, recipe: Recipe) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """Return its own keyword arguments of that class."""
         raise NotImplementedError
 
-    def trainer_class(self) -> Any:
+    @classmethod
+    def trainer_class(cls) -> Any:
         """Return TRL's trainer, for rows that are prepared."""
         raise NotImplementedError
 
-    def trainer_arguments(self, recipe: Recipe, load: Callable[[], Any]) -> dict[str, Any]:
+    def trainer_arguments(self, load: Callable[[], Any]) -> dict[str, Any]:
         """Return its own keyword arguments of the trainer; `load` returns another copy of the base model."""
         return {}
 
@@ -179,20 +184,20 @@ class ObjectiveBase:
         """Return the maker of its batches; None for flytune.data.Collator."""
         return None
 
-    def joined(self, recipe: Recipe) -> Callable[[Row, Row], Row] | None:
+    def joined(self) -> Callable[[Row, Row], Row] | None:
         """Return what makes a row to train of it and the row before it in its step; None if rows are trained
         as they are."""
         return None
 
-    def repeats(self, recipe: Recipe) -> int:
+    def repeats(self) -> int:
         """Return the samples that a step has of each stored row."""
         return 1
 
-    def draws(self, recipe: Recipe) -> Draws | None:
+    def draws(self) -> Draws | None:
         """Return what the model draws before each step; None if it draws nothing."""
         return None
 
-    def temperature(self, recipe: Recipe) -> float:
+    def temperature(self) -> float:
         """Return the divisor of the logits whose log-probabilities are trained."""
         return 1.0
 
@@ -213,7 +218,7 @@ class ObjectiveBase:
         tokens."""
         return None
 
-    def card_text(self, recipe: Recipe) -> str:
+    def card_text(self) -> str:
         """Return what the model card says about the training; empty for a language model's own loss."""
         return ""
 

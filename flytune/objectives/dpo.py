@@ -19,7 +19,7 @@ from flytune.models.scoring import IGNORED, padded, sequences_of
 from flytune.objectives.base import ObjectiveBase, ReferenceKind, tables_beside_adapter
 from flytune.objectives.heldout import HeldoutRows
 from flytune.objectives.preferences import PairRows
-from flytune.recipe import Dpo, Kto, Recipe
+from flytune.recipe import Dpo, Kto
 from flytune.records.figures import ACCURACY, LOSS, MARGIN, PERPLEXITY, PREFERRED, Figure, of_answers
 from flytune.sentences import counted
 from flytune.sharding import sharding_of
@@ -63,13 +63,14 @@ class DirectPreference(ObjectiveBase):
     card_rows: ClassVar[str] = "pairs of answers"
     """The rows, in the model card."""
 
-    def section(self, recipe: Recipe) -> Dpo | Kto:
+    @property
+    def section(self) -> Dpo | Kto:
         """Return its section of a recipe."""
-        assert isinstance(recipe.objective, Dpo | Kto)
-        return recipe.objective
+        assert isinstance(self.recipe.objective, Dpo | Kto)
+        return self.recipe.objective
 
-    def figures(self, recipe: Recipe) -> list[Figure]:
-        objective = recipe.objective
+    def figures(self) -> list[Figure]:
+        objective = self.recipe.objective
         assert isinstance(objective, Dpo)
         margin = MARGIN.model_copy(
             update={"scaled_by": PREFERENCE_LOSS.scaled_by, "meaning": f"{MARGIN.meaning}; {REWARD}"}
@@ -80,10 +81,10 @@ class DirectPreference(ObjectiveBase):
         unit = "nats per pair" if _IN_NATS.issuperset(objective.loss_type) else "per pair"
         return [PREFERENCE_LOSS, *shared, trained_loss(unit, f"{' + '.join(objective.loss_type)} of a pair")]
 
-    def problems(self, recipe: Recipe) -> list[str]:
-        method, sharding, found = recipe.method, sharding_of(recipe), []
+    def problems(self) -> list[str]:
+        method, sharding, found = self.recipe.method, sharding_of(self.recipe), []
         where = f"objective: {self.name}"
-        never = getattr(recipe.objective, "precompute_ref_log_probs", False) is False
+        never = getattr(self.recipe.objective, "precompute_ref_log_probs", False) is False
         leave_out = (
             "leave out precompute_ref_log_probs: false, or " if "precomputed" in self.references else ""
         )
@@ -103,7 +104,7 @@ class DirectPreference(ObjectiveBase):
                 f"{where} with method.init_lora_weights {method.init_lora_weights}: without its adapter the "
                 "model lacks its largest singular values, and is not a reference; leave init_lora_weights out"
             )
-        if named := tables_beside_adapter(recipe):
+        if named := tables_beside_adapter(self.recipe):
             found.append(
                 f"{where} with {', '.join(named)}: TRL's loss reads the head outside of the adapter, so the "
                 "reference would have the trained rows; train them with objective sft first, and merge that "
@@ -116,34 +117,32 @@ class DirectPreference(ObjectiveBase):
             )
         return found
 
-    def reference(self, recipe: Recipe) -> ReferenceKind:
-        method, asked = recipe.method, getattr(recipe.objective, "precompute_ref_log_probs", False)
-        no_model = method.adapter or (method.name == "full" and sharding_of(recipe).no_reference_copy)
+    def reference(self) -> ReferenceKind:
+        method, asked = self.recipe.method, getattr(self.recipe.objective, "precompute_ref_log_probs", False)
+        no_model = method.adapter or (method.name == "full" and sharding_of(self.recipe).no_reference_copy)
         if asked is True or (asked == "auto" and no_model):
             return "precomputed"
         return "copy" if method.name == "full" else "adapter"
 
-    def _switches_dropout_off(self, recipe: Recipe) -> bool:
-        return self.section(recipe).disable_dropout
+    def _switches_dropout_off(self) -> bool:
+        return self.section.disable_dropout
 
-    def cost(self, recipe: Recipe) -> str:
+    def cost(self) -> str:
         """Describe the forward passes of a row."""
-        more = "" if self.reference(recipe) == "precomputed" else ", and one more of the reference"
+        more = "" if self.reference() == "precomputed" else ", and one more of the reference"
         return (
-            f"each row is two sequences of up to {counted(recipe.data.max_length, 'token')} in one "
+            f"each row is two sequences of up to {counted(self.recipe.data.max_length, 'token')} in one "
             f"forward pass{more}"
         )
 
-    def reasons(self, recipe: Recipe) -> list[str]:
+    def reasons(self) -> list[str]:
         sort = {
             "copy": "a second, frozen model",
             "adapter": "the same model with its adapter switched off",
             "precomputed": "run once, before training: a step has no pass of it",
         }
-        found = [
-            f"objective: {self.name}: {self.cost(recipe)}; the reference is {sort[self.reference(recipe)]}"
-        ]
-        return found + self.dropout_reasons(recipe)
+        found = [f"objective: {self.name}: {self.cost()}; the reference is {sort[self.reference()]}"]
+        return found + self.dropout_reasons()
 
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
         return dict.fromkeys(("entropy", "mean_token_accuracy"), batch["completion_mask"][:, 1:].sum())
@@ -153,8 +152,8 @@ class DirectPreference(ObjectiveBase):
 
         return DPOConfig
 
-    def arguments(self, recipe: Recipe) -> dict[str, Any]:
-        objective = recipe.objective
+    def arguments(self) -> dict[str, Any]:
+        objective = self.recipe.objective
         assert isinstance(objective, Dpo)
         return {
             "loss_type": list(objective.loss_type),
@@ -166,13 +165,14 @@ class DirectPreference(ObjectiveBase):
             "remove_unused_columns": False,
         }
 
-    def trainer_class(self) -> Any:
+    @classmethod
+    def trainer_class(cls) -> Any:
         return _trainer_class()
 
-    def trainer_arguments(self, recipe: Recipe, load: Callable[[], Any]) -> dict[str, Any]:
-        if self.reference(recipe) == "precomputed":
+    def trainer_arguments(self, load: Callable[[], Any]) -> dict[str, Any]:
+        if self.reference() == "precomputed":
             return {"reads_reference": True}
-        if self.reference(recipe) != "copy":
+        if self.reference() != "copy":
             return {}
         model = load()
         model.config.use_cache = False
@@ -188,8 +188,8 @@ class DirectPreference(ObjectiveBase):
     def row_numbers(self, outputs: Any) -> Any:
         return outputs.log_probs.sum(dim=1)
 
-    def card_text(self, recipe: Recipe) -> str:
-        section = self.section(recipe)
+    def card_text(self) -> str:
+        section = self.section
         return (
             f"Trained with {self.name.upper()} ({' + '.join(section.loss_type)}, beta {section.beta}) on "
             f"{self.card_rows}; the reference is the base model."

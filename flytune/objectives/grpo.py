@@ -93,15 +93,15 @@ class GroupPolicy(ObjectiveBase):
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
         return dict.fromkeys(("entropy", "kl"), batch["completion_mask"].sum())
 
-    def logged_rewards(self, recipe: Recipe) -> dict[str, str]:
-        return {reward.name: f"rewards/{reward.name}/mean" for reward in self.section(recipe).rewards}
+    def logged_rewards(self) -> dict[str, str]:
+        return {reward.name: f"rewards/{reward.name}/mean" for reward in self.section.rewards}
 
-    def figures(self, recipe: Recipe) -> list[Figure]:
+    def figures(self) -> list[Figure]:
         scaled = ["objective.rewards", "objective.max_completion_length"]
         of_reference = [of_answers(LOSS.model_copy(update={"step": "", "eval_step": ""}), "reference")]
         steps, count = (
-            [*STEPS, *([KL] if self.section(recipe).beta else [])],
-            self.section(recipe).eval_answers,
+            [*STEPS, *([KL] if self.section.beta else [])],
+            self.section.eval_answers,
         )
         several = PASS.model_copy(
             update={
@@ -113,30 +113,30 @@ class GroupPolicy(ObjectiveBase):
         passes = [PASS, several] if count > 1 else [PASS] if count else []
         return [REWARD.model_copy(update={"scaled_by": scaled}), *passes, POLICY_LOSS, *steps, *of_reference]
 
-    def problems(self, recipe: Recipe) -> list[str]:
-        section, method, where, found = self.section(recipe), recipe.method, f"objective: {self.name}", []
-        if section.max_completion_length >= recipe.data.max_length:
+    def problems(self) -> list[str]:
+        section, method, where, found = self.section, self.recipe.method, f"objective: {self.name}", []
+        if section.max_completion_length >= self.recipe.data.max_length:
             found.append(
                 f"objective.max_completion_length: {section.max_completion_length} leaves no token of "
-                f"data.max_length {recipe.data.max_length} for the prompt; raise data.max_length, which "
+                f"data.max_length {self.recipe.data.max_length} for the prompt; raise data.max_length, which "
                 "counts both, or lower it"
             )
-        if recipe.training.global_batch_size % section.group_size:
+        if self.recipe.training.global_batch_size % section.group_size:
             found.append(
-                f"training.global_batch_size: {recipe.training.global_batch_size}, which counts answers, is "
-                f"not a multiple of objective.group_size {section.group_size}"
+                f"training.global_batch_size: {self.recipe.training.global_batch_size}, which counts "
+                f"answers, is not a multiple of objective.group_size {section.group_size}"
             )
-        offload = "drawing answers is not tested with it" if recipe.sharding.offload != "none" else None
-        if reason := sharding_of(recipe).no_drawn_answers or offload:
+        offload = "drawing answers is not tested with it" if self.recipe.sharding.offload != "none" else None
+        if reason := sharding_of(self.recipe).no_drawn_answers or offload:
             found.append(
-                f"{where} with sharding {recipe.sharding.name}, offload {recipe.sharding.offload}: {reason}; "
-                "use none, ddp, zero2 or fsdp without offload"
+                f"{where} with sharding {self.recipe.sharding.name}, offload "
+                f"{self.recipe.sharding.offload}: {reason}; use none, ddp, zero2 or fsdp without offload"
             )
-        if self.reference(recipe) == "copy" and (reason := sharding_of(recipe).no_reference_copy):
+        if self.reference() == "copy" and (reason := sharding_of(self.recipe).no_reference_copy):
             found.append(
-                f"objective.beta: {section.beta:g} with method full and sharding {recipe.sharding.name}: "
-                f"{reason}, and log-probabilities of answers that are not drawn yet cannot be computed "
-                "before; use sharding none or ddp, method lora, or beta: 0"
+                f"objective.beta: {section.beta:g} with method full and sharding "
+                f"{self.recipe.sharding.name}: {reason}, and log-probabilities of answers that are not "
+                "drawn yet cannot be computed before; use sharding none or ddp, method lora, or beta: 0"
             )
         if method.is_pissa or method.adapter:
             named = (
@@ -150,53 +150,51 @@ class GroupPolicy(ObjectiveBase):
                 f"{where} with method.target_modules lm_head: TRL's head of log-probabilities has none; "
                 "remove it there"
             )
-        if named := ", ".join(tables_beside_adapter(recipe)):
+        if named := ", ".join(tables_beside_adapter(self.recipe)):
             found.append(
                 f"{where} with {named}: tables of tokens beside an adapter are not tested; use method full"
             )
-        if recipe.model.trust_remote_code:
+        if self.recipe.model.trust_remote_code:
             found.append(
                 f"{where} with model.trust_remote_code: drawing from code of a model's own is not tested; "
                 "remove it"
             )
-        if recipe.model.attn_implementation.startswith("flash"):
+        if self.recipe.model.attn_implementation.startswith("flash"):
             found.append(
-                f"{where} with {recipe.model.attn_implementation}: its batches are padded; write sdpa"
+                f"{where} with {self.recipe.model.attn_implementation}: its batches are padded; write sdpa"
             )
-        if recipe.training.on_bad_loss == "skip":
+        if self.recipe.training.on_bad_loss == "skip":
             found.append(
                 f"training.on_bad_loss: skip with {where}: the loss of a step says nothing about its data; "
                 "write stop"
             )
         return found
 
-    def reference(self, recipe: Recipe) -> ReferenceKind:
-        if not self.section(recipe).beta:
+    def reference(self) -> ReferenceKind:
+        if not self.section.beta:
             return "none"
-        return "copy" if recipe.method.name == "full" else "adapter"
+        return "copy" if self.recipe.method.name == "full" else "adapter"
 
-    def run_passes(
-        self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]
-    ) -> tuple[Any, Any]:
+    def run_passes(self, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
         # The reference scores the answers of a step before the step trains them.
-        known = frozen() if self.frozen_passes(recipe) else None
+        known = frozen() if self.frozen_passes() else None
         return trained(), known
 
-    def _switches_dropout_off(self, recipe: Recipe) -> bool:
-        return self.section(recipe).disable_dropout
+    def _switches_dropout_off(self) -> bool:
+        return self.section.disable_dropout
 
-    def repeats(self, recipe: Recipe) -> int:
-        return self.section(recipe).group_size
+    def repeats(self) -> int:
+        return self.section.group_size
 
-    def draws(self, recipe: Recipe) -> Draws:
-        section = self.section(recipe)
+    def draws(self) -> Draws:
+        section = self.section
         return Draws(section.max_completion_length, section.per_device_generation_batch_size)
 
-    def temperature(self, recipe: Recipe) -> float:
-        return self.section(recipe).temperature
+    def temperature(self) -> float:
+        return self.section.temperature
 
-    def reasons(self, recipe: Recipe) -> list[str]:
-        section, batch = self.section(recipe), recipe.training.global_batch_size
+    def reasons(self) -> list[str]:
+        section, batch = self.section, self.recipe.training.global_batch_size
         prompts = counted(batch // section.group_size, "prompt")
         of_reference = {
             "none": [],
@@ -209,9 +207,9 @@ class GroupPolicy(ObjectiveBase):
         return [
             f"objective: {self.name}: each step draws {counted(section.group_size, 'answer')} to each of "
             f"{prompts}, of up to {counted(section.max_completion_length, 'token')} each",
-            *of_reference[self.reference(recipe)],
+            *of_reference[self.reference()],
             *walls_of(section),
-            *self.dropout_reasons(recipe),
+            *self.dropout_reasons(),
         ]
 
     def arguments_class(self) -> Any:
@@ -223,8 +221,8 @@ class GroupPolicy(ObjectiveBase):
 
         return make
 
-    def arguments(self, recipe: Recipe) -> dict[str, Any]:
-        section = self.section(recipe)
+    def arguments(self) -> dict[str, Any]:
+        section = self.section
         same = (
             "max_completion_length",
             "temperature",
@@ -243,20 +241,22 @@ class GroupPolicy(ObjectiveBase):
         own = {"num_generations": section.group_size, "epsilon": epsilon, "epsilon_high": epsilon_high}
         return {name: getattr(section, name) for name in same} | own
 
-    def trainer_class(self) -> Any:
+    @classmethod
+    def trainer_class(cls) -> Any:
         return _trainer_class()
 
-    def trainer_arguments(self, recipe: Recipe, load: Callable[[], Any]) -> dict[str, Any]:
-        own = {"reward_funcs": [_never], "recipe": recipe}
-        return own | ({"load_reference": load} if self.reference(recipe) == "copy" else {})
+    def trainer_arguments(self, load: Callable[[], Any]) -> dict[str, Any]:
+        own = {"reward_funcs": [_never], "recipe": self.recipe}
+        return own | ({"load_reference": load} if self.reference() == "copy" else {})
 
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], Any]:
         return functools.partial(collate, pad_token_id)
 
-    def section(self, recipe: Recipe) -> Grpo:
+    @property
+    def section(self) -> Grpo:
         """Return its section of a recipe."""
-        assert isinstance(recipe.objective, Grpo)
-        return recipe.objective
+        assert isinstance(self.recipe.objective, Grpo)
+        return self.recipe.objective
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
         import numpy
@@ -273,8 +273,8 @@ class GroupPolicy(ObjectiveBase):
         # path.
         RolloutLedger(address).clear()
 
-    def card_text(self, recipe: Recipe) -> str:
-        section = self.section(recipe)
+    def card_text(self) -> str:
+        section = self.section
         names = ", ".join(f"{reward.name} ({reward.weight:g})" for reward in section.rewards)
         return (
             f"Trained with verifiable rewards: the model drew {counted(section.group_size, 'answer')} to "

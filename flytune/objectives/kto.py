@@ -87,16 +87,14 @@ class UnpairedPreference(DirectPreference):
     head_outputs = ("log_probs", "entropy", "mean_logits")
     heldout_rows = LabelledRows
 
-    def figures(self, recipe: Recipe) -> list[Figure]:
+    def figures(self) -> list[Figure]:
         return [
             *_FIGURES,
-            trained_loss(
-                "per answer", f"{self.section(recipe).loss_type[0]} of an answer, times its label's weight"
-            ),
+            trained_loss("per answer", f"{self.section.loss_type[0]} of an answer, times its label's weight"),
         ]
 
-    def warnings(self, recipe: Recipe, manifest: Manifest) -> list[str]:
-        objective, desirable = recipe.objective, manifest.train.desirable or 0
+    def warnings(self, manifest: Manifest) -> list[str]:
+        objective, desirable = self.recipe.objective, manifest.train.desirable or 0
         undesirable = manifest.train.samples - desirable
         assert isinstance(objective, Kto)
         if not desirable or not undesirable:
@@ -109,19 +107,17 @@ class UnpairedPreference(DirectPreference):
             f"{weight_advice(desirable, undesirable)}"
         ]
 
-    def frozen_passes(self, recipe: Recipe) -> int:
-        return 3 if _estimates_kl(recipe) else 1
+    def frozen_passes(self) -> int:
+        return 3 if _estimates_kl(self.recipe) else 1
 
-    def run_passes(
-        self, recipe: Recipe, trained: Callable[[], Any], frozen: Callable[[], Any]
-    ) -> tuple[Any, Any]:
-        if not _estimates_kl(recipe):
-            return super().run_passes(recipe, trained, frozen)
+    def run_passes(self, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
+        if not _estimates_kl(self.recipe):
+            return super().run_passes(trained, frozen)
         known = frozen()
         return trained(), known
 
-    def cost(self, recipe: Recipe) -> str:
-        if not _estimates_kl(recipe):
+    def cost(self) -> str:
+        if not _estimates_kl(self.recipe):
             return "each row has one more forward pass, of the reference"
         return (
             "each row has three more forward passes: of the reference, and of both models with another row's "
@@ -138,24 +134,27 @@ class UnpairedPreference(DirectPreference):
         }
         return super().log_counts(batch) | means
 
-    def arguments(self, recipe: Recipe) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         names = ("beta", "desirable_weight", "undesirable_weight", "disable_dropout")
-        own = {name: getattr(recipe.objective, name) for name in names}
-        return own | {"loss_type": self.section(recipe).loss_type[0], "remove_unused_columns": False}
+        own = {name: getattr(self.recipe.objective, name) for name in names}
+        return own | {"loss_type": self.section.loss_type[0], "remove_unused_columns": False}
 
     def arguments_class(self) -> Any:
         from trl import KTOConfig
 
         return KTOConfig
 
-    def trainer_class(self) -> Any:
+    @classmethod
+    def trainer_class(cls) -> Any:
         return _trainer_class()
 
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]]:
         return LabelledCollator(pad_token_id)
 
-    def joined(self, recipe: Recipe) -> Callable[[Row, Row], Row] | None:
-        return functools.partial(mismatched, recipe.data.max_length) if _estimates_kl(recipe) else None
+    def joined(self) -> Callable[[Row, Row], Row] | None:
+        return (
+            functools.partial(mismatched, self.recipe.data.max_length) if _estimates_kl(self.recipe) else None
+        )
 
     def scored_batches(self, trainer: Any, rows: Sequence[Row]) -> Iterable[Any]:
         batches = [*super().scored_batches(trainer, rows)]

@@ -14,7 +14,6 @@ from flytune.models import Row, heads
 from flytune.models.scoring import padded, sequences_of
 from flytune.objectives.base import ObjectiveBase, tables_beside_adapter
 from flytune.objectives.heldout import HeldoutFigures, HeldoutRows, intervals
-from flytune.recipe import Recipe
 from flytune.recipe import Reward as RewardSection
 from flytune.records.figures import ACCURACY, LOSS, MARGIN, Figure
 from flytune.sentences import counted
@@ -50,19 +49,19 @@ class RewardModeling(ObjectiveBase):
     heldout_rows = RewardedRows
     logged: ClassVar[Mapping[str, str]] = {"reward_accuracy": "accuracy", "reward_margin": "margin"}
 
-    def figures(self, recipe: Recipe) -> list[Figure]:
+    def figures(self) -> list[Figure]:
         update = {
             "unit": "nats per pair",
             "meaning": "minus the log sigmoid of the chosen answer's reward less the rejected one's",
             "neutral": math.log(2),
         }
-        if self.section(recipe).center_rewards_coefficient:
+        if self.section.center_rewards_coefficient:
             update |= {"meaning": f"{update['meaning']}, and the term that centers rewards"}
         loss = LOSS.model_copy(update=update | {"scaled_by": ["objective.center_rewards_coefficient"]})
         return [ACCURACY, loss, MARGIN]
 
-    def problems(self, recipe: Recipe) -> list[str]:
-        method, where, found = recipe.method, f"objective: {self.name}", []
+    def problems(self) -> list[str]:
+        method, where, found = self.recipe.method, f"objective: {self.name}", []
         if method.adapter:
             found.append(
                 f"{where} with method.adapter: an adapter of a language model has no head of rewards; merge "
@@ -73,7 +72,7 @@ class RewardModeling(ObjectiveBase):
                 f"{where} with method.init_lora_weights {method.init_lora_weights}: its export as LoRA is "
                 "not tested with a head of rewards; leave init_lora_weights out"
             )
-        if named := tables_beside_adapter(recipe):
+        if named := tables_beside_adapter(self.recipe):
             found.append(
                 f"{where} with {', '.join(named)}: tables of tokens beside the head of rewards are not "
                 "tested; use method full, or remove them"
@@ -83,19 +82,21 @@ class RewardModeling(ObjectiveBase):
                 f"{where} with method.target_modules {', '.join(method.target_modules)}: there is no "
                 "lm_head, and score is trained completely; remove it there"
             )
-        if reason := sharding_of(recipe).no_reward_head:
-            found.append(f"{where} with sharding {recipe.sharding.name}: {reason}; use sharding none or ddp")
-        if recipe.training.use_liger_kernel:
+        if reason := sharding_of(self.recipe).no_reward_head:
+            found.append(
+                f"{where} with sharding {self.recipe.sharding.name}: {reason}; use sharding none or ddp"
+            )
+        if self.recipe.training.use_liger_kernel:
             found.append(
                 f"{where} with training.use_liger_kernel: Liger replaces the loss of language models, and "
                 "its other kernels are not tested with a classifier; remove it"
             )
-        if recipe.model.trust_remote_code:
+        if self.recipe.model.trust_remote_code:
             found.append(
                 f"{where} with model.trust_remote_code: code of the model's own has its own classifier, or "
                 "none; use a model type of transformers"
             )
-        if recipe.evaluation.tasks:
+        if self.recipe.evaluation.tasks:
             found.append(
                 f"{where} with evaluation.tasks: lm-evaluation-harness asks for words, and a reward model "
                 "gives a number; remove it"
@@ -111,33 +112,34 @@ class RewardModeling(ObjectiveBase):
             "qwen3, gemma3_text ...)"
         )
 
-    def _switches_dropout_off(self, recipe: Recipe) -> bool:
-        return self.section(recipe).disable_dropout
+    def _switches_dropout_off(self) -> bool:
+        return self.section.disable_dropout
 
-    def reasons(self, recipe: Recipe) -> list[str]:
+    def reasons(self) -> list[str]:
         found = [
             f"objective: {self.name}: each row is two sequences of up to "
-            f"{counted(recipe.data.max_length, 'token')} in one forward pass; "
+            f"{counted(self.recipe.data.max_length, 'token')} in one forward pass; "
             "the head has one output, so there are no logits of the vocabulary"
         ]
-        if recipe.evaluation.sample_answers:
+        if self.recipe.evaluation.sample_answers:
             found.append("evaluation.sample_answers: a reward model answers nothing, so none are sampled")
-        return found + self.dropout_reasons(recipe)
+        return found + self.dropout_reasons()
 
     def arguments_class(self) -> Any:
         from trl import RewardConfig
 
         return RewardConfig
 
-    def arguments(self, recipe: Recipe) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {
-            "center_rewards_coefficient": self.section(recipe).center_rewards_coefficient,
-            "disable_dropout": self.section(recipe).disable_dropout,
+            "center_rewards_coefficient": self.section.center_rewards_coefficient,
+            "disable_dropout": self.section.disable_dropout,
             # The columns of prepared pairs are not TRL's.
             "remove_unused_columns": False,
         }
 
-    def trainer_class(self) -> Any:
+    @classmethod
+    def trainer_class(cls) -> Any:
         return _trainer_class()
 
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]]:
@@ -146,17 +148,18 @@ class RewardModeling(ObjectiveBase):
     def row_numbers(self, outputs: Any) -> Any:
         return outputs.logits.squeeze(-1)
 
-    def card_text(self, recipe: Recipe) -> str:
+    def card_text(self) -> str:
         return (
             "A reward model: one number for a prompt with its answer, of which only differences between "
             "answers to one prompt have a meaning. The base has\n"
             "no head of rewards, and so no figures."
         )
 
-    def section(self, recipe: Recipe) -> RewardSection:
+    @property
+    def section(self) -> RewardSection:
         """Return its section of a recipe."""
-        assert isinstance(recipe.objective, RewardSection)
-        return recipe.objective
+        assert isinstance(self.recipe.objective, RewardSection)
+        return self.recipe.objective
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
         import numpy

@@ -6,7 +6,6 @@ from typing import Any
 from flytune.models import Row, heldout_loss
 from flytune.models.scoring import IGNORED
 from flytune.objectives.base import ObjectiveBase
-from flytune.recipe import Recipe
 from flytune.records.figures import LOSS, PERPLEXITY, Figure
 
 
@@ -16,7 +15,7 @@ class Supervised(ObjectiveBase):
     name = "sft"
     head_outputs = ("log_probs", "entropy", "is_top1")
 
-    def figures(self, recipe: Recipe) -> list[Figure]:
+    def figures(self) -> list[Figure]:
         return [PERPLEXITY, LOSS]
 
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -27,10 +26,11 @@ class Supervised(ObjectiveBase):
 
         return SFTConfig
 
-    def arguments(self, recipe: Recipe) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {"dataset_kwargs": {"skip_prepare_dataset": True}}
 
-    def trainer_class(self) -> Any:
+    @classmethod
+    def trainer_class(cls) -> Any:
         from trl import SFTTrainer
 
         return SFTTrainer

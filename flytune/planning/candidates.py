@@ -147,14 +147,14 @@ def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
 
 def contradictions(recipe: Recipe) -> list[str]:
     """List the problems of a recipe that no shape and no base model solves, a sentence each."""
-    return [*recipe.refusals(), *sharding_problems(recipe), *objective_of(recipe).problems(recipe)]
+    return [*recipe.refusals(), *sharding_problems(recipe), *objective_of(recipe).problems()]
 
 
 def impossible(recipe: Recipe, geometry: Geometry) -> list[str]:
     """List the problems of a recipe that no shape solves, a sentence each."""
     problems = [*contradictions(recipe), *learning_rates.problems(recipe)]
     problems += base_problems.of_base(recipe, geometry, sharding_of(recipe).reads_slices)
-    problems += objective_of(recipe).base_problems(recipe, geometry)
+    problems += objective_of(recipe).base_problems(geometry)
     if recipe.method.name != "full":
         problems += workloads.adapter_problems(recipe, geometry)
     return problems

@@ -51,7 +51,7 @@ def lengths(folder: Path, recipe: Recipe) -> Lengths:
         RecipeError: it was prepared for another kind of rows, the model draws its answers itself, or it is
             packed: then every row is as long as planned.
     """
-    if objective_of(recipe).draws(recipe):
+    if objective_of(recipe).draws():
         raise RecipeError(
             f"--data {folder}: the answers of objective: {recipe.objective.name} are drawn by the model, and "
             "their lengths are not in the data; leave --data out, and the plan takes "

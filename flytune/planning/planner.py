@@ -222,7 +222,7 @@ def on_shape(recipe: Recipe, name: str) -> Recipe:
 
 def steps_of(recipe: Recipe, samples: int | None) -> int | None:
     """Return the optimizer steps of a run; None if neither the recipe nor the number of samples says it."""
-    repeats = objective_of(recipe).repeats(recipe)
+    repeats = objective_of(recipe).repeats()
     return recipe.training.max_steps if samples is None else order.steps_of(recipe.training, samples, repeats)
 
 
@@ -237,7 +237,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
     steps = steps_of(recipe, samples)
     if steps and (wrong := recipe.training.schedule_problem(steps)):
         raise RecipeError(f"recipe {recipe.name}: training.{wrong}")
-    each = samples * objective_of(recipe).repeats(recipe) if samples else None
+    each = samples * objective_of(recipe).repeats() if samples else None
     hour = time.seconds * steps / 3600 if time and steps else 0.0
     hours = (
         [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)]
@@ -291,7 +291,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
             f"{counted(degrees.data_parallel, 'process', 'processes')} = {batch}, the global batch",
             *filter(None, [learning_rates.doubt(recipe)]),
             *sharding_of(recipe).reasons(),
-            *objective_of(recipe).reasons(recipe),
+            *objective_of(recipe).reasons(),
             *(run_length.notes(recipe, steps, each) if steps else []),
             *drawing_answers.reasons(fit),
             *reference_shape.reasons(fit, samples, steps),

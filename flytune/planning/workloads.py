@@ -84,8 +84,8 @@ def workload(
         micro_batch=micro_batch,
         accumulation=accumulation,
         sequences_per_row=row_kind(recipe.objective.row_kind).sequences,
-        reference="none" if (reference := objective.reference(recipe)) == "precomputed" else reference,
-        frozen_passes=objective.frozen_passes(recipe),
+        reference="none" if (reference := objective.reference()) == "precomputed" else reference,
+        frozen_passes=objective.frozen_passes(),
         quantization=recipe.method.quantized if method == "qlora" else "none",
         lora_r=recipe.method.r if method != "full" else 0,
         lora_targets=() if method == "full" else targets(recipe, geometry),
@@ -93,7 +93,7 @@ def workload(
         lora_ranks=() if method == "full" else _ranks(recipe, geometry),
         lora_experts=recipe.method.experts,
         dora=recipe.method.use_dora,
-        adapter_dropout=objective.lora_dropout(recipe) > 0,
+        adapter_dropout=objective.lora_dropout() > 0,
         token_rows=_token_rows(recipe),
         offload=recipe.sharding.offload,
         checkpointing="full" if recipe.training.activation_checkpointing else "none",
@@ -115,7 +115,7 @@ def workload(
 
 def _decoding(recipe: Recipe, micro_batch: int, accumulation: int) -> Decoding | None:
     """Return the answers that a process draws in each step; None where the objective draws none."""
-    if (draws := objective_of(recipe).draws(recipe)) is None:
+    if (draws := objective_of(recipe).draws()) is None:
         return None
     answers = micro_batch * accumulation
     # A prompt has a token at least.

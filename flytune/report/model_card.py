@@ -73,7 +73,7 @@ def render(
             ),
             auto_class=heads.head_of(recipe).auto_class,
             head=heads.head_of(recipe),
-            about=objective_of(recipe).card_text(recipe),
+            about=objective_of(recipe).card_text(),
             arguments="\n".join(f"    {argument}," for argument in _arguments(recipe)),
             front_matter=yaml_core.dump(matter).strip(),
             peak=max((step.memory_bytes for step in training.as_planned(plan).steps), default=0),

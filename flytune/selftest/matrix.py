@@ -198,7 +198,7 @@ def try_pair(trials: Trials, pair: Pair) -> Cell:
     """Train one pair in all its layouts, and compare each with plain training; or return the reason why it
     cannot run."""
     recipe = trials.recipe(pair)
-    if problem := pair_problem(recipe) or next(iter(objective_of(recipe).problems(recipe)), None):
+    if problem := pair_problem(recipe) or next(iter(objective_of(recipe).problems()), None):
         return Cell.of(pair, state="refused", words="refused", reason=problem)
     shape = shapes.shape_for(recipe, trials.shapes)
     if shape is None:

@@ -29,7 +29,7 @@ class Scorer:
             degrees,
         )
         rows = scored_rows(dataset, recipe.evaluation.max_samples, reference) if self.eval_steps else []
-        joined = self._objective.joined(recipe)
+        joined = self._objective.joined()
         self.rows = [joined(row, rows[place - 1]) for place, row in enumerate(rows)] if joined else rows
 
     def begin(self, steps: int) -> None:

@@ -35,7 +35,7 @@ def import_before_fork(has_gpu: bool, objectives: Iterable[str]) -> None:
         if not has_gpu:
             with loading.importing():
                 for name in objectives:
-                    OBJECTIVES[name]().trainer_class()
+                    OBJECTIVES[name].trainer_class()
 
 
 def can_fork() -> bool:

@@ -43,7 +43,7 @@ def check(trainer: Any) -> None:
             loss = float(-trained.log_probs.sum() / trained.label_mask.sum())
             if has_balance_loss:
                 loss += trainer.router_aux_loss_coef * float(trained.aux_loss)
-            own = _own_loss(model, batch, ids, objective_of(recipe).temperature(recipe))
+            own = _own_loss(model, batch, ids, objective_of(recipe).temperature())
     finally:
         model.train(was_training)
     bound = BOUNDS[recipe.model.dtype] * max(1.0, abs(own))

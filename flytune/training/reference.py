@@ -77,7 +77,7 @@ def requests(recipe: Recipe, request: DataRequest, base: BaseRequest) -> list[Re
 
 def is_needed(recipe: Recipe) -> bool:
     """Return whether a run reads the reference's log-probabilities."""
-    return objective_of(recipe).reference(recipe) == "precomputed"
+    return objective_of(recipe).reference() == "precomputed"
 
 
 def compute(recipe: Recipe, dataset: Path, out: Path) -> None:

@@ -74,7 +74,7 @@ class RunState:
                 f"{dataset}: its rows are {found_kind.meaning}, and the recipe's objective, "
                 f"{recipe.objective.name}, needs {wanted.meaning}; prepare again"
             )
-        for line in objective_of(recipe).warnings(recipe, manifest):
+        for line in objective_of(recipe).warnings(manifest):
             log.warning("%s", line)
         needed = reference.is_needed(recipe)
         found = reference.Reference(reference_folder, recipe, manifest.content_sha256) if needed else None

@@ -38,10 +38,10 @@ class Recorder:
         self.steps: list[Step] = []
         """Logged steps of all attempts, each once."""
         objective = objective_of(recipe)
-        figures = [figure for figure in objective.figures(recipe) if figure.step]
+        figures = [figure for figure in objective.figures() if figure.step]
         self.figures = sorted(figures, key=lambda figure: figure.step != "loss")
         """Figures of the objective in each step; the loss that is trained is the first."""
-        self._logged, self._rewards = objective.logged, objective.logged_rewards(recipe)
+        self._logged, self._rewards = objective.logged, objective.logged_rewards()
         self.sharding, self._degrees, self._scorer, self._peaks, self._gpu_monitor = (
             sharding,
             degrees,

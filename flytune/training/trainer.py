@@ -121,7 +121,7 @@ def trainer_class(objective: str) -> Any:
         from transformers import PrinterCallback
         from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
-        trl_trainer = OBJECTIVES[objective]().trainer_class()
+        trl_trainer = OBJECTIVES[objective].trainer_class()
 
     class RunTrainer(trl_trainer):  # type: ignore[misc, valid-type]
         """TRL's trainer of one run.
@@ -271,16 +271,14 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
     rows = run.reference.beside(rows) if run.reference else rows
-    stream = order.Stream(
-        rows, recipe.training, row_kind(recipe.objective.row_kind), objective.repeats(recipe)
-    )
-    stream.left_out, stream.joined = notes.left_out, objective.joined(recipe)
+    stream = order.Stream(rows, recipe.training, row_kind(recipe.objective.row_kind), objective.repeats())
+    stream.left_out, stream.joined = notes.left_out, objective.joined()
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")
     resume.check_length(run.saver.resumed_step, stream.steps)
     args.max_steps = stream.steps
     if args.process_index == 0:
-        for note in run_length.notes(recipe, stream.steps, len(rows) * objective.repeats(recipe)):
+        for note in run_length.notes(recipe, stream.steps, len(rows) * objective.repeats()):
             step_lines.show(f"{recipe.name}: {note}")
     kind = trainer_class(objective.name)
     head = own_logits.chosen(kind, recipe.model.trust_remote_code)
@@ -305,7 +303,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
             or Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash),
             processing_class=tokenizer,
             peft_config=loading.peft_config(recipe, model),
-            **objective.trainer_arguments(recipe, load),
+            **objective.trainer_arguments(load),
         )
     if recipe.method.name != "full":
         _prepare_adapter(trainer.model, recipe, first_values_of)
@@ -387,7 +385,7 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
     }
     if training.router_aux_loss_coef is not None:
         common["router_aux_loss_coef"] = training.router_aux_loss_coef
-    own = objective.arguments(recipe) | trackers.arguments(recipe, checkpoints) | sharding.arguments(shape)
+    own = objective.arguments() | trackers.arguments(recipe, checkpoints) | sharding.arguments(shape)
     made = objective.arguments_class()(**(common | own))
     if made.world_size > 1 and not shape.is_gpu:
         from torch.distributed.distributed_c10d import _set_pg_timeout

@@ -133,7 +133,7 @@ def pairs_on_cpu(folder: Path) -> list[Pair]:
     for pair in all_pairs():
         if pair.offload == "none" and pair.rows in _WRITERS and pair.model == "dense":
             recipe = recipe_for(pair, folder, str(folder), 1)
-            refused = pair_problem(recipe) or objective_of(recipe).problems(recipe)
+            refused = pair_problem(recipe) or objective_of(recipe).problems()
             if not refused and not sharding_of(recipe).misfit(shape_named(recipe.hardware.shape)):
                 found.append(pair)
     return found

@@ -70,7 +70,7 @@ def test_its_default_recipe_is_one_word_and_keeps_its_key(name, tmp_path):
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_its_figures_are_complete(name, tmp_path):
     recipe = Recipe.model_validate(tiny_recipe(tmp_path, tmp_path / "rows.jsonl", {"objective": name}))
-    figures = objective_of(recipe).figures(recipe)
+    figures = objective_of(recipe).figures()
     assert len({figure.name for figure in figures}) == len(figures) > 0
     assert any(figure.is_paired for figure in figures), "runs are compared by one"
     assert [figure.name for figure in figures if figure.step == "loss"], "the loss of a step has a unit"
@@ -94,7 +94,7 @@ def test_it_learns_and_logs_its_figures(run):
     assert len({step.eval_loss for step in result.steps if step.eval_loss is not None}) == 2, (
         "the weights changed"
     )
-    for figure in objective_of(recipe).figures(recipe):
+    for figure in objective_of(recipe).figures():
         if figure.step:
             assert any(getattr(step, figure.step) is not None for step in result.steps), figure.name
     assert result.heldout_loss is not None
@@ -111,7 +111,7 @@ def test_its_figures_are_those_of_all_steps_whatever_the_micro_batch(inputs, tmp
         for layout in ((rows, 1), (1, rows))
     )
     assert [step.step for step in whole.steps] == [1, 2, 4, 5], "the last one too"
-    figures = [figure.step for figure in objective_of(recipe).figures(recipe) if figure.step]
+    figures = [figure.step for figure in objective_of(recipe).figures() if figure.step]
     for name in figures:
         of_whole, of_single = ([getattr(step, name) for step in run.steps] for run in (whole, single))
         close = [value if value is None else pytest.approx(value, rel=1e-4, abs=1e-6) for value in of_whole]
@@ -122,7 +122,7 @@ def test_what_is_exported_is_scored_by_its_figures_and_described(run, inputs):
     recipe, out, result = run
     assert isinstance(result, TrainingResult)
     metrics = score.score(recipe, out, inputs / "dataset")
-    known = [figure.name for figure in objective_of(recipe).figures(recipe)]
+    known = [figure.name for figure in objective_of(recipe).figures()]
     measured = [figure.name for figure in metrics.figures]
     assert measured, "figures of the export"
     assert [name for name in known if name in measured] == measured, "in its order"

@@ -11,7 +11,7 @@ from flytune.errors import DataError, DoesNotFit, RecipeError
 from flytune.evaluation import score
 from flytune.hardware import shape_named
 from flytune.models import loading, scoring
-from flytune.objectives import OBJECTIVES, objective_of, preferences
+from flytune.objectives import dpo, objective_of, preferences
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Metrics
@@ -240,7 +240,7 @@ def test_sequences_of_pairs_begin_with_the_chosen_ones():
         [1, 4],
         [1, 4],
     ]
-    batch = OBJECTIVES["dpo"]().collator(9)([pair])
+    batch = dpo.PairCollator(9)([pair])
     assert batch["input_ids"].tolist() == [[1, 2, 3], [1, 4, 9]]
     assert batch["completion_mask"].tolist() == [[0, 1, 1], [0, 1, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
@@ -272,7 +272,7 @@ def test_what_is_not_built_is_refused_with_the_reason(changes, said, inputs):
     recipe = Recipe.model_validate(
         tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", {"objective": "dpo"} | changes)
     )
-    assert [problem for problem in objective_of(recipe).problems(recipe) if said in problem]
+    assert [problem for problem in objective_of(recipe).problems() if said in problem]
     with pytest.raises((RecipeError, DoesNotFit), match="objective: dpo with"):
         planner.make(recipe)
 

@@ -74,7 +74,7 @@ def test_a_section_that_makes_no_sense_is_refused(objective, changes, said):
 )
 def test_what_is_not_built_is_refused_by_name(objective, changes, said):
     recipe = recipe_of(section() | objective, **changes)
-    assert [problem for problem in objective_of(recipe).problems(recipe) if said in problem]
+    assert [problem for problem in objective_of(recipe).problems() if said in problem]
 
 
 def test_a_file_of_rewards_is_part_of_the_recipe_and_of_its_key(tmp_path):

@@ -12,7 +12,7 @@ from flytune import data
 from flytune.errors import DataError, DoesNotFit, RecipeError
 from flytune.evaluation import score
 from flytune.hardware import shape_named
-from flytune.objectives import OBJECTIVES, kto, objective_of, preferences
+from flytune.objectives import kto, objective_of, preferences
 from flytune.planning import planner
 from flytune.recipe import Recipe
 from flytune.records import Metrics
@@ -189,12 +189,12 @@ def test_a_prompt_gets_the_answer_of_the_row_before_it():
     joined = kto.mismatched(4, first, second)
     assert (joined["KL_input_ids"], joined["KL_labels"]) == ([1, 2, 5, 6], [-100, -100, 5, 6])
     assert kto.mismatched(3, first, second)["KL_input_ids"] == [1, 2, 5], "cut at max_length"
-    batch = OBJECTIVES["kto"]().collator(9)([joined, kto.mismatched(4, second, first)])
+    batch = kto.LabelledCollator(9)([joined, kto.mismatched(4, second, first)])
     assert batch["label"].tolist() == [True, False]
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 5, 6]]
     assert batch["KL_input_ids"].tolist() == [[1, 2, 5, 6], [4, 3, 9, 9]]
     assert batch["KL_completion_mask"].tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
-    assert "KL_input_ids" not in OBJECTIVES["kto"]().collator(9)([first])
+    assert "KL_input_ids" not in kto.LabelledCollator(9)([first])
 
 
 @hypothesis.given(
@@ -248,7 +248,7 @@ def test_what_dpo_refuses_is_refused(changes, said, inputs):
     recipe = Recipe.model_validate(
         tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", {"objective": "kto"} | changes)
     )
-    assert [problem for problem in objective_of(recipe).problems(recipe) if said in problem]
+    assert [problem for problem in objective_of(recipe).problems() if said in problem]
     with pytest.raises((RecipeError, DoesNotFit), match="objective: kto with"):
         planner.make(recipe)
 
@@ -263,7 +263,7 @@ def test_the_plan_counts_all_passes(inputs):
         for reason in plans["kto"].reasons
     )
     passes = {
-        loss: objective_of(one).frozen_passes(one)
+        loss: objective_of(one).frozen_passes()
         for loss in ("kto", "apo_zero_unpaired")
         for one in [recipe_for(inputs, "lora", objective={"name": "kto", "loss_type": loss})]
     }

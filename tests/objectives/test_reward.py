@@ -156,7 +156,7 @@ def test_what_is_not_built_is_refused_with_the_reason(changes, said, inputs):
     recipe = Recipe.model_validate(
         tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", {"objective": "reward"} | changes)
     )
-    assert [problem for problem in objective_of(recipe).problems(recipe) if said in problem]
+    assert [problem for problem in objective_of(recipe).problems() if said in problem]
     with pytest.raises((RecipeError, DoesNotFit), match="objective: reward with"):
         planner.make(recipe)
 

@@ -93,7 +93,7 @@ def test_clip_ranges_are_those_of_the_papers():
         recipe = Recipe.model_validate(
             tiny_recipe(Path("/base"), Path("/rows"), {"objective": {"name": "grpo"} | section})
         )
-        made = OBJECTIVES["grpo"]().arguments(recipe)
+        made = OBJECTIVES["grpo"](recipe).arguments()
         return made["epsilon"], made["epsilon_high"]
 
     assert arguments(loss_type="grpo") == (0.2, 0.2)

@@ -342,7 +342,7 @@ def preferred(low, high, objective="dpo"):
     sides = {"tuned": {"value": (low + high) / 2, "low": low, "high": high}}
     share = {"tuned": {"value": 0.75, "low": 0.6, "high": 0.85}}
     recipe = recipe_for(Path("models/base"), "lora", objective=objective)
-    figures = {figure.name: figure for figure in objective_of(recipe).figures(recipe)}
+    figures = {figure.name: figure for figure in objective_of(recipe).figures()}
     made = [figures["preference_loss"].measured(sides), figures["reward_accuracy"].measured(share)]
     found = metrics().model_dump() | {"figures": made, "base": None, "tuned": None}
     return Metrics.model_validate(found)
@@ -377,7 +377,7 @@ def test_report_and_card_show_the_figures_of_the_objective_each_on_its_own_axis(
     steps = [
         step.model_copy(update={"reward_accuracy": 0.5, "reward_margin": 0.1}) for step in training.steps
     ]
-    figures = [figure for figure in objective_of(recipe).figures(recipe) if figure.step]
+    figures = [figure for figure in objective_of(recipe).figures() if figure.step]
     training = training.model_copy(update={"steps": steps, "figures": figures})
     found = preferred(0.4, 0.6)
     made = figure_charts.of_training(training, found)
@@ -396,7 +396,7 @@ def test_report_and_card_show_the_figures_of_the_objective_each_on_its_own_axis(
 def test_the_loss_of_tokens_is_not_drawn_beside_the_loss_of_pairs():
     """Held-out tokens of the chosen answers are another quantity than the loss that dpo trains."""
     recipe = recipe_for(Path("models/base"), "lora", objective={"name": "dpo", "loss_type": "ipo"})
-    figures = [figure for figure in objective_of(recipe).figures(recipe) if figure.step == "loss"]
+    figures = [figure for figure in objective_of(recipe).figures() if figure.step == "loss"]
     (chart,) = figure_charts.of_training(
         training_result(4).model_copy(update={"figures": figures}), metrics()
     )

@@ -182,7 +182,7 @@ class Saver:
         if attempt is None:
             raise StorageError(f"{problem}; the run does not start")
         self.ledger.begin(attempt)
-        if self.recipe.checkpoints.save_steps or objective_of(self.recipe).draws(self.recipe):
+        if self.recipe.checkpoints.save_steps or objective_of(self.recipe).draws():
             self._base = gathered(_base_of(self.recipe) if args.process_index == 0 else "", args)[0]
         self._history = [(0, changes.trained_with(self._settings, self._base, self._content_sha256))]
         self.folder = paths.open_folder(self.home, attempt, self.node, args.local_process_index == 0)
