@@ -60,16 +60,16 @@ def problem(text: str, is_address: bool = False) -> str | None:
         is_address: whether parameters count in a text without `://` too.
     """
     # Encoded once or twice, as a copied link may be.
-    for one in dict.fromkeys((text, once := unquote(text), unquote(once))):
-        if ("://" in one or is_address) and _IN_QUERY.search(one):
+    for fromkey in dict.fromkeys((text, once := unquote(text), unquote(once))):
+        if ("://" in fromkey or is_address) and _IN_QUERY.search(fromkey):
             return "a parameter with a signature, token or key"
-        if _CONNECTION.search(one):
+        if _CONNECTION.search(fromkey):
             return "an account's key"
-        if any(_is_secret(found) for found in _USER_INFO.finditer(one)):
+        if any(_is_secret(found) for found in _USER_INFO.finditer(fromkey)):
             return "a user's name and password, or a token, before the host"
-        if _HOOK.search(one):
+        if _HOOK.search(fromkey):
             return "a webhook, which is a secret as a whole"
-        if _TOKENS.search(one):
+        if _TOKENS.search(fromkey):
             return "a token"
     return None
 

@@ -70,7 +70,7 @@ def clear(*, in_pod: bool) -> None:
     found = {
         kind: names
         for kind, patterns in _TABLE.items()
-        if (names := _matching([one for one in patterns if not (in_pod and one == _OF_OPERATOR)]))
+        if (names := _matching([pattern for pattern in patterns if not (in_pod and pattern == _OF_OPERATOR)]))
     }
     for name in [name for names in found.values() for name in names]:
         del os.environ[name]

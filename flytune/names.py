@@ -107,7 +107,7 @@ def inside(folder: Path, name: str) -> Path:
     path = folder / check(name)
     home = folder.resolve()
     homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
-    if not any(path.resolve().is_relative_to(one) for one in homes):
+    if not any(path.resolve().is_relative_to(home) for home in homes):
         raise NameRefused(
             f"the name {_shown(name)} is a link that leads out of {folder.name}; it is not used"
         )

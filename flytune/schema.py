@@ -74,11 +74,11 @@ def _without_booleans(schema: Any) -> Any:
         return type(schema)(map(_without_booleans, schema))
     if not isinstance(schema, dict) or schema.get("metadata") == _NUMBERS:  # a section's, done before
         return schema
-    made = {key: _without_booleans(part) for key, part in schema.items()}
-    if not isinstance(kind := made.get("type"), str) or (refuse := _NUMBERS.get(kind)) is None:
-        return made
+    without_booleans = {key: _without_booleans(part) for key, part in schema.items()}
+    if not isinstance(kind := without_booleans.get("type"), str) or (refuse := _NUMBERS.get(kind)) is None:
+        return without_booleans
     return core_schema.no_info_before_validator_function(
-        refuse, cast(core_schema.CoreSchema, made), metadata=_NUMBERS
+        refuse, cast(core_schema.CoreSchema, without_booleans), metadata=_NUMBERS
     )
 
 
@@ -285,8 +285,8 @@ def wrong_values(value: Any, loc: Location = ()) -> Iterator[str]:
         )
     elif isinstance(value, int) and abs(value) > _LARGEST:
         yield f"{dotted(loc)}: at most {_LARGEST:.0e} is read; found a number of {len(str(value))} digits"
-    elif isinstance(value, str) and (found := _CONTROL.search(value)):
-        yield f"{dotted(loc)}: has the control character {found[0]!a}; remove it"
+    elif isinstance(value, str) and (match := _CONTROL.search(value)):
+        yield f"{dotted(loc)}: has the control character {match[0]!a}; remove it"
     for key, item in (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     ):
@@ -388,11 +388,11 @@ def _followed(loc: Location, model: type[BaseModel]) -> tuple[Location, list[Any
     holders: list[Any] = []
     types_here, place, is_chosen = [model], list[int | str](), False
     for part in loc:
-        holders = [one for annotation in types_here for one in alternatives(annotation)]
+        holders = [alternative for annotation in types_here for alternative in alternatives(annotation)]
         if len(holders) > 1 and not is_chosen:
             types_here, is_chosen = holders, True
         elif part != "[key]":
-            types_here, is_chosen = [inner for one in holders for inner in _inner(one, part)], False
+            types_here, is_chosen = [inner for holder in holders for inner in _inner(holder, part)], False
             place.append(part)
     return tuple(place), holders
 
@@ -404,7 +404,10 @@ def alternatives(annotation: Any) -> list[Any]:
     if origin not in (typing.Union, types.UnionType):
         return [annotation]
     return [
-        one for part in typing.get_args(annotation) if part is not type(None) for one in alternatives(part)
+        alternative
+        for part in typing.get_args(annotation)
+        if part is not type(None)
+        for alternative in alternatives(part)
     ]
 
 

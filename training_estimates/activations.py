@@ -147,8 +147,8 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
         return 0.0
     layers = workload.geometry.num_hidden_layers
     inputs: dict[str, float] = {}
-    for one in workload.adapted_layers:
-        inputs[one.name] = inputs.get(one.name, 0.0) + one.rows * one.count * one.share / layers
+    for layer in workload.adapted_layers:
+        inputs[layer.name] = inputs.get(layer.name, 0.0) + layer.rows * layer.count * layer.share / layers
     if workload.framework.shared_adapter_inputs:
         # Adapters in the dtype of the base; one dropped-out copy of an input and its mask.
         shared = {
@@ -171,7 +171,9 @@ def _copy_bytes(workload: Workload, compute: int) -> int:
 
 def _product_input(workload: Workload, compute: int) -> float:
     """Return bytes per token that the adapter of the MLP's last layer keeps of its input."""
-    numbers = sum(one.rows * one.count * one.share for one in workload.adapted_layers if one.name == "down")
+    numbers = sum(
+        layer.rows * layer.count * layer.share for layer in workload.adapted_layers if layer.name == "down"
+    )
     return numbers / workload.geometry.num_hidden_layers * _copy_bytes(workload, compute)
 
 
@@ -220,11 +222,11 @@ def _eight_bits(workload: Workload, compute: int, stream: int) -> tuple[float, f
         return 0.0, 0.0
     sizes = workload.geometry
     query = sizes.num_attention_heads * sizes.head_dim
-    products = [one for one in sizes.linears if one.quantizable]
+    products = [linear for linear in sizes.linears if linear.quantizable]
     kept = (
         stream * (2 * sizes.hidden_size + sizes.intermediate_size * sizes.experts_per_token) + compute * query
     )
-    return float(kept), float(max((one.rows + 4 * one.columns for one in products), default=0))
+    return float(kept), float(max((product.rows + 4 * product.columns for product in products), default=0))
 
 
 def _dora_outputs(workload: Workload, compute: int) -> float:

@@ -134,12 +134,12 @@ def check_sizes(config: Config) -> None:
                 look(value, f"{at}{key}.")
             numbers = value if isinstance(value, list) else [value]
             least, most = (1, MOST_LAYERS) if key in DEPTHS else (-MOST_LAYERS, MOST)
-            for one in numbers:
+            for number in numbers:
                 if (
-                    isinstance(one, int | float)
-                    and not isinstance(one, bool)
+                    isinstance(number, int | float)
+                    and not isinstance(number, bool)
                     and _SIZE.search(key)
-                    and not least <= one <= most
+                    and not least <= number <= most
                 ):
                     config.problems.append(
                         f"{at}{key} is {shown(value)}, and no size from {least:,} to {most:,}"

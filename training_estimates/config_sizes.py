@@ -329,6 +329,6 @@ def _largest_layer(
     attention: list[Linear], experts: list[Linear], dense: list[Linear], layers: int, mlps: _Mlps
 ) -> int:
     """Return the parameters in the linear layers of the larger of both kinds of layers."""
-    with_experts = sum(one.parameters for one in experts) // (layers - len(mlps.dense))
+    with_experts = sum(expert.parameters for expert in experts) // (layers - len(mlps.dense))
     without = sum(one.parameters for one in dense) // len(mlps.dense)
     return sum(one.parameters for one in attention) // layers + max(with_experts, without)

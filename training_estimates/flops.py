@@ -58,8 +58,8 @@ def layer_shapes(workload: Workload) -> Counter[Shape]:
     """Return the products of all decoder layers' forward pass, each with its number; experts share the tokens
     evenly."""
     shapes: Counter[Shape] = Counter()
-    for one in workload.geometry.linears:
-        shapes[workload.tokens * one.share, one.rows, one.columns] += one.count
+    for linear in workload.geometry.linears:
+        shapes[workload.tokens * linear.share, linear.rows, linear.columns] += linear.count
     return shapes
 
 
@@ -126,8 +126,8 @@ def routed_adapters(workload: Workload) -> float:
     """Return the number of adapter parameters that one token passes; those of experts are added to the
     weights instead."""
     layers = sum(
-        workload.rank(one) * one.count * (one.rows + one.columns) * one.share
-        for one in workload.adapted_layers
+        workload.rank(layer) * layer.count * (layer.rows + layer.columns) * layer.share
+        for layer in workload.adapted_layers
     )
     return layers + workload.table_adapters
 

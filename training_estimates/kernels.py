@@ -134,7 +134,8 @@ def adapter_bytes(workload: Workload) -> Passes:
         return Passes(0.0, 0.0)
     own = adapter_kernels(workload)
     taken, given = (
-        workload.tokens * sum(one.count * one.share * getattr(one, width) for one in workload.adapted_layers)
+        workload.tokens
+        * sum(layer.count * layer.share * getattr(layer, width) for layer in workload.adapted_layers)
         for width in ("rows", "columns")
     )
     # W is read and W + B A written in a forward pass; backward reads the gradient of W + B A twice.
@@ -158,7 +159,7 @@ def dequantization_bytes(workload: Workload) -> float:
     if workload.quantization != "int8":
         each = {"none": 0.0, "gptq4": GPTQ_BYTES}.get(workload.quantization, FOUR_BIT_BYTES)
         return passes * each * workload.geometry.quantizable_parameters
-    quantized = [one for one in workload.geometry.linears if one.quantizable]
+    quantized = [linear for linear in workload.geometry.linears if linear.quantizable]
     moved = sum(
         one.count * (INT8_INPUT * one.rows + INT8_RESULT * one.columns) * one.share for one in quantized
     )
@@ -175,13 +176,13 @@ def launches(workload: Workload) -> float:
     """Return the number of kernels of one micro batch, all passes."""
     geometry = workload.geometry
     layers, grouped = geometry.num_hidden_layers, geometry.groups_experts
-    linears = sum(one.count for one in geometry.linears if not one.is_experts) + layers * grouped
+    linears = sum(linear.count for linear in geometry.linears if not linear.is_experts) + layers * grouped
     each = layers * kernels(workload).launches
-    each += sum(one.count for one in workload.adapted_layers) * (
+    each += sum(layer.count for layer in workload.adapted_layers) * (
         8 if not workload.framework.fused_adapters else 4
     )
     each += (
-        sum(one.count for one in geometry.linears if one.quantizable)
+        sum(linear.count for linear in geometry.linears if linear.quantizable)
         * QUANTIZED_LAUNCHES[workload.quantization]
     )
     if geometry.experts > 1:

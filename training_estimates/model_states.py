@@ -90,7 +90,10 @@ def quantized_bytes(geometry: Geometry, quantization: str) -> float:
 def scale_bytes(geometry: Geometry, quantization: str) -> float:
     """Return the bytes of the scales of all quantized layers."""
     if quantization == "int8":
-        return float(ROW_SCALE * sum(one.count * one.columns for one in geometry.linears if one.quantizable))
+        return float(
+            ROW_SCALE
+            * sum(linear.count * linear.columns for linear in geometry.linears if linear.quantizable)
+        )
     return geometry.quantizable_parameters * SCALES[quantization]
 
 
@@ -135,7 +138,10 @@ def _working_copy(workload: Workload) -> float:
     width = stream_bytes(workload) if workload.quantization == "int8" else BYTES[workload.compute_dtype]
     return float(
         width
-        * max((one.rows * one.columns for one in workload.geometry.linears if one.quantizable), default=0)
+        * max(
+            (linear.rows * linear.columns for linear in workload.geometry.linears if linear.quantizable),
+            default=0,
+        )
     )
 
 
@@ -166,7 +172,9 @@ def _factored(workload: Workload) -> int:
     if workload.method == "full":
         tables = sizes.embedding_parameters // (sizes.vocab_size * sizes.hidden_size)
         return (
-            sum(one.count * (one.rows + one.columns) for one in sizes.linears) + tables * table + sizes.extra
+            sum(linear.count * (linear.rows + linear.columns) for linear in sizes.linears)
+            + tables * table
+            + sizes.extra
         )
     adapters = sum(one.count * (one.rows + one.columns + 2 * workload.rank(one)) for one in workload.adapted)
     return round(adapters) + table * sum(name in workload.lora_targets for name in ("embedding", "head"))
@@ -343,8 +351,8 @@ def _persistent(workload: Workload) -> float:
     """Return parameters of the linear layers that are too small to be sharded."""
     return float(
         sum(
-            one.parameters
-            for one in workload.geometry.linears
-            if one.rows * one.columns < workload.layout.persistent
+            linear.parameters
+            for linear in workload.geometry.linears
+            if linear.rows * linear.columns < workload.layout.persistent
         )
     )

@@ -129,7 +129,7 @@ class Geometry(Immutable):
     def groups_experts(self) -> bool:
         """True if a layer's experts are one parameter, whose products transformers 5 computes together
         (grouped_mm)."""
-        return any(one.is_experts for one in self.linears)
+        return any(linear.is_experts for linear in self.linears)
 
     @property
     def linear_parameters(self) -> int:

@@ -130,7 +130,7 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
     # GPUs that take turns share the same tokens.
     own = workload.gpus // workload.degrees.data_parallel
     needed = flops(workload).needed
-    found = StepTime(
+    time = StepTime(
         **{name: times * seconds for name, seconds in computing.items()},
         communication=times * communication + once / link_rate(workload, accelerator),
         hidden=times * (beside - communication - offload),
@@ -141,7 +141,7 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
         utilization=0.0,
         drawing=decoding.seconds(workload, accelerator) if workload.decoding else 0.0,
     )
-    return replace(found, utilization=times * needed / own / found.seconds / (accelerator.tflops * 1e12))
+    return replace(time, utilization=times * needed / own / time.seconds / (accelerator.tflops * 1e12))
 
 
 def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]:

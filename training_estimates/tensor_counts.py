@@ -96,7 +96,7 @@ def loaded(
     """Return the tensors that become parameters of the model, and what is left out, in words."""
     depth, heads = depth_of(config), sum(config.size(key, 0, least=0) for key in _EXTRA_LAYERS)
     patterns = [re.compile(pattern) for pattern in built.unloaded] if built else []
-    towers = built is not None and not any(_TOWERS.search(one.name) for one in built.parameters)
+    towers = built is not None and not any(_TOWERS.search(parameter.name) for parameter in built.parameters)
     kept, left = {}, {}
     for name, tensor in tensors.items():
         if _BUFFER.search(name) and (not name.endswith(_MATRICES) or len(tensor.shape) > 1):
@@ -168,7 +168,7 @@ def of_built(built: Built, config: Config, quantized: str | None) -> Geometry:
     """Return the sizes of a model that transformers has built."""
     merged = Config({"model_type": config.kind} | built.config, config.name)
     tied = built.head is None or built.head == built.embedding
-    shapes = {one.name: one.shape for one in built.parameters}
+    shapes = {parameter.name: parameter.shape for parameter in built.parameters}
     table = shapes.get(built.embedding or "", ())
     found = _of(built.parameters, {built.embedding, built.head} - {None}, table, tied, merged)
     return found.model_copy(
@@ -248,11 +248,11 @@ def _guessed_kind(name: str, shape: tuple[int, ...]) -> str:
 
 def _check_layers(kept: Iterable[str], config: Config) -> None:
     depth = depth_of(config)
-    stored = {int(found[1]) for name in kept if (found := _LAYER.search(name))}
+    stored = {int(match[1]) for name in kept if (match := _LAYER.search(name))}
     if not depth or stored != set(range(depth)):
         layers = _counted(depth, "layer") if depth else "no number of layers"
         raise SizesError(f"{config.name}: its config.json has {layers}, and its files have {len(stored)}")
-    experts = {int(found[1]) for name in kept if (found := _EXPERT.search(name))}
+    experts = {int(match[1]) for name in kept if (match := _EXPERT.search(name))}
     said = [
         config.content.get(key)
         for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -289,7 +289,7 @@ def _of(
     hidden = config.size("hidden_size", table[1] if len(table) > 1 else 1)
     vocabulary = table[0] if table else 1
     linears = joined(linears)
-    known = sum(one.parameters for one in linears) + vocabulary * hidden * (1 if tied else 2)
+    known = sum(linear.parameters for linear in linears) + vocabulary * hidden * (1 if tied else 2)
     heads = config.size("num_attention_heads", 1)
     routed, shared, dense = _widths(linears, hidden, config)
     return Geometry(
@@ -305,7 +305,7 @@ def _of(
         num_key_value_heads=_or(config, "num_key_value_heads", heads),
         head_dim=_or(config, "head_dim", max(1, hidden // heads)),
         intermediate_size=routed or _or(config, "intermediate_size", 4 * hidden),
-        gated=any(one.name in ("gate", "gate_up", "w3") for one in linears),
+        gated=any(linear.name in ("gate", "gate_up", "w3") for linear in linears),
         experts=experts or 1,
         experts_per_token=chosen if experts else 1,
         shared_intermediate_size=shared,
@@ -327,22 +327,26 @@ def _widths(linears: list[Linear], hidden: int, config: Config) -> tuple[int, in
 
     def width(part: str, not_part: str = " ") -> int:
         found = [
-            one.rows
-            for one in linears
-            if one.name in ("down", "w2") and part in one.path and not_part not in one.path
+            linear.rows
+            for linear in linears
+            if linear.name in ("down", "w2") and part in linear.path and not_part not in linear.path
         ]
         return max(found, default=0)
 
-    of_experts = [one for one in linears if not one.adaptable and not one.path.endswith(".weight")]
-    stacked = [min(one.rows, one.columns) if one.rows != hidden else one.columns for one in of_experts]
+    of_experts = [
+        linear for linear in linears if not linear.adaptable and not linear.path.endswith(".weight")
+    ]
+    stacked = [
+        min(expert.rows, expert.columns) if expert.rows != hidden else expert.columns for expert in of_experts
+    ]
     routed = width(".experts.") or (stacked[-1] if stacked else 0)
     return routed, width("shared"), width("mlp.", "expert")
 
 
 def _experts(parameters: list[Parameter]) -> int:
     """Return the number of routed experts of a layer; 0 where there are none."""
-    single = {int(found[1]) for one in parameters if (found := _EXPERT.search(one.name))}
-    stacked = [one.shape[0] for one in parameters if _is_stacked(one)]
+    single = {int(match[1]) for parameter in parameters if (match := _EXPERT.search(parameter.name))}
+    stacked = [parameter.shape[0] for parameter in parameters if _is_stacked(parameter)]
     return max([len(single), *stacked], default=0)
 
 
@@ -367,7 +371,7 @@ def _linear(one: Parameter, share: float) -> Linear | None:
         return None
     rows, columns = one.shape if one.kind == "conv1d" else reversed(one.shape)
     routed = bool(_EXPERT.search(one.name))
-    places = [found[1] for name in (one.name, *one.shared) if (found := _FIRST_NUMBER.search(name))]
+    places = [match[1] for name in (one.name, *one.shared) if (match := _FIRST_NUMBER.search(name))]
     return Linear(
         name=name,
         rows=rows,
@@ -392,11 +396,11 @@ def why_unsupported(config: Config, parameters: list[Parameter]) -> str | None:
     holds."""
     kinds = config.content.get("layer_types") or config.content.get("layers_block_type") or []
     named = (
-        sorted({str(one) for one in kinds if "attention" not in str(one) or "linear" in str(one)})
+        sorted({str(kind) for kind in kinds if "attention" not in str(kind) or "linear" in str(kind)})
         if isinstance(kinds, list)
         else []
     )
-    names = [one.name for one in parameters]
+    names = [parameter.name for parameter in parameters]
     if any("kv_b_proj" in name or "kv_a_proj" in name for name in names):
         return f"multi-head latent attention ({config.kind})"
     if named or any(re.search(r"A_log|conv1d|mixer\.D$|time_decay", name) for name in names):

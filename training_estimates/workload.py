@@ -234,7 +234,7 @@ class Workload:
                 if geometry.experts > 1
                 else 0
             )
-            return max(table, experts, *(one.rows * one.columns for one in geometry.linears))
+            return max(table, experts, *(linear.rows * linear.columns for linear in geometry.linears))
         if self.fully_trained:
             return table
         return round(max((self.rank(one) * max(one.rows, one.columns) for one in self.adapted), default=0))

@@ -87,7 +87,7 @@ def combine(
     named = {f"source{number}": adapter for number, adapter in enumerate(adapters)}
     model = load_adapters(named)
     _add(model, list(named), weights, how, r, density, seed)
-    made = Combination(
+    combination = Combination(
         sources=[
             CombinedSource(
                 address=str(address),
@@ -105,8 +105,8 @@ def combine(
         base=adapters[0].base[0],
         revision=adapters[0].base[1],
     )
-    _store(model, adapters[0], made, out)
-    return made
+    _store(model, adapters[0], combination, out)
+    return combination
 
 
 def _check(

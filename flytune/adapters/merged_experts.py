@@ -80,7 +80,7 @@ def _weights(folder: Path, merged: Any, trained: Any) -> Iterator[tuple[str, Any
         index = tuple(slice(0, size) for size in shape)
         sources[name].read(safetensors_files.ParameterPart(name, shape, index, value))
         numbers = before, layer.get_delta_weight("default"), value
-        before, change, value = (one.detach().to("cpu", torch.float32) for one in numbers)
+        before, change, value = (number.detach().to("cpu", torch.float32) for number in numbers)
         yield (
             (name, before, change, value)
             if len(shape) == 3

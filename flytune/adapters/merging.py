@@ -111,14 +111,14 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE, dtype: str
         del merged
         gc.collect()
         merged = _merged(recipe, trained, candidates[0].onto, dtype)
-    made = Merge(
+    merge = Merge(
         base=recipe.model.name_or_path,
         revision=loading.commit(recipe.model, local=True),
         dtype=str(merged.dtype).removeprefix("torch."),
         tokens=sum(map(len, prompts)),
         candidates=candidates,
     )
-    return _write(merged, trained, recipe, artifact, made, out)
+    return _write(merged, trained, recipe, artifact, merge, out)
 
 
 def is_merged(folder: Path) -> bool:

@@ -133,7 +133,12 @@ def _rollouts(recipe: Recipe, file: Path) -> list[Group]:
     try:
         groups = [Group.parse(line) for line in file.read_text(encoding="utf-8").splitlines()]
         if other := next(
-            (group for group in groups if any(len(one.rewards) != count for one in group.completions)), None
+            (
+                group
+                for group in groups
+                if any(len(completion.rewards) != count for completion in group.completions)
+            ),
+            None,
         ):
             raise ValueError(f"step {other.step} has another number of rewards than the recipe's {count}")
         return groups

@@ -131,7 +131,7 @@ def _entry(storage: Storage, folder: str, contents: dict[str, Any]) -> Entry:
 
     # By keys, not as records, so that artifacts of older and newer versions of Flytune are listed too.
     found = part("recipe.yaml", _of_recipe) | part(CONTENTS, _of_contents)
-    if problem and not any(one.startswith(f"{CONTENTS}: ") for one in problems):
+    if problem and not any(problem.startswith(f"{CONTENTS}: ") for problem in problems):
         problems.append(f"{CONTENTS}: {problem}")
     if found.get("kind") == "adapter":
         found |= part(ADAPTER, lambda config: {"revision": config["revision"]})

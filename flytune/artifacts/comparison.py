@@ -18,8 +18,8 @@ def compare(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingRe
         for phase, table in plan.memory.phases.items()
     }
     # An attempt on other machines, or with another micro batch, is not what was planned.
-    attempts = [one for one in training.attempts if one.is_of(plan)]
-    measured = [_steady(training.steps_of(one), one.resumed_from_step) for one in attempts]
+    attempts = [attempt for attempt in training.attempts if attempt.is_of(plan)]
+    measured = [_steady(training.steps_of(attempt), attempt.resumed_from_step) for attempt in attempts]
     if not training.attempts:
         measured = [_steady(training.steps, training.first_step)]
     steps, taken = [step for part, _ in measured for step in part], sum(count for _, count in measured)
@@ -30,7 +30,9 @@ def compare(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingRe
         full_length=recipe.data.packing
         or (recipe.training.probe_longest and manifest.longest >= recipe.data.max_length),
         planned_bytes=planned,
-        measured_bytes=highest([one.peaks for one in attempts]) if training.attempts else training.peaks,
+        measured_bytes=highest([attempt.peaks for attempt in attempts])
+        if training.attempts
+        else training.peaks,
         planned_step_seconds=sum(plan.step_seconds.values()) or None,
         measured_step_seconds=seconds / taken if taken else 0.0,
         planned_tokens_per_second=plan.tokens_per_second[1] if plan.tokens_per_second else None,

@@ -25,7 +25,7 @@ def keep(folder: Path, name: str) -> Path:
     results = Path(os.environ.get(VARIABLE) or RESULTS).absolute()
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     try:
-        free = next(results / one for one in names if not os.path.lexists(results / one))
+        free = next(results / name for name in names if not os.path.lexists(results / name))
         with written_atomically(free) as temporary:
             shutil.copytree(
                 folder,

@@ -45,9 +45,9 @@ class Reproduction(Record):
     def is_equal(self) -> bool:
         """True if data, losses and weights are equal, bit for bit."""
         return not [
-            one
-            for one in self.findings
-            if one.result != "equal" and one.name in ("prepared data", "losses", "weights")
+            finding
+            for finding in self.findings
+            if finding.result != "equal" and finding.name in ("prepared data", "losses", "weights")
         ]
 
 
@@ -187,8 +187,8 @@ def _findings(first: Path, second: Path) -> Iterator[ComparedProperty]:
     bases = [recipe.model.revision or recipe.model.name_or_path for recipe in recipes]
     yield _finding("base model", *bases)
     trainings = [record(TrainingResult, folder / "training.json") for folder in folders]
-    yield _finding("processes", *(_processes(one) for one in trainings))
-    yield from _software(*(one.versions for one in trainings))
+    yield _finding("processes", *(_processes(training) for training in trainings))
+    yield from _software(*(training.versions for training in trainings))
     yield _losses(*(_logged(*one) for one in zip(folders, trainings, strict=True)))
     yield _weights(first, second)
 
@@ -223,7 +223,7 @@ def _software(first: dict[str, str], second: dict[str, str]) -> Iterator[Compare
 
 def _processes(training: TrainingResult) -> str:
     """Return the number of processes, of each attempt where they differ."""
-    return ", then ".join(dict.fromkeys(str(one.world_size) for one in training.attempts)) or str(
+    return ", then ".join(dict.fromkeys(str(attempt.world_size) for attempt in training.attempts)) or str(
         training.world_size
     )
 
@@ -296,9 +296,9 @@ def _weights(first: Path, second: Path) -> ComparedProperty:
         files = record(Contents, folder / CONTENTS).files
         listed.append(
             {
-                one.file: one.sha256
-                for one in files
-                if one.file.endswith(".safetensors") and "/" not in one.file
+                file.file: file.sha256
+                for file in files
+                if file.file.endswith(".safetensors") and "/" not in file.file
             }
         )
     found = counted(len(listed[0]), "file")
@@ -335,11 +335,11 @@ def _weights(first: Path, second: Path) -> ComparedProperty:
 
 def _tensors(folder: Path, files: list[str]) -> dict[str, Path]:
     """Return the file of each tensor."""
-    found: dict[str, Path] = {}
+    tensors: dict[str, Path] = {}
     for file in files:
         with _opened(folder / file) as opened:
-            found |= dict.fromkeys(opened.keys(), folder / file)
-    return found
+            tensors |= dict.fromkeys(opened.keys(), folder / file)
+    return tensors
 
 
 def _tensor(file: Path, name: str) -> Any:

@@ -63,8 +63,8 @@ def _show(decisions: list[Decision], console: Console) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("artifact", "reason"):
         table.add_column(column)
-    for one in decisions:
-        duel = one.duel
+    for decision in decisions:
+        duel = decision.duel
         figures = ("", "")
         if duel:
             figures = (
@@ -72,13 +72,13 @@ def _show(decisions: list[Decision], console: Console) -> None:
                 f"{duel.difference:+.4f} ({duel.difference_low:+.4f}, {duel.difference_high:+.4f})",
             )
         # For other outcomes the figures are the reason.
-        reason = one.reason if one.outcome == "rolled back" or not duel else ""
+        reason = decision.reason if decision.outcome == "rolled back" or not duel else ""
         table.add_row(
-            str(one.number),
-            f"{one.time:%Y-%m-%d %H:%M}",
-            one.outcome,
+            str(decision.number),
+            f"{decision.time:%Y-%m-%d %H:%M}",
+            decision.outcome,
             *figures,
-            tables.plain(redact(one.artifact)),
+            tables.plain(redact(decision.artifact)),
             tables.plain(redact(reason)),
         )
     tables.show(table, console, below=("artifact", "reason"))

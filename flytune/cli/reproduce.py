@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         table = Table(title=tables.plain(f"{artifact} compared with {second}"), title_justify="left")
         for column in ("property", "result", "artifact", "second run"):
             table.add_column(column)
-        for one in found.findings:
-            table.add_row(*map(tables.plain, (one.name, one.result, one.first, one.second)))
+        for finding in found.findings:
+            table.add_row(*map(tables.plain, (finding.name, finding.result, finding.first, finding.second)))
         tables.show(table, tables.console())
     return 0 if found.is_equal else DIFFERENT

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
             f"{made.bad_rows}"
         )
     said = {"thoughts", *(["left out"] if made.left_out else [])}
-    lines += [one.found for one in made.contract.checks if one.name in said]
+    lines += [check.found for check in made.contract.checks if check.name in said]
     sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
     if options.open:
         webbrowser.open(made.path.resolve().as_uri())

@@ -263,19 +263,24 @@ def copy_of(
 
 
 def _environment(variables: list[dict[str, Any]], meeting: str | None) -> list[dict[str, Any]]:
-    endpoint = next((str(one.get("value", "")) for one in variables if one["name"] == _RENDEZVOUS), "")
+    endpoint = next(
+        (str(variable.get("value", "")) for variable in variables if variable["name"] == _RENDEZVOUS), ""
+    )
     if not endpoint:
         return variables
     own = {"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     port = endpoint.rpartition(":")[2]
     address = {"name": _RENDEZVOUS, "value": f"{meeting or f'$({_ADDRESS})'}:{port}"}
-    return [own, *(one for one in variables if one["name"] != _RENDEZVOUS), address]
+    return [own, *(variable for variable in variables if variable["name"] != _RENDEZVOUS), address]
 
 
 def _primary(pod: dict[str, Any]) -> dict[str, Any]:
     containers: list[dict[str, Any]] = pod["spec"]["containers"]
     named = (pod["metadata"].get("annotations") or {}).get("primary_container_name")
-    return next((one for one in containers if one["name"] in (named, "pytorch", "primary")), containers[0])
+    return next(
+        (container for container in containers if container["name"] in (named, "pytorch", "primary")),
+        containers[0],
+    )
 
 
 def _attempt_of(pod: dict[str, Any]) -> str:

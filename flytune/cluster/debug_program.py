@@ -130,7 +130,7 @@ def _literals(content: bytes, command: list[str]) -> Mapping[str, Any]:
         return dict(literals_pb2.LiteralMap.FromString(content).literals)
     from flyteidl2.task import common_pb2
 
-    return {one.name: one.value for one in common_pb2.Inputs.FromString(content).literals}
+    return {literal.name: literal.value for literal in common_pb2.Inputs.FromString(content).literals}
 
 
 def _write(folder: Path, name: str, literal: Any) -> None:

@@ -170,13 +170,13 @@ def records(literals: Mapping[str, Any]) -> dict[str, Any]:
     import msgpack
     from google.protobuf.json_format import MessageToDict
 
-    found = {}
+    records = {}
     for name, literal in literals.items():
         if literal.scalar is not None and literal.scalar.binary is not None:
-            found[name] = msgpack.unpackb(literal.scalar.binary.value, strict_map_key=False)
+            records[name] = msgpack.unpackb(literal.scalar.binary.value, strict_map_key=False)
         elif literal.scalar is not None and literal.scalar.generic is not None:
-            found[name] = MessageToDict(literal.scalar.generic)
-    return found
+            records[name] = MessageToDict(literal.scalar.generic)
+    return records
 
 
 def _is_text(literal: Any) -> bool:

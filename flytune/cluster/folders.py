@@ -30,10 +30,10 @@ def problems(recipe: Recipe, cluster: Cluster, shape: str, uploaded: bool = True
         with "auto" only the pods of the light tasks are compared. uploaded: whether local paths have been
         uploaded; before that, paths that are read and on no volume are not problems.
     """
-    found = []
+    problems = []
     for use in _uses(recipe, shape):
         if use.is_written and "://" not in use.path and not use.path.startswith(("/", "~")):
-            found.append(
+            problems.append(
                 f"{use.key}: {use.path}: a relative path is a folder on a pod's own disk, lost with it; "
                 f"{use.otherwise}"
             )
@@ -44,8 +44,8 @@ def problems(recipe: Recipe, cluster: Cluster, shape: str, uploaded: bool = True
         ):
             continue
         if problem := next((told for pods in use.pods if (told := _problem(use, path, pods, cluster))), None):
-            found.append(f"{use.key}: {use.path}: {problem}")
-    return found
+            problems.append(f"{use.key}: {use.path}: {problem}")
+    return problems
 
 
 def _uses(recipe: Recipe, shape: str) -> Iterator[_Use]:
@@ -89,7 +89,7 @@ def _problem(use: _Use, path: str, shape: str | None, cluster: Cluster) -> str |
     if volume is None:
         if not use.is_written and shape is None and os.path.exists(path):  # the image has it
             return None
-        if others := [one.name for one in cluster.volumes if one.has(path)]:
+        if others := [volume.name for volume in cluster.volumes if volume.has(path)]:
             add = "set light_tasks: true" if shape is None else f"add {shape} to its shapes"
             return f"volume {others[0]} of cluster.yaml is not mounted into {pods}; {add}, or {use.otherwise}"
         return (

@@ -31,8 +31,8 @@ _MOST_FAILURES = 120
 
 def parse(text: str) -> Execution | None:
     """Return the run of an address of Flyte 2's console; None for any other address."""
-    found = _CONSOLE.match(text.strip())
-    return Execution(**found.groupdict()) if found else None
+    match = _CONSOLE.match(text.strip())
+    return Execution(**match.groupdict()) if match else None
 
 
 def find(config: Path, run: Execution) -> Made:
@@ -48,7 +48,9 @@ def find(config: Path, run: Execution) -> Made:
         details = ActionDetails.get(run_name=run.name, name=_ROOT)
         phase = details.phase.name
         literals = syncify(details.output_literals)() if phase == "SUCCEEDED" else {}
-        folders = [one.scalar.blob.uri for one in literals.values() if one.scalar.HasField("blob")]
+        folders = [
+            literal.scalar.blob.uri for literal in literals.values() if literal.scalar.HasField("blob")
+        ]
         records = {name: one for name, one in literals.items() if one.scalar.HasField("binary")}
         left = [] if phase == "SUCCEEDED" else _left(run)
     if folders:
@@ -56,7 +58,9 @@ def find(config: Path, run: Execution) -> Made:
     if records:
         return Made(records={name: _unpacked(one) for name, one in records.items()})
     said = [
-        one.scalar.primitive.string_value for one in literals.values() if one.scalar.HasField("primitive")
+        literal.scalar.primitive.string_value
+        for literal in literals.values()
+        if literal.scalar.HasField("primitive")
     ]
     if said:
         raise ExportError(f"{run}: the run is {phase}, and has stored no files; it says: {'; '.join(said)}")

@@ -34,10 +34,10 @@ def put_data(draft: Draft) -> None:
     if pretraining and not datasets:
         named = pretraining if isinstance(pretraining, list) else [pretraining]
         datasets = [{"type": "pretrain"} | (one if isinstance(one, dict) else {"path": one}) for one in named]
-    if not datasets or not all(isinstance(one, dict) for one in datasets):
+    if not datasets or not all(isinstance(dataset, dict) for dataset in datasets):
         draft.refuse("datasets: a list of data sets with path and type is missing")
     templates: list[tuple[str, str]] = []
-    sources = [source for one in datasets for source in _sources(draft, dict(one), templates)]
+    sources = [source for dataset in datasets for source in _sources(draft, dict(dataset), templates)]
     if draft.get("data.system_prompt") and len(datasets) > 1:
         draft.refuse(
             "datasets: type: system_prompt: the system prompt of a recipe is that of all its sources; divide "

@@ -113,8 +113,8 @@ def _commands(path: Path, text: str) -> Iterator[tuple[dict[str, str], list[str]
     open_quote = ""
     for line in re.sub(r"\\[ \t]*\r?\n", " ", text).splitlines():
         whole = f"{open_quote}\n{line}" if open_quote else line
-        if not open_quote and (found := _ASSIGNMENT.fullmatch(line)):
-            variables[found[1]] = _filled(found[2].strip("\"'"), variables)
+        if not open_quote and (match := _ASSIGNMENT.fullmatch(line)):
+            variables[match[1]] = _filled(match[2].strip("\"'"), variables)
             continue
         try:
             words = shlex.split(_filled(whole, variables), comments=True)
@@ -123,8 +123,8 @@ def _commands(path: Path, text: str) -> Iterator[tuple[dict[str, str], list[str]
             continue
         open_quote = ""
         own = dict(variables)
-        while words and (found := _ASSIGNMENT.fullmatch(words[0])):
-            own[found[1]] = found[2]
+        while words and (match := _ASSIGNMENT.fullmatch(words[0])):
+            own[match[1]] = match[2]
             words = words[1:]
         if words:
             yield own, words

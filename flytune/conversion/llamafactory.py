@@ -167,7 +167,7 @@ def _records(draft: Draft) -> None:
         ("max_new_tokens", "evaluation.max_new_tokens"),
     )
     reports = draft.take("report_to") or []
-    reports = _parts(reports) if isinstance(reports, str) else [str(one) for one in reports]
+    reports = _parts(reports) if isinstance(reports, str) else [str(report) for report in reports]
     training.put_tracking(draft, reports)
     for name in reports:
         if name not in ("none", "all", *TRACKER_NAMES):

@@ -146,8 +146,8 @@ def _zero(draft: Draft, deepspeed: Any) -> tuple[str, str | None]:
         stage, text = zero.get("stage", 0), json.dumps(zero)
         offload = "nvme" if '"nvme"' in text else "cpu" if '"cpu"' in text else None
     else:
-        found = _STAGE.search(str(deepspeed).lower())
-        stage = int(found[1]) if found else 3
+        match = _STAGE.search(str(deepspeed).lower())
+        stage = int(match[1]) if match else 3
         offload = (
             "nvme"
             if "nvme" in str(deepspeed)

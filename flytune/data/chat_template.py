@@ -90,7 +90,7 @@ class Template:
                     raise
                 # DeepSeek's templates concatenate the arguments of a tool call with a string.
                 return chat_templates.render(
-                    source, [with_text_arguments(one) for one in messages], **options
+                    source, [with_text_arguments(message) for message in messages], **options
                 )
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
@@ -100,7 +100,8 @@ def _is_text(messages: list[Message], tools: Tools) -> bool:
     """Return whether the messages have nothing but a role and a content, both text, and there are no
     tools."""
     return tools is None and all(
-        len(one) == 2 and type(one.get("role")) is str and type(one.get("content")) is str for one in messages
+        len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str
+        for message in messages
     )
 
 

@@ -49,8 +49,8 @@ class ControlTokens:
         """Return whether a row's own text has a control token."""
         if isinstance(sample, Plain):
             return self._has(sample.text)
-        if all(len(one) == 2 for one in sample.messages) and not sample.tools:
-            return any(self._has(one["content"]) for one in sample.messages) and self._has(
+        if all(len(message) == 2 for message in sample.messages) and not sample.tools:
+            return any(self._has(message["content"]) for message in sample.messages) and self._has(
                 _all_text(_without_tags(sample))
             )
         return self._has(_all_text([_without_tags(sample), sample.tools]))

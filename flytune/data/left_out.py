@@ -78,7 +78,10 @@ def meaning(name: str) -> str:
     """Return the meaning that a left-out column or key would have for training; "" for one that only
     describes the row."""
     forms = (name, name.removesuffix(_OF_MESSAGES))
-    return next((one.meaning for one in _MEANINGS if any(one.pattern.fullmatch(form) for form in forms)), "")
+    return next(
+        (meaning.meaning for meaning in _MEANINGS if any(meaning.pattern.fullmatch(form) for form in forms)),
+        "",
+    )
 
 
 def names(

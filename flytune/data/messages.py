@@ -286,9 +286,10 @@ def _in_newer_form(message: dict[str, Any], name: str, where: str) -> dict[str, 
         return message
     thoughts = [one for one in content if _is_thought(one)]
     texts = [
-        next((one[key] for key in (*_THOUGHT_PARTS, *_TEXT_OF_PARTS) if one.get(key)), "") for one in thoughts
+        next((thought[key] for key in (*_THOUGHT_PARTS, *_TEXT_OF_PARTS) if thought.get(key)), "")
+        for thought in thoughts
     ]
-    text = "".join(_content(one, f"{name}.content", where) for one in texts)
+    text = "".join(_content(text, f"{name}.content", where) for text in texts)
     if message.get(THOUGHT_KEYS[0]) not in (None, "", text):
         raise DataError(
             f"{where}: {name} has thoughts both in {THOUGHT_KEYS[0]} and in its content, which differ; keep "

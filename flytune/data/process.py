@@ -131,27 +131,31 @@ class Sampler:
 
         source = self._sources[chunk.key]
         none = numpy.zeros(0, numpy.int32)
-        made = Samples(Tally(source.name, form=chunk.form, kind=chunk.kind), none, none)
+        samples = Samples(Tally(source.name, form=chunk.form, kind=chunk.kind), none, none)
         kept: list[tuple[Any, Any, bool | None]] = []
         each = self._kind.sequences
         if self._tokenizer is None:
-            for _ in self._items(chunk, made):
+            for _ in self._items(chunk, samples):
                 pass
-            return made
-        for batch in _batches(self._items(chunk, made)):
+            return samples
+        for batch in _batches(self._items(chunk, samples)):
             encoded = iter(self._encoded([text for item in batch for text in item.texts]))
             for item in batch:
                 for label in item.content.labels:
                     sequences = self._kind.aligned(list(islice(encoded, each)), item.content.samples)
-                    kept += self._kept(sequences, label, item, chunk, made)
+                    kept += self._kept(sequences, label, item, chunk, samples)
         if kept:
-            made.ids, made.labels = (numpy.concatenate([one[place] for one in kept]) for place in (0, 1))
-            made.lengths = [len(ids) for ids, _, _ in kept]
-            starts = numpy.cumsum([0, *made.lengths[:-1]])
-            made.trained = numpy.add.reduceat(made.labels != IGNORED, starts, dtype=numpy.int64).tolist()
+            samples.ids, samples.labels = (
+                numpy.concatenate([one[place] for one in kept]) for place in (0, 1)
+            )
+            samples.lengths = [len(ids) for ids, _, _ in kept]
+            starts = numpy.cumsum([0, *samples.lengths[:-1]])
+            samples.trained = numpy.add.reduceat(
+                samples.labels != IGNORED, starts, dtype=numpy.int64
+            ).tolist()
         if self._data.deduplicate:
-            made.digests = [digest(ids, labels != IGNORED, label) for ids, labels, label in kept]
-        return made
+            samples.digests = [digest(ids, labels != IGNORED, label) for ids, labels, label in kept]
+        return samples
 
     def _kept(
         self, sequences: list[Encoded], label: bool | None, item: _Item, chunk: Chunk, made: Samples
@@ -396,7 +400,7 @@ def _count_left_out(
     tally: Tally,
 ) -> None:
     """Count what no sample has; without a `form` keys of messages alone."""
-    text = "\n".join(one.text for one in texts if isinstance(one, Rendered))
+    text = "\n".join(text.text for text in texts if isinstance(text, Rendered))
     chats = [sample for sample in samples if isinstance(sample, Chat)]
     found = (
         left_out.names(row, form, source.columns, samples, text)

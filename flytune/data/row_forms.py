@@ -30,8 +30,8 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
     for name in _CHATS:
         theirs = columns.get(name, name)
         value = row.get(theirs)
-        if isinstance(value, str) and (found := _CHAT.match(value)):
-            changed[theirs] = _chat(value, found[1], theirs, where)
+        if isinstance(value, str) and (match := _CHAT.match(value)):
+            changed[theirs] = _chat(value, match[1], theirs, where)
         elif isinstance(value, dict):
             changed[theirs] = _turns(value)
         elif _is_list_of_json(value):
@@ -55,7 +55,7 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
         and "functions" not in columns.values()
     ):
         tools = (
-            [{"type": "function", "function": one} for one in functions]
+            [{"type": "function", "function": function} for function in functions]
             if isinstance(functions, list)
             else functions
         )

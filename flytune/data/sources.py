@@ -25,12 +25,12 @@ def divided_at_pattern(path: str) -> tuple[str, str]:
     `**` stands for any folders. An existing path is not a pattern, and in an address only `*` makes one.
     """
     is_address = "://" in path and not path.startswith("file://")
-    if not (found := re.search(r"\*" if is_address else r"[*?\[]", path)):
+    if not (match := re.search(r"\*" if is_address else r"[*?\[]", path)):
         return path, ""
     if not is_address and os.path.lexists(Path(path.removeprefix("file://")).expanduser()):
         return path, ""
-    folder, _, rest = path[: found.start()].rpartition("/")
-    rest += path[found.start() :]
+    folder, _, rest = path[: match.start()].rpartition("/")
+    rest += path[match.start() :]
     return folder or ("/" if path.startswith("/") else "."), rest
 
 

@@ -65,7 +65,7 @@ def render(
     plain = {name: field.get_default() for name, field in Source.model_fields.items() if name not in kept}
     update = {} if data.sources else plain
     rendered = type(data).model_validate(
-        data.model_dump() | update | {"sources": [one.model_dump() for one in sources]}
+        data.model_dump() | update | {"sources": [source.model_dump() for source in sources]}
     )
     return RenderedWindow(recipe.model_copy(update={"data": rendered}), missing)
 

@@ -116,7 +116,7 @@ def _project(client: Any, project: str, domain: str) -> Finding:
     while True:
         # flytekit's own models omit the domains.
         page = client.list_projects(ProjectListRequest(limit=100, token=token))
-        projects |= {one.id: [domain.id for domain in one.domains] for one in page.projects}
+        projects |= {project.id: [domain.id for domain in project.domains] for project in page.projects}
         if not (token := page.token):
             break
     if project not in projects:
@@ -154,7 +154,9 @@ def _registered(client: Any, project: str, domain: str) -> Finding:
         names |= {one.name for one in page}
     version = found[0].id.version
     missing = [
-        one.name for one in load_shapes() if f"tasks.evaluate.evaluate_model_{one.identifier}" not in names
+        shape.name
+        for shape in load_shapes()
+        if f"tasks.evaluate.evaluate_model_{shape.identifier}" not in names
     ]
     if missing:
         return warn(

@@ -73,8 +73,8 @@ def _facts(client: Any, namespace: str, cluster: Cluster) -> Kubernetes:
     named = {secret.group for secret in cluster.secrets.all if secret.group}
     return Kubernetes(
         address=client.configuration.host,
-        resources=[one.metadata.name for one in definitions],
-        nodes=[_node(one) for one in nodes if not one.spec.unschedulable],
+        resources=[definition.metadata.name for definition in definitions],
+        nodes=[_node(node) for node in nodes if not node.spec.unschedulable],
         namespace=namespace,
         secrets={name: keys for name in sorted(named) for keys in _keys(core, name, namespace)},
         storage=_storage(client, core, namespace, cluster),

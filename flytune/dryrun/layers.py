@@ -66,7 +66,9 @@ def find(model: Any) -> Repetition | None:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     count = getattr(base.config.get_text_config(), "num_hidden_layers", 0)
     decoder = base.get_decoder()
-    lists = [one for one in decoder.children() if type(one).__name__ == "ModuleList" and len(one) == count]
+    lists = [
+        child for child in decoder.children() if type(child).__name__ == "ModuleList" and len(child) == count
+    ]
     if len(lists) != 1:
         return None
     layers = list(lists[0])

@@ -256,7 +256,11 @@ def _loaded(ledger: AllocationLedger, tensor: Any, path: str, kind: str = PARAME
 
 def _trained(model: Any) -> list[_Pair]:
     """Return the local shards of trained parameters with their gradients."""
-    return [(local(one.detach()), local(one.grad)) for one in model.parameters() if one.grad is not None]
+    return [
+        (local(parameter.detach()), local(parameter.grad))
+        for parameter in model.parameters()
+        if parameter.grad is not None
+    ]
 
 
 def _embeddings(model: Any) -> set[int]:

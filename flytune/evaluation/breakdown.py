@@ -46,13 +46,13 @@ def _losses(named: Sequence[tuple[str, str, list[int]]], base: Any, tuned: Any, 
     interval."""
     import numpy
 
-    found = []
+    losses = []
     for kind, name, chosen in named:
         if not tokens[chosen].sum():
             continue
         nll = numpy.stack([base[chosen], tuned[chosen], (tuned - base)[chosen]], axis=1)
         points, lows, highs = bootstrap(nll, tokens[chosen])
-        found.append(
+        losses.append(
             Part(
                 kind=kind,
                 name=name,
@@ -65,7 +65,7 @@ def _losses(named: Sequence[tuple[str, str, list[int]]], base: Any, tuned: Any, 
                 difference_high=highs[2],
             )
         )
-    return found
+    return losses
 
 
 def _by_source(sources: Sequence[str]) -> Iterator[tuple[str, str, list[int]]]:

@@ -65,9 +65,9 @@ def _is_choice(value: Any) -> bool:
 def loads(base: dict[str, Any], tuned: dict[str, Any]) -> list[ExpertLoad]:
     """Return the load of each layer with experts, in their order."""
     return [
-        ExpertLoad(layer=int(found[1]), base=base[name].tolist(), tuned=counts.tolist())
+        ExpertLoad(layer=int(match[1]), base=base[name].tolist(), tuned=counts.tolist())
         for name, counts in tuned.items()
-        if name in base and (found := _LAYER.search(name))
+        if name in base and (match := _LAYER.search(name))
     ]
 
 

@@ -204,9 +204,9 @@ _EXCEPTION = re.compile(
 def parse_message(message: str) -> FailureText:
     """Return the failure and the advice for any message of Flyte, with the rest of the message as details."""
     text, task = message.replace("\r", "").strip(), ""
-    while found := _PREFIX.match(text):
-        task = (found["task"] or "").rpartition(".")[2] or task
-        text = text[found.end() :]
+    while match := _PREFIX.match(text):
+        task = (match["task"] or "").rpartition(".")[2] or task
+        text = text[match.end() :]
     # If the container was killed, an exception at the end of its log is not the cause.
     parsed = None if _KILLED.search(text) else _of_exception(text)
     parsed = parsed or _of_row(text) or _of_exit(text)
@@ -227,12 +227,12 @@ def parse_message(message: str) -> FailureText:
 
 
 def _of_exit(text: str) -> FailureText | None:
-    if not (found := _ENDED.search(text)):
+    if not (match := _ENDED.search(text)):
         return None
     sentence = "the pod's container {container} ended with exit code {code} ({reason})".format(
-        **found.groupdict()
+        **match.groupdict()
     )
-    return FailureText(sentence, "the end of its log", details=text[found.end() :])
+    return FailureText(sentence, "the end of its log", details=text[match.end() :])
 
 
 def _of_row(text: str) -> FailureText | None:

@@ -127,5 +127,5 @@ def driver_version() -> str | None:
         text = _DRIVER_FILE.read_text(encoding="utf-8")
     except OSError:
         return None
-    found = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
-    return found[1] if found else None
+    match = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text)
+    return match[1] if match else None

@@ -166,7 +166,7 @@ def _pattern_problem(name: str, value: Any) -> str | None:
     if len(written) > most:
         return f"has {counted(len(written), 'entry', 'entries')}, and {most:,} are the most"
     texts = () if are_names else (one for one in written if isinstance(one, str))
-    return next(filter(None, (patterns.problem(one, _EXPRESSIONS[name]) for one in texts)), None)
+    return next(filter(None, (patterns.problem(text, _EXPRESSIONS[name]) for text in texts)), None)
 
 
 def _rank_problem(value: Any) -> str | None:
@@ -236,11 +236,11 @@ def _places(model: Any, name: str) -> dict[int, set[str]]:
     one = re.escape(name)
     own = re.compile(rf"\.(lora_\w+|trainable_tokens_delta)\.{one}(?=\.|$)")
     table = re.compile(rf"\.modules_to_save\.{one}\.")
-    found: dict[int, set[str]] = {}
+    places: dict[int, set[str]] = {}
     for full, parameter in model.named_parameters(remove_duplicate=False):
         stored = table.sub(".", own.sub(r".\1", full))
         if stored != full:
             # PEFT stores DoRA's magnitudes without the last part of their name.
-            names = found.setdefault(id(parameter), set())
+            names = places.setdefault(id(parameter), set())
             names |= {stored, stored.replace("_magnitude_vector.weight", "_magnitude_vector")}
-    return found
+    return places

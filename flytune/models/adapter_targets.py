@@ -242,24 +242,24 @@ def problems(recipe: Recipe, modules: Modules) -> list[str]:
     each."""
     method = recipe.method
     adapted = modules.adapted(method)
-    found = [*_targets(method, modules), *_experts(method, modules)]
+    problems = [*_targets(method, modules), *_experts(method, modules)]
     by_row = recipe.model.extra_special_tokens or method.trainable_token_indices
     if modules.embedding in adapted and by_row:
-        found.append(
+        problems.append(
             f"method.target_modules: {modules.embedding}: rows of it are trained for added tokens "
             "(model.extra_special_tokens, method.trainable_token_indices), and it cannot have an adapter "
             "too; remove it"
         )
     if modules.head and modules.head in adapted:
-        found.append(
+        problems.append(
             f"method.target_modules: {modules.head}: the loss reads the head's weight and not its results, "
             "so that an adapter on it would never be trained; remove it, or train the head completely "
             "(method.modules_to_save: [lm_head])"
         )
-    if not found:
-        found += _patterns("rank_pattern", method.rank_pattern, adapted, modules)
-        found += _patterns("alpha_pattern", method.alpha_pattern, adapted, modules)
-    return found
+    if not problems:
+        problems += _patterns("rank_pattern", method.rank_pattern, adapted, modules)
+        problems += _patterns("alpha_pattern", method.alpha_pattern, adapted, modules)
+    return problems
 
 
 def check(recipe: Recipe, model: Any) -> None:
@@ -433,10 +433,14 @@ def _groups(pattern: str) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
             opened[-1].append(at + 1)
         elif char == ")" and len(opened) > 1:
             starts = opened.pop()
-            yield starts[0], at, list(zip(starts, [one - 1 for one in starts[1:]] + [at], strict=True))
+            yield starts[0], at, list(zip(starts, [start - 1 for start in starts[1:]] + [at], strict=True))
         at += 1
     starts = opened[0]
-    yield 0, len(pattern), list(zip(starts, [one - 1 for one in starts[1:]] + [len(pattern)], strict=True))
+    yield (
+        0,
+        len(pattern),
+        list(zip(starts, [start - 1 for start in starts[1:]] + [len(pattern)], strict=True)),
+    )
 
 
 def _unknown(words: list[str], modules: Modules, experts: Sequence[str] = ()) -> str:
@@ -456,10 +460,10 @@ def _unknown(words: list[str], modules: Modules, experts: Sequence[str] = ()) ->
         if end.count(".") == word.count(".")
     }
     near = [
-        one
+        match
         for word in words
         if word not in parts
-        for one in difflib.get_close_matches(word, sorted(names), 2, NEAR)
+        for match in difflib.get_close_matches(word, sorted(names), 2, NEAR)
     ]
     meant = f"did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
     return (

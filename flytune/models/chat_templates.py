@@ -133,7 +133,7 @@ def _render_all(
 
         rendered: Any = render_jinja_template(list(conversations), chat_template=chat_template, **options)
         return rendered[0], rendered[1]
-    found = [render(chat_template, one, **options) for one in conversations]
+    found = [render(chat_template, conversation, **options) for conversation in conversations]
     if any("\ud800" <= letter <= "\udfff" for text, _ in found if not text.isascii() for letter in text):
         raise DataError(
             "the chat template writes half of a surrogate pair, which is not a character; correct the "

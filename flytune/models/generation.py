@@ -66,7 +66,7 @@ def end_markers(tokenizer: Any, model: Any) -> list[int]:
     """
     own = model.generation_config.eos_token_id if model.generation_config else None
     owns = own if isinstance(own, list) else [own]
-    if wrong := [one for one in owns if one is not None and (type(one) is not int or one < 0)]:
+    if wrong := [own for own in owns if own is not None and (type(own) is not int or own < 0)]:
         raise ExportError(
             f"generation_config.json: eos_token_id: must be ids of tokens; found {wrong[0]!r:.60}"
         )

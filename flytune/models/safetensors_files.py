@@ -223,7 +223,7 @@ def sources(files: TensorFiles, base: Any, tensors: dict[str, Any]) -> dict[str,
     converters = [transform for transform in mapping if isinstance(transform, WeightConverter)]
     converter_of = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     model = SimpleNamespace(config=base.config, get_parameter=tensors.__getitem__)
-    found: dict[str, StoredParameter | Converted] = {}
+    sources: dict[str, StoredParameter | Converted] = {}
     unused = []
     for key in sorted(files.file_of, key=dot_natural_key):
         target, pattern = rename_source_key(key, renamings, converters, base.base_model_prefix, tensors)
@@ -232,17 +232,17 @@ def sources(files: TensorFiles, base: Any, tensors: dict[str, Any]) -> dict[str,
         if target not in tensors:
             unused.append(key)
         elif pattern is None:
-            found.setdefault(target, StoredParameter(files, key))
+            sources.setdefault(target, StoredParameter(files, key))
         else:
-            made = found.get(target)
+            made = sources.get(target)
             if not isinstance(made, Converted):
                 made = Converted(files, model, converter_of[pattern], target, target)
                 first, *others = made.transform.target_patterns
-                found |= {
+                sources |= {
                     target.replace(first, other): replace(made, target=target.replace(first, other))
                     for other in others
                 }
-                found[target] = made
+                sources[target] = made
             made.keys.setdefault(pattern, []).append(key)
     if unused:
         logger.info(
@@ -253,4 +253,4 @@ def sources(files: TensorFiles, base: Any, tensors: dict[str, Any]) -> dict[str,
         )
     # As from_pretrained does: conversions that were used are reverted when the model is saved.
     base._weight_conversions = [transform for transform in mapping if transform.was_used()]
-    return found
+    return sources

@@ -235,7 +235,7 @@ def allow_loss(model: Any) -> None:
         # A weight that was computed is complete, and ZeRO-3 has nothing to gather.
         gather = patches.trl.GATHERED_HEAD.original()
         patches.trl.GATHERED_HEAD.install(
-            lambda *tensors: gather(*(one for one in tensors if hasattr(one, "ds_status")))
+            lambda *tensors: gather(*(tensor for tensor in tensors if hasattr(tensor, "ds_status")))
         )
 
 

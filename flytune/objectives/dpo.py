@@ -275,9 +275,9 @@ def sequence_batch(sequences: list[Row], pad_token_id: int) -> dict[str, Any]:
     """Return sequences as tensors that are padded on the right: input_ids, attention_mask and
     completion_mask."""
     return {
-        "input_ids": padded([one["input_ids"] for one in sequences], pad_token_id),
-        "attention_mask": padded([[1] * len(one["input_ids"]) for one in sequences], 0),
+        "input_ids": padded([sequence["input_ids"] for sequence in sequences], pad_token_id),
+        "attention_mask": padded([[1] * len(sequence["input_ids"]) for sequence in sequences], 0),
         "completion_mask": padded(
-            [[int(label != IGNORED) for label in one["labels"]] for one in sequences], 0
+            [[int(label != IGNORED) for label in sequence["labels"]] for sequence in sequences], 0
         ),
     }

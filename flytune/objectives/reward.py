@@ -194,5 +194,5 @@ def batch(pad_token_id: int, rows: list[Row]) -> dict[str, Any]:
     sequences = [one["input_ids"] for one in sequences_of(rows)]
     return {
         "input_ids": padded(sequences, pad_token_id),
-        "attention_mask": padded([[1] * len(one) for one in sequences], 0),
+        "attention_mask": padded([[1] * len(sequence) for sequence in sequences], 0),
     }

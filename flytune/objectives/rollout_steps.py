@@ -49,7 +49,7 @@ class Rollouts:
             groups = self._known(trainer, step, made_by, prompts) or self._drawn(
                 trainer, step, batches, made_by
             )
-        flat = [one for group in groups for one in group.completions]
+        flat = [completion for group in groups for completion in group.completions]
         advantages, figures = advantages_of(self._section, [one.rewards for one in flat])
         if step == 1 and trainer.is_world_process_zero():
             self._warn_without_gradient(flat, figures["frac_reward_zero_std"] == 1)
@@ -278,7 +278,7 @@ def advantages_of(section: Grpo, values: Sequence[Sequence[float]]) -> tuple[Any
     import torch
 
     each = torch.tensor(values, dtype=torch.float32)
-    rewards = torch.tensor([section.total(one) for one in values], dtype=torch.float32)
+    rewards = torch.tensor([section.total(value) for value in values], dtype=torch.float32)
     grouped = rewards.view(-1, section.group_size)
     means = grouped.mean(dim=1).repeat_interleave(section.group_size)
     spread = grouped.std(dim=1).repeat_interleave(section.group_size)

@@ -79,17 +79,21 @@ def factors(comparisons: Sequence[Comparison]) -> list[Factor]:
     """Return a row for each shape that has usable runs: medians of measured over planned, without the plans'
     own factors."""
     rows = []
-    for shape in sorted({one.shape for one in comparisons}):
-        runs = [one for one in comparisons if one.shape == shape and one.memory_ratio is not None]
+    for shape in sorted({comparison.shape for comparison in comparisons}):
+        runs = [
+            comparison
+            for comparison in comparisons
+            if comparison.shape == shape and comparison.memory_ratio is not None
+        ]
         if not runs:
             continue
         memory = [
-            (one.memory_ratio or 1.0) * (one.calibration.memory if one.calibration else 1.0) for one in runs
+            (run.memory_ratio or 1.0) * (run.calibration.memory if run.calibration else 1.0) for run in runs
         ]
         speeds = [
-            one.speed_ratio * (one.calibration.speed if one.calibration else 1.0)
-            for one in runs
-            if one.speed_ratio is not None
+            run.speed_ratio * (run.calibration.speed if run.calibration else 1.0)
+            for run in runs
+            if run.speed_ratio is not None
         ]
         speed = median(speeds) if speeds else 1.0
         rows.append(

@@ -137,13 +137,13 @@ def _table(title: str, recipes: tuple[Recipe, Recipe], changes: list[Change]) ->
     names = [tables.plain(recipe.name) for recipe in recipes]
     for column in ("", *(names if names[0] != names[1] else ("before", "after")), "change", "%"):
         table.add_column(column, justify="right" if column else "left")
-    for one in changes:
-        if max(abs(one.before), abs(one.after)) < _LEAST:
+    for change in changes:
+        if max(abs(change.before), abs(change.after)) < _LEAST:
             continue
-        share = f"{one.more / one.before:+.0%}" if one.before and abs(one.more) >= _LEAST else ""
-        more = f"{one.more:+,.2f}" if abs(one.more) >= _LEAST else ""
-        unit = f" ({one.unit})" if one.unit else ""
-        table.add_row(one.name + unit, f"{one.before:,.2f}", f"{one.after:,.2f}", more, share)
+        share = f"{change.more / change.before:+.0%}" if change.before and abs(change.more) >= _LEAST else ""
+        more = f"{change.more:+,.2f}" if abs(change.more) >= _LEAST else ""
+        unit = f" ({change.unit})" if change.unit else ""
+        table.add_row(change.name + unit, f"{change.before:,.2f}", f"{change.after:,.2f}", more, share)
     return table
 
 

@@ -38,7 +38,7 @@ def shape_for(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> S
     needed = weights(recipe, read_geometry(recipe.model) if geometry is None else geometry)
     room = room_of(shape)
     if needed > usable(recipe, shape):
-        others = [one.name for one in load_shapes() if needed <= usable(recipe, one)]
+        others = [shape.name for shape in load_shapes() if needed <= usable(recipe, shape)]
         raise DoesNotFit(
             f"recipe {recipe.name}: evaluation: one node of {shape.name} has "
             f"{usable(recipe, shape) / GIB:.1f} GiB for weights, and the model takes {needed / GIB:.1f}; "

@@ -138,7 +138,7 @@ def _prepared(draft: Recipe) -> tuple[int, str]:
             for split in ("train", "heldout")
             if getattr(manifest, split).rows
         ]
-        return max(int(one.max()) for one in lengths), manifest.format
+        return max(int(length.max()) for length in lengths), manifest.format
 
 
 def _draft(asked: Asked, objective: str, section: dict[str, Any]) -> Recipe:

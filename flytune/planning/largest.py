@@ -145,7 +145,9 @@ def _values(recipe: Recipe, field: str, geometry: Geometry, shape: Shape) -> _Va
             raise RecipeError(
                 "--solve method.r: method full has no adapter, and so no rank; ask for it with lora or qlora"
             )
-        widest = max((max(one.rows, one.columns) for one in geometry.linears if one.adaptable), default=1)
+        widest = max(
+            (max(linear.rows, linear.columns) for linear in geometry.linears if linear.adaptable), default=1
+        )
         numbers, end = range(1, widest + 1), f"an adapter of rank {widest:,} is as wide as the widest layer"
 
         def changed(value: int) -> tuple[Recipe, Geometry]:

@@ -140,7 +140,9 @@ def change_that_fits(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry
     optimizer, the method. Among equals the cheapest.
     """
     # What fits already needs no other method to fit better.
-    able = (one for one in _changes(recipe, shapes) if share == 1 or one.method == recipe.method.name)
+    able = (
+        change for change in _changes(recipe, shapes) if share == 1 or change.method == recipe.method.name
+    )
     tried = sorted(able, key=lambda one: one.size)
     # Most of a search that finds nothing is spared by trying first what takes the least memory with each
     # method.

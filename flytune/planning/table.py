@@ -226,14 +226,21 @@ def show_calibration(comparisons: Sequence[Comparison], rows: Sequence[Factor], 
     table = Table(title="measured, of what was planned", title_justify="left")
     for column in ("run", "shape", "peak GiB", "planned", "memory", "speed", ""):
         table.add_column(column)
-    for one in comparisons:
+    for comparison in comparisons:
         measured, planned = (
-            max(sizes.values(), default=0) for sizes in (one.measured_bytes, one.planned_bytes)
+            max(sizes.values(), default=0) for sizes in (comparison.measured_bytes, comparison.planned_bytes)
         )
-        ratios = [f"{ratio:.2f}" if ratio else "" for ratio in (one.memory_ratio, one.speed_ratio)]
-        used = "" if one.full_length else "left out: shorter than planned"
+        ratios = [
+            f"{ratio:.2f}" if ratio else "" for ratio in (comparison.memory_ratio, comparison.speed_ratio)
+        ]
+        used = "" if comparison.full_length else "left out: shorter than planned"
         table.add_row(
-            tables.plain(one.recipe), tables.plain(one.shape), _gib(measured), _gib(planned), *ratios, used
+            tables.plain(comparison.recipe),
+            tables.plain(comparison.shape),
+            _gib(measured),
+            _gib(planned),
+            *ratios,
+            used,
         )
     tables.show(table, console)
     for row in rows:

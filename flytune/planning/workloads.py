@@ -199,7 +199,7 @@ def _leaves_out(recipe: Recipe, geometry: Geometry) -> tuple[str, ...]:
 
 def _able(geometry: Geometry) -> list[Linear]:
     """Return what an adapter can change: linear layers, and the parameters of experts."""
-    return [one for one in geometry.linears if one.adaptable or one.is_experts]
+    return [linear for linear in geometry.linears if linear.adaptable or linear.is_experts]
 
 
 def adapter_problems(recipe: Recipe, geometry: Geometry) -> list[str]:
@@ -235,18 +235,22 @@ def adapter_problems(recipe: Recipe, geometry: Geometry) -> list[str]:
 
 def _named(geometry: Geometry) -> adapter_targets.Modules:
     """Return the names of a model's modules, as far as they follow from its sizes."""
-    linear = [name for one in geometry.linears if one.adaptable for name in _modules(geometry, one)]
+    linear = [name for linear in geometry.linears if linear.adaptable for name in _modules(geometry, linear)]
     containers = set[str]()
     for name in linear:
         while (name := name.rpartition(".")[0]) and name not in containers:
             containers.add(name)
-    stacked = [name for one in geometry.linears if not one.adaptable for name in _modules(geometry, one)]
+    stacked = [
+        name for linear in geometry.linears if not linear.adaptable for name in _modules(geometry, linear)
+    ]
     return adapter_targets.Modules(
         geometry.model_type,
         linear,
         geometry.embedding,
         geometry.head,
-        experts=[name for one in geometry.linears if one.is_experts for name in _modules(geometry, one)],
+        experts=[
+            name for linear in geometry.linears if linear.is_experts for name in _modules(geometry, linear)
+        ],
         others=sorted({*containers, *stacked}),
         decoder=geometry.decoder,
     )
@@ -257,7 +261,7 @@ def _too_wide(recipe: Recipe, geometry: Geometry) -> Iterator[str]:
     if not recipe.method.is_pissa:
         return
     rank_of = adapter_targets.rank_of(recipe.method)
-    widths = [(one, min(one.rows, one.columns)) for one in geometry.linears if one.adaptable]
+    widths = [(linear, min(linear.rows, linear.columns)) for linear in geometry.linears if linear.adaptable]
     for one, width in widths:
         for name, is_adapted in zip(_modules(geometry, one), _adapted(recipe, geometry, one), strict=True):
             if is_adapted and (rank := rank_of(name)) > width:

@@ -98,9 +98,9 @@ def _with_function(
 
 def _function(named: str, key: str) -> dict[str, Any]:
     """Return the name and the code of a function of a Python file."""
-    found = REFERENCE.fullmatch(named)
-    assert found is not None
-    path = found["file"]
+    match = REFERENCE.fullmatch(named)
+    assert match is not None
+    path = match["file"]
     try:
         content = Storage(path, key, error=RecipeError, failed="cannot be read", retry=False).read(
             largest=limits.TEXT
@@ -114,11 +114,11 @@ def _function(named: str, key: str) -> dict[str, Any]:
         names = {one.name for one in ast.parse(code).body if isinstance(one, ast.FunctionDef)}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RecipeError(f"{key}: {path}: is not Python: {' '.join(str(error).split())[:200]}") from None
-    if found["function"] not in names:
+    if match["function"] not in names:
         raise RecipeError(
-            f"{key}: {path}: has no function {found['function']}; it has {', '.join(sorted(names)) or 'none'}"
+            f"{key}: {path}: has no function {match['function']}; it has {', '.join(sorted(names)) or 'none'}"
         )
-    return {"name": found["function"], "code": code}
+    return {"name": match["function"], "code": code}
 
 
 def _object(path: str, key: str) -> dict[str, Any]:

@@ -163,12 +163,12 @@ def _of_objectives(name: str) -> str:
 @cache
 def _sections(model: type[BaseModel]) -> list[tuple[str, Collection[str]]]:
     """Return the dotted sections of a recipe, and of its rows, with their fields; first the recipe itself."""
-    found: list[tuple[str, Collection[str]]] = [("", model.model_fields)]
+    sections: list[tuple[str, Collection[str]]] = [("", model.model_fields)]
     for key, field in model.model_fields.items():
         for kind in alternatives(field.annotation):
             for inner in filter(is_model, (kind, *typing.get_args(kind))):
-                found += [(f"{key}.{place}".rstrip("."), fields) for place, fields in _sections(inner)]
-    return found
+                sections += [(f"{key}.{place}".rstrip("."), fields) for place, fields in _sections(inner)]
+    return sections
 
 
 def tool_of(content: Any) -> str | None:

@@ -15,37 +15,37 @@ def notes(recipe: Recipe, steps: int, samples: int | None = None) -> list[str]:
     """
     training, run = recipe.training, f"in a run of {counted(steps, 'step')}"
     epochs = steps * training.global_batch_size / samples if samples else None
-    found = []
+    notes = []
     if rate := schedules.length_note(training.lr_scheduler_type, training.warmup_steps, steps):
-        found.append(f"training.{rate}")
+        notes.append(f"training.{rate}")
     if training.max_steps and training.num_train_epochs != 1:
         seen = f", after {epochs:.3g} epochs" if epochs else ""
-        found.append(
+        notes.append(
             f"training.max_steps: ends the run{seen}; num_train_epochs {training.num_train_epochs:g} is not "
             "used"
         )
     if training.logging_steps > steps:
-        found.append(
+        notes.append(
             f"training.logging_steps: {training.logging_steps:,} {run}: no loss is logged before the end"
         )
     if _times(recipe.checkpoints.save_steps, steps, epochs) == 0:
-        found.append(
+        notes.append(
             f"checkpoints.save_steps: {_shown(recipe.checkpoints.save_steps)} {run}: nothing is saved before "
             "the end, and an interruption loses all steps"
         )
     section = recipe.evaluation
     scored = _times(section.eval_steps, steps, epochs)
     if scored == 0:
-        found.append(
+        notes.append(
             f"evaluation.eval_steps: {_shown(section.eval_steps)} {run}: the model is scored at the end alone"
         )
     patience = section.early_stopping_patience
     if patience is not None and scored is not None and scored <= patience:
-        found.append(
+        notes.append(
             f"evaluation.early_stopping_patience: {patience} {run}, with {counted(scored, 'evaluation')} "
             f"before the end: training cannot end early (the first of {patience + 1} sets the loss to beat)"
         )
-    return found
+    return notes
 
 
 def _times(every: float | str | None, steps: int, epochs: float | None) -> int | None:

@@ -262,7 +262,7 @@ def figures_of(values: Mapping[str, Any]) -> list[MeasuredFigure]:
     try:
         return _figures_of(values)
     except ValidationError as error:
-        raise RecordError([f"figures: {one}" for one in mistakes(error, MeasuredFigure)]) from None
+        raise RecordError([f"figures: {mistake}" for mistake in mistakes(error, MeasuredFigure)]) from None
 
 
 def _figures_of(values: Mapping[str, Any]) -> list[MeasuredFigure]:

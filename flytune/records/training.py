@@ -225,7 +225,7 @@ class TrainingResult(Record):
     def as_planned(self, plan: Plan) -> Self:
         """Return the record of the attempts with the plan's machines and batches alone; of all, if these have
         no step."""
-        kept = [one for one in self.attempts if one.is_of(plan)]
+        kept = [attempt for attempt in self.attempts if attempt.is_of(plan)]
         steps = [step for one in kept for step in self.steps_of(one)]
         if not steps or len(kept) == len(self.attempts):
             return self
@@ -240,6 +240,6 @@ class TrainingResult(Record):
 def highest(peaks: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Return the largest peak of each phase."""
     return {
-        phase: max(one.get(phase, 0) for one in peaks)
-        for phase in dict.fromkeys(name for one in peaks for name in one)
+        phase: max(peak.get(phase, 0) for peak in peaks)
+        for phase in dict.fromkeys(name for peak in peaks for name in peak)
     }

@@ -109,7 +109,7 @@ def environment(escape: bool) -> Any:
     card share."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=escape,
         undefined=StrictUndefined,
@@ -117,7 +117,7 @@ def environment(escape: bool) -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    found.filters |= {
+    environment.filters |= {
         "number": number,
         "number_of": "{:,}".format,
         "counted": counted,
@@ -125,7 +125,7 @@ def environment(escape: bool) -> Any:
         "size": charts.size,
         "price": price,
     }
-    found.filters |= {
+    environment.filters |= {
         "interval": interval,
         "duration": duration,
         "cell": cell,
@@ -133,9 +133,9 @@ def environment(escape: bool) -> Any:
         "code": code,
         "percent": percent,
     }
-    found.filters |= {"value": value, "range": shown, "apart": apart, "capitalized": capitalized}
-    found.globals |= {"verdict": verdict, "share": share}
-    return found
+    environment.filters |= {"value": value, "range": shown, "apart": apart, "capitalized": capitalized}
+    environment.globals |= {"verdict": verdict, "share": share}
+    return environment
 
 
 NOTHING_MEASURED = "No samples were held out, so nothing says whether tuning helped."

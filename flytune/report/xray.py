@@ -273,7 +273,7 @@ def would_stop(contract: Contract, section: Data) -> bool:
 
 def _summary(contract: Contract, section: Data) -> str:
     found = {
-        verdict: [one.name for one in contract.checks if one.verdict == verdict]
+        verdict: [check.name for check in contract.checks if check.verdict == verdict]
         for verdict in ("stop", "warning")
     }
     count = len(contract.checks)

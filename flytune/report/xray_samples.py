@@ -58,7 +58,7 @@ def sample_views(
 ) -> list[SampleView]:
     """Return the samples to look at, each once: dropped rows, cut ones, those that checks of `contract` flag,
     the longest of the first _SEARCHED training samples, and the first `count`."""
-    shown = [_example_view(one, manifest, tokenizer) for one in _examples(folder, max(1, count // 2))]
+    shown = [_example_view(example, manifest, tokenizer) for example in _examples(folder, max(1, count // 2))]
     found = _flagged(folder, manifest, contract, tokenizer) if contract else {}
     found |= _stored(folder, manifest, count, has_cut=any(view.title == _TITLES["cut"] for view in shown))
     # A sample with several titles is shown once, under the first.
@@ -151,10 +151,10 @@ def _ends_with(part: StoredSamples, sample: int, example: str, tokenizer: Any) -
 
 def _example_view(example: Example, manifest: Manifest, tokenizer: Any) -> SampleView:
     """Return a row that was dropped or cut, with what was lost."""
-    made = [list(_excerpt_pieces(one, manifest.max_length, tokenizer)) for one in example.sequences]
-    *first, last = [one.tokens for one in example.sequences]
+    made = [list(_excerpt_pieces(sequence, manifest.max_length, tokenizer)) for sequence in example.sequences]
+    *first, last = [sequence.tokens for sequence in example.sequences]
     tokens = " and ".join([*(f"{one:,}" for one in first), counted(last, "token")])
-    lost = sum(max(0, one.tokens - manifest.max_length) for one in example.sequences)
+    lost = sum(max(0, sequence.tokens - manifest.max_length) for sequence in example.sequences)
     note = f"{example.where}: {tokens}"
     if example.kind == "cut":
         note += f", of which {lost:,} were cut off"

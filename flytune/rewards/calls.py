@@ -89,13 +89,13 @@ class Peer:
 
     def receive_names(self) -> dict[str, Any]:
         """Return the names that the answer has defined, with stand-ins for its functions and classes."""
-        found = {}
+        receive_names = {}
         for name, content in self._receive()[0].items():
             if not (isinstance(content, dict) and "imported" in content):
-                found[name] = self._decoded(content)
+                receive_names[name] = self._decoded(content)
             elif (one := _resolved(*content["imported"])) is not None:
-                found[name] = one
-        return found
+                receive_names[name] = one
+        return receive_names
 
     def _respond(self, message: list[Any]) -> None:
         _, kind, target, arguments, named = message

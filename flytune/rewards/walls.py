@@ -209,7 +209,9 @@ def _library() -> Any:
 
 
 def _call(function: str, *arguments: Any) -> None:
-    given = [ctypes.c_ulong(one) if isinstance(one, int) else one for one in arguments[1:]]
+    given = [
+        ctypes.c_ulong(argument) if isinstance(argument, int) else argument for argument in arguments[1:]
+    ]
     _checked(getattr(_library(), function)(arguments[0], *given), function)
 
 

@@ -73,7 +73,7 @@ def draw(
     inputs = padded([list(prompt) for prompt in prompts], drawing.pad, left=True).to(device)
     mask = padded([[1] * len(prompt) for prompt in prompts], 0, left=True).to(device)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    most = torch.tensor([len(one) for one in uniforms], device=device)
+    most = torch.tensor([len(uniform) for uniform in uniforms], device=device)
     table = torch.zeros(len(prompts), max(map(len, uniforms)), dtype=torch.float64)
     for place, one in enumerate(uniforms):
         table[place, : len(one)] = torch.as_tensor(one)

@@ -217,11 +217,16 @@ def try_pair(trials: Trials, pair: Pair) -> Cell:
             return Cell.of(
                 pair, state="failed", words="FAILED", reason=f"{pair} at {layout}: {end}", distances=distances
             )
-    if exceeded := [f"{one.layout}: {', '.join(one.exceeded)}" for one in distances if one.exceeded]:
+    if exceeded := [
+        f"{distance.layout}: {', '.join(distance.exceeded)}" for distance in distances if distance.exceeded
+    ]:
         reason = f"{pair} differs from plain training of {pair.method}; {'; '.join(exceeded)}"
         return Cell.of(pair, state="differs", words="DIFFERS", reason=reason, distances=distances)
     return Cell.of(
-        pair, state="equal", words=f"equal {max(one.loss for one in distances):.0e}", distances=distances
+        pair,
+        state="equal",
+        words=f"equal {max(distance.loss for distance in distances):.0e}",
+        distances=distances,
     )
 
 

@@ -71,13 +71,13 @@ def _words(cell: Cell | None) -> str:
 
 
 def _summary(matrix: Matrix) -> str:
-    distances = [one for cell in matrix.cells for one in cell.distances]
+    distances = [distance for cell in matrix.cells for distance in cell.distances]
     lines = [
         "The number after `equal` is the largest relative difference of a step's loss over all layouts. All "
         "differences:"
     ]
     for name, tolerance in TOLERANCES.items():
-        values = [getattr(one, name) for one in distances]
+        values = [getattr(distance, name) for distance in distances]
         # Python's max ignores NaN.
         largest = max(values, key=lambda value: math.inf if math.isnan(value) else value, default=0.0)
         lines.append(f"  {name}: at most {largest:.1e}; tolerance {tolerance:.0e}")

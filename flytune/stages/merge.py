@@ -41,25 +41,25 @@ def check_stages(recipe: Recipe, preference: Recipe, plan: Plan) -> StagesOutput
 
 
 def _problems(recipe: Recipe, preference: Recipe) -> list[str]:
-    found = []
+    problems = []
     if recipe.objective.row_kind != ANSWERS:
-        found.append(
+        problems.append(
             f"--recipe: objective: {recipe.objective.name}; the first run is supervised: write objective: sft"
         )
     if preference.objective.row_kind == ANSWERS:
-        found.append(
+        problems.append(
             "--preference: objective: sft; the second run compares answers: write objective: dpo, kto or "
             "reward"
         )
     if preference.name == recipe.name:
-        found.append(f"name: both recipes are named {recipe.name}; give the second one a name of its own")
+        problems.append(f"name: both recipes are named {recipe.name}; give the second one a name of its own")
     models = [(one.model.name_or_path, one.model.revision) for one in (recipe, preference)]
     if models[0] != models[1]:
-        found.append(
+        problems.append(
             f"model.name_or_path: {models[1][0]}, but the first run trains {models[0][0]} (and its revision "
             "must be the same); name the same model: the second run gets the one that the first made of it"
         )
-    return found
+    return problems
 
 
 def pass_guards(orchestrator: Orchestrator, recipe: Recipe, artifact: Folder) -> str:

@@ -97,14 +97,14 @@ class Phase(NamedTuple):
     @property
     def waves(self) -> list[list[Stage]]:
         """Return its stages in groups, each of which takes what an earlier group makes."""
-        found: list[list[Stage]] = []
+        waves: list[list[Stage]] = []
         for stage in self.stages:
             needed = [
-                at for at, wave in enumerate(found, 1) for one in wave if one.makes in stage.inputs.values()
+                at for at, wave in enumerate(waves, 1) for one in wave if one.makes in stage.inputs.values()
             ]
-            found += [[]] if (at := max(needed, default=0)) == len(found) else []
-            found[at].append(stage)
-        return found
+            waves += [[]] if (at := max(needed, default=0)) == len(waves) else []
+            waves[at].append(stage)
+        return waves
 
 
 def _imported(name: str) -> Callable[..., Any]:

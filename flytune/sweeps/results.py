@@ -161,7 +161,7 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
     for at, difference in found.differences.items():
         outcomes[able[at]] = outcomes[able[at]].model_copy(update={"difference": difference})
     # The artifacts have the scores of each sample.
-    without = [one.scored.model_copy(update={"scores": None}) for one in outcomes]
+    without = [outcome.scored.model_copy(update={"scores": None}) for outcome in outcomes]
     outcomes = [one.model_copy(update={"scored": kept}) for one, kept in zip(outcomes, without, strict=True)]
     return Sweep(
         recipe=points.recipe,
@@ -177,7 +177,7 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
 
 def _warnings(names: list[str], scored: list[Scored], found: comparison.PointComparison) -> list[str]:
     """List what is not comparable between the points, a line each."""
-    said = [
+    warnings = [
         f"held-out figures are doubtful: {doubt}"
         for doubt in dict.fromkeys(doubt for one in scored for doubt in one.doubts)
     ]
@@ -192,23 +192,23 @@ def _warnings(names: list[str], scored: list[Scored], found: comparison.PointCom
             field for field in skipped.scaled_by if len({str(one.scale.get(field)) for one in scored}) > 1
         ]
         if skipped.name != found.figure.name and fields:
-            said.append(
+            warnings.append(
                 f"{', '.join(fields)} changes the scale of {skipped.title}, so points are compared by "
                 f"{found.figure.title}"
             )
     if found.elsewhere:
-        said.append(
+        warnings.append(
             f"{', '.join(names[at] for at in found.elsewhere)}: scored on other held-out samples or tokens "
             "than the best point, so that their figures are not comparable; name the same held-out data for "
             "all points (data.heldout_path)"
         )
     if found.unpaired:
-        said.append(
+        warnings.append(
             f"{', '.join(names[at] for at in found.unpaired)}: there are no scores of each sample to pair "
             "with the best point's, so intervals of both were compared; they overlap more often than a "
             "paired comparison would"
         )
-    return said
+    return warnings
 
 
 def _first_paired(point: Scored) -> MeasuredFigure | None:
@@ -219,9 +219,10 @@ def too_few(sweep: Sweep, needed: int) -> str:
     """Return the error of a sweep of which fewer than `needed` points have succeeded: all reasons, and the
     artifacts."""
     points = [
-        f"  {one.name}: {_line(one.reason) if one.has_failed else one.artifact}" for one in sweep.outcomes
+        f"  {outcome.name}: {_line(outcome.reason) if outcome.has_failed else outcome.artifact}"
+        for outcome in sweep.outcomes
     ]
-    succeeded = sum(not one.has_failed for one in sweep.outcomes)
+    succeeded = sum(not outcome.has_failed for outcome in sweep.outcomes)
     where = (
         f"sweep of {sweep.recipe}: {counted_of(succeeded, len(sweep.outcomes), 'point', 'has', 'have')} "
         f"succeeded, {needed} must"
@@ -231,9 +232,9 @@ def too_few(sweep: Sweep, needed: int) -> str:
 
 def verdict(sweep: Sweep) -> str:
     """Return a sentence about the best point."""
-    failed = sum(one.has_failed for one in sweep.outcomes)
+    failed = sum(outcome.has_failed for outcome in sweep.outcomes)
     some = f" {failed} of {len(sweep.outcomes)} failed." if failed else ""
-    best = next((one for one in sweep.outcomes if one.name == sweep.best), None)
+    best = next((outcome for outcome in sweep.outcomes if outcome.name == sweep.best), None)
     figure = best.scored.figure(sweep.figure.name) if best and sweep.figure else None
     if best is None or figure is None:
         return f"No point has a figure to be compared by.{some}"
@@ -242,7 +243,7 @@ def verdict(sweep: Sweep) -> str:
         f"Best: {best.name} ({what}), held-out {figure.title} "
         f"{report_page.quantity(figure, figure.tuned.value)}."
     )
-    paired = [one for one in sweep.outcomes if one.difference]
+    paired = [outcome for outcome in sweep.outcomes if outcome.difference]
     how = (
         "paired by sample, with 95 % intervals for all pairs of points together"
         if paired
@@ -261,7 +262,11 @@ def ranked(sweep: Sweep) -> list[Outcome]:
     name, sign = (
         (sweep.figure.name, -1 if sweep.figure.better == "higher" else 1) if sweep.figure else ("", 1)
     )
-    found = {one.name: figure.tuned.value for one in sweep.outcomes if (figure := one.scored.figure(name))}
+    found = {
+        outcome.name: figure.tuned.value
+        for outcome in sweep.outcomes
+        if (figure := outcome.scored.figure(name))
+    }
     return sorted(
         sweep.outcomes, key=lambda one: (one.has_failed, sign * found.get(one.name, sign * math.inf))
     )
@@ -270,7 +275,7 @@ def ranked(sweep: Sweep) -> list[Outcome]:
 def columns(sweep: Sweep) -> list[Figure]:
     """List the figures of the table: the one that ranks the points, and the next two that are better in one
     direction."""
-    first = next((one.scored.figures for one in sweep.outcomes if not one.has_failed), [])
+    first = next((outcome.scored.figures for outcome in sweep.outcomes if not outcome.has_failed), [])
     others = [
         figure
         for figure in first
@@ -286,7 +291,7 @@ def show(sweep: Sweep, console: Console) -> None:
     for name in short(sweep.fields):
         table.add_column(tables.plain(name))
     figures = columns(sweep)
-    has_differences = any(one.difference for one in sweep.outcomes)
+    has_differences = any(outcome.difference for outcome in sweep.outcomes)
     for name in (*(figure.title for figure in figures), *["difference"] * has_differences, "training"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in ranked(sweep):
@@ -315,12 +320,12 @@ def log(sweep: Sweep) -> None:
 def html(sweep: Sweep) -> str:
     """Return the same with a plot, as one self-contained page."""
     name = sweep.figure.name if sweep.figure else ""
-    found = [one.scored.figure(name) for one in sweep.outcomes]
+    found = [outcome.scored.figure(name) for outcome in sweep.outcomes]
     lines = [
         Line(one.name, one.shown, figure.tuned.value if figure else None)
         for one, figure in zip(sweep.outcomes, found, strict=True)
     ]
-    orders = [_order([one.values[at] for one in sweep.outcomes]) for at in range(len(sweep.fields))]
+    orders = [_order([outcome.values[at] for outcome in sweep.outcomes]) for at in range(len(sweep.fields))]
     higher = sweep.figure is not None and sweep.figure.better == "higher"
     title = f"held-out {sweep.figure.title}" if sweep.figure else "no figure"
     picture = parallel_coordinates.draw(short(sweep.fields), orders, lines, title, sweep.best, higher=higher)

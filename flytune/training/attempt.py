@@ -193,13 +193,17 @@ class AttemptWriter:
         """Return a phrase on the end of each earlier attempt: those of this execution last."""
         execution, number = self._record.key
         attempts = earlier_attempts.of_run(self._own(self._before))
-        others = [one for one in attempts if one.execution != execution]
-        named = [f"{one.name} of execution {one.execution}: {one.ended}" for one in others]
+        others = [attempt for attempt in attempts if attempt.execution != execution]
+        named = [f"{other.name} of execution {other.execution}: {other.ended}" for other in others]
         return named + earlier_attempts.lines(self._before, execution, before=number)
 
     def _own(self, records: Sequence[NodeAttempt]) -> list[NodeAttempt]:
         """Return the records that count: without checkpoints, another execution's are of another run."""
-        return [one for one in records if self._has_checkpoints or one.execution == self._record.execution]
+        return [
+            record
+            for record in records
+            if self._has_checkpoints or record.execution == self._record.execution
+        ]
 
     def begin_steps(self) -> None:
         """Begin the training loop."""

@@ -74,7 +74,9 @@ def _own_loss(model: Any, batch: dict[str, Any], ids: Any, temperature: float = 
 
 def _takes_labels(model: Any) -> bool:
     parameters = inspect.signature(type(model).forward).parameters.values()
-    return any(one.name == "labels" or one.kind is one.VAR_KEYWORD for one in parameters)
+    return any(
+        parameter.name == "labels" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters
+    )
 
 
 def _uncompiled() -> Any:

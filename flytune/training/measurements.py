@@ -148,8 +148,8 @@ def _peak() -> tuple[int, int | None]:
     if torch.cuda.is_available():
         gpus = range(torch.cuda.device_count())
         return max(map(torch.cuda.max_memory_allocated, gpus)), max(map(torch.cuda.max_memory_reserved, gpus))
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-    return int(found[1]) * 1024 if found else 0, None
+    match = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+    return int(match[1]) * 1024 if match else 0, None
 
 
 def _reset() -> None:

@@ -102,12 +102,13 @@ def enforce(folder: Path, manifest: Manifest, data: Data, statistics: Statistics
     contract = _checked(statistics, manifest, data)
     contract.write(folder / CONTRACT)
     warnings, stops = (
-        [str(one) for one in contract.checks if one.verdict == verdict] for verdict in ("warning", "stop")
+        [str(check) for check in contract.checks if check.verdict == verdict]
+        for verdict in ("warning", "stop")
     )
     for line in warnings:
         logger.warning("%s", line)
     if manifest.left_out and not any(
-        one.name == "left out" and one.verdict != "ok" for one in contract.checks
+        check.name == "left out" and check.verdict != "ok" for check in contract.checks
     ):
         logger.info("columns not used: %s", ", ".join(manifest.left_out))
     if stops and (data.contract == "stop" or contract.has_unknown_tokens):

@@ -158,7 +158,7 @@ def _evaluate(recipe: Recipe, task: HarnessTask, answers: dict[str, list[Any]]) 
 
 def _scores(base: dict[str, Any], tuned: dict[str, Any]) -> list[TaskScore]:
     """Return a score for each metric of each task and group, in the harness's order."""
-    found = []
+    scores = []
     for task, values in tuned.get("results", {}).items():
         for key, value in values.items():
             metric, comma, filtered = key.partition(",")
@@ -172,7 +172,7 @@ def _scores(base: dict[str, Any], tuned: dict[str, Any]) -> list[TaskScore]:
                 continue
             error = f"{metric}_stderr,{filtered}"
             higher = tuned["higher_is_better"].get(task, {}).get(metric)
-            found.append(
+            scores.append(
                 TaskScore(
                     task=task,
                     metric=key,
@@ -185,7 +185,7 @@ def _scores(base: dict[str, Any], tuned: dict[str, Any]) -> list[TaskScore]:
                     num_fewshot=tuned["n-shot"].get(task) or 0,
                 )
             )
-    return found
+    return scores
 
 
 def _is_number(value: Any) -> bool:

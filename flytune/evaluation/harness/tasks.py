@@ -102,7 +102,7 @@ def requests(tasks: dict[str, Any], wanted: HarnessTask, lm: Any, as_chat: bool)
     build the requests of all to get the same examples.
     """
     _seed()
-    found: list[Any] = []
+    requests: list[Any] = []
     for task in tasks.values():
         task.set_fewshot_seed(seed=OTHER_SEED)
         task.build_all_requests(
@@ -112,8 +112,8 @@ def requests(tasks: dict[str, Any], wanted: HarnessTask, lm: Any, as_chat: bool)
             chat_template=lm.apply_chat_template if as_chat else None,
             tokenizer_name=lm.tokenizer_name if as_chat else "",
         )
-        found += task.instances
-    return found
+        requests += task.instances
+    return requests
 
 
 @contextmanager

@@ -28,7 +28,9 @@ def newest(recipe: Recipe, content_sha256: str = "") -> Found | None:
     """
     found: list[Found] = []
     for ledger in _ledgers(recipe, content_sha256):
-        complete = (one for one in ledger.checkpoints() if not ledger.fault(one, share=slice(0)))
+        complete = (
+            checkpoint for checkpoint in ledger.checkpoints() if not ledger.fault(checkpoint, share=slice(0))
+        )
         found += [Found(one, ledger.storage.address) for one in complete][:1]
     return max(found, key=lambda one: one.checkpoint.step, default=None)
 
