@@ -65,8 +65,8 @@ def main():
         result = loop.fit(recipe, plan, shape_named(plan.shape), folder / "dataset", folder / "out")
     step = sum(step.seconds for step in result.steps) / len(result.steps)
     print(f"{result.total_parameters / 1e6:.1f}M parameters, {step:.1f} s a step")  # noqa: T201
-    for part, found in seconds.items():
-        print(f"{part}: {', '.join(f'{one:.1f}' for one in found)} s")  # noqa: T201
+    for part, second in seconds.items():
+        print(f"{part}: {', '.join(f'{one:.1f}' for one in second)} s")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -92,14 +92,14 @@ def held_out(row: str) -> bool:
 
 def estimates(run: MeasuredRun, table: Memory) -> dict[str, tuple[float, float]]:
     """Return measured and estimated GiB: allocated, reserved."""
-    found = {}
+    estimates = {}
     if run.allocated_gib:
-        found["allocated"] = (run.allocated_gib, table.allocated / GIB)
+        estimates["allocated"] = (run.allocated_gib, table.allocated / GIB)
     if run.reserved_gib:
         capacity = run.workload.gpu_memory_gib * GIB
         said = table.on_device(capacity) if run.reserved_on_device else table.reserved(capacity)
-        found["reserved"] = (run.reserved_gib, said / GIB)
-    return found
+        estimates["reserved"] = (run.reserved_gib, said / GIB)
+    return estimates
 
 
 def error(pair: tuple[float, float]) -> float:

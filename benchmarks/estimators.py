@@ -45,7 +45,9 @@ def deepspeed(workload: Workload) -> float | None:
     }
     if not workload.layout.gathers_in_backward:
         return float(estimate_zero2_model_states_mem_needs(sizes.parameters, **machine)[1])
-    largest = max(sizes.vocab_size * sizes.hidden_size, max(one.rows * one.columns for one in sizes.linears))
+    largest = max(
+        sizes.vocab_size * sizes.hidden_size, max(linear.rows * linear.columns for linear in sizes.linears)
+    )
     return float(
         estimate_zero3_model_states_mem_needs(
             sizes.parameters, largest, cpu_offload_params=offload, **machine

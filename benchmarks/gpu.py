@@ -209,7 +209,7 @@ def _measure_all(
 
     for number, case in enumerate(cases):
         if time.monotonic() > ends:
-            _say(f"not measured, for lack of time: {', '.join(one.name for one in cases[number:])}")
+            _say(f"not measured, for lack of time: {', '.join(case.name for case in cases[number:])}")
             return
         try:
             work = _work(case, shape, folder, "measured")
@@ -418,7 +418,7 @@ def _compare_all(
 ) -> Iterator[dict[str, Any]]:
     for number, case in enumerate(cases):
         if time.monotonic() > ends:
-            _say(f"not compared, for lack of time: {', '.join(one.name for one in cases[number:])}")
+            _say(f"not compared, for lack of time: {', '.join(case.name for case in cases[number:])}")
             return
         recipe = _work(case, shape, folder, "compared")[0]
         job, ours, theirs = (

@@ -81,13 +81,13 @@ def ends(found: list[float]) -> tuple[float, float]:
 
 def bands(with_held_out: bool, table: Path = measured_runs.TABLE) -> dict[str, Band]:
     """Return all bands; without the held-out rows, nothing is counted."""
-    made = {}
+    bands = {}
     for name, rows in ratios(table).items():
         seen = [ratio for run, ratio in rows if not held_out(run)]
         others = [ratio for run, ratio in rows if held_out(run)] if with_held_out else []
         low, high = ends(seen)
-        made[name] = Band(low, high, len(seen), len(others), sum(low <= ratio <= high for ratio in others))
-    return made
+        bands[name] = Band(low, high, len(seen), len(others), sum(low <= ratio <= high for ratio in others))
+    return bands
 
 
 def main() -> None:

@@ -229,16 +229,16 @@ def left_out_table(left_out: Sequence[LeftOut], of: int) -> Table:
     reasons: dict[str, list[str]] = {}
     for one in left_out:
         reasons.setdefault(one.reason, []).append(one.row)
-    made = Table(
+    table = Table(
         title=f"{len(left_out)} of {of} rows left out: not known, or not readable", title_justify="left"
     )
-    made.add_column("reason", overflow="fold")
-    made.add_column("rows", justify="right")
-    made.add_column("which", overflow="fold")
+    table.add_column("reason", overflow="fold")
+    table.add_column("rows", justify="right")
+    table.add_column("which", overflow="fold")
     for reason, rows in sorted(reasons.items(), key=lambda pair: -len(pair[1])):
         more = f" and {len(rows) - NAMED_ROWS} more" if len(rows) > NAMED_ROWS else ""
-        made.add_row(escape(reason), str(len(rows)), escape(", ".join(rows[:NAMED_ROWS]) + more))
-    return made
+        table.add_row(escape(reason), str(len(rows)), escape(", ".join(rows[:NAMED_ROWS]) + more))
+    return table
 
 
 @cache

@@ -176,7 +176,7 @@ def rows(
         kept: the rows that it gets.
     """
     folder = Path(tempfile.mkdtemp(prefix="model-types-"))
-    found = {}
+    rows = {}
     try:
         with ProcessPoolExecutor(
             workers, mp_context=multiprocessing.get_context("spawn"), initializer=_quiet
@@ -185,11 +185,11 @@ def rows(
             for name, made in zip(
                 names, pool.map(make, names, [folder] * len(names), map(kept.get, names)), strict=True
             ):
-                found[name] = made
+                rows[name] = made
                 print(name, json.dumps(made), flush=True)  # noqa: T201
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return rows
 
 
 def _packed() -> dict[str, Any]:

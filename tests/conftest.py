@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config, items):
         for case in KEPT[name][test]
         if case not in cases
     ]
-    if missing and not any("::" in one for one in config.args):
+    if missing and not any("::" in arg for arg in config.args):
         raise pytest.UsageError(f"tests/release.py: no such cases: {', '.join(missing)}")
     if seed := os.environ.get(
         "ORDER"

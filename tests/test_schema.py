@@ -64,7 +64,11 @@ def subclasses(kind):
 
 
 assert {flytune.cli.reproduce, tasks.report, workflows.sweep}  # all models are loaded
-MODELS = [one for one in dict.fromkeys(subclasses(Strict)) if one.__module__.startswith(("flytune", "tasks"))]
+MODELS = [
+    fromkey
+    for fromkey in dict.fromkeys(subclasses(Strict))
+    if fromkey.__module__.startswith(("flytune", "tasks"))
+]
 
 
 def said_of(model, value):

@@ -143,7 +143,7 @@ def test_recipes_shapes_accelerators_and_the_cluster_are_read_by_it(tmp_path):
     (row, *_) = [json.loads(shape.model_dump_json()) for shape in load_shapes()]
     file.write_text("- " + json.dumps(row | {"name": "?"}).replace('"?"', "on") + "\n")
     assert load_shapes(file)[0].name == "on"
-    (row, *_) = [json.loads(one.model_dump_json()) for one in load_accelerators().values()]
+    (row, *_) = [json.loads(accelerator.model_dump_json()) for accelerator in load_accelerators().values()]
     file.write_text("- " + json.dumps(row | {"name": "?"}).replace('"?"', "no") + "\n")
     assert list(load_accelerators(file)) == ["no"]
     file.write_text("queue: off\nspot_taints: [2026-11-22]\nnode_start_minutes: 1e1\n")

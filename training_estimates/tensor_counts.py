@@ -275,15 +275,15 @@ def _of(
     linears, by_layer, total = [], defaultdict[int, int](int), 0
     shared = dense = routed = 0
     moe_layers: set[str] = set()
-    for one in parameters:
-        size = math.prod(one.shape)
+    for parameter in parameters:
+        size = math.prod(parameter.shape)
         total += size
-        if one.name in tables or not (linear := _linear(one, share)):
+        if parameter.name in tables or not (linear := _linear(parameter, share)):
             continue
         linears.append(linear)
-        layer = _LAYER.search(one.name)
+        layer = _LAYER.search(parameter.name)
         by_layer[int(layer[1]) if layer else -1] += size
-        if layer and "experts" in one.name and "shared" not in one.name:
+        if layer and "experts" in parameter.name and "shared" not in parameter.name:
             moe_layers.add(layer[1])
     layers = depth_of(config) or max(by_layer, default=0) + 1 or 1
     hidden = config.size("hidden_size", table[1] if len(table) > 1 else 1)

@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
             if found.do:
                 console.print(f"{'':25} -> {found.do}", markup=False)
     if options.json:
-        sys.stdout.write(json.dumps([found.model_dump() for found in findings], indent=2) + "\n")
-    return int(any(found.level == "FAIL" for found in findings))
+        sys.stdout.write(json.dumps([finding.model_dump() for finding in findings], indent=2) + "\n")
+    return int(any(finding.level == "FAIL" for finding in findings))
 
 
 def _secrets() -> list[SecretKey]:

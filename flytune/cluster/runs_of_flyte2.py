@@ -51,12 +51,12 @@ def find(config: Path, run: Execution) -> Made:
         folders = [
             literal.scalar.blob.uri for literal in literals.values() if literal.scalar.HasField("blob")
         ]
-        records = {name: one for name, one in literals.items() if one.scalar.HasField("binary")}
+        records = {name: literal for name, literal in literals.items() if literal.scalar.HasField("binary")}
         left = [] if phase == "SUCCEEDED" else _left(run)
     if folders:
         return Made(folders[0].rstrip("/"))
     if records:
-        return Made(records={name: _unpacked(one) for name, one in records.items()})
+        return Made(records={name: _unpacked(record) for name, record in records.items()})
     said = [
         literal.scalar.primitive.string_value
         for literal in literals.values()

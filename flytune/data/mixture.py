@@ -127,8 +127,8 @@ def bytes_of(data: Data) -> int | None:
     """Return the bytes to be read, counted once for each pass; None if unknown (the hub, `save_to_disk`)."""
     total = 0
     paths = [
-        (one.path, f"{key}.path", one.exclude, len(shares(one.weight)))
-        for key, one in data.all_sources.items()
+        (source.path, f"{key}.path", source.exclude, len(shares(source.weight)))
+        for key, source in data.all_sources.items()
     ]
     if data.heldout_key:
         paths.append((data.heldout_path, data.heldout_key, [], 1))

@@ -30,8 +30,8 @@ def check(request: DataRequest, counts: Sequence[SplitCounts], folder: Path, tok
     if section is None:
         return
     with RewardProcess(section) as process:
-        for found in counts:
-            for rows in _batches(_rows(folder, found)):
+        for count in counts:
+            for rows in _batches(_rows(folder, count)):
                 _check(section, process, [_question(row, where, tokenizer) for row, where in rows])
     log.info("rewards: checked with the reference answers")
 

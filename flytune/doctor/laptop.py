@@ -240,7 +240,7 @@ def _read(what: str, read: Callable[[], str]) -> Finding:
 
 
 def _installed() -> dict[str, str]:
-    return {found.name: found.version for found in metadata.distributions()}
+    return {distribution.name: distribution.version for distribution in metadata.distributions()}
 
 
 def _normalized(name: str) -> str:

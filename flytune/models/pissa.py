@@ -17,7 +17,7 @@ def snapshot(model: Any) -> dict[str, Any]:
     trained = {name: one for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
     named = get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False)
     factors = {name: one for name, one in named.items() if ".lora_A." in name or ".lora_B." in name}
-    return {name: one.detach().float().cpu().clone() for name, one in factors.items()}
+    return {name: factor.detach().float().cpu().clone() for name, factor in factors.items()}
 
 
 def as_lora(state: dict[str, Any], initial: dict[str, Any]) -> dict[str, Any]:

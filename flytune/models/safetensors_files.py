@@ -165,7 +165,7 @@ class Converted:
             return
         index, keys, shape = part.index, self.keys, part.shape
         if self._stacks(part):
-            keys = {pattern: found[index[0]] for pattern, found in keys.items()}
+            keys = {pattern: key[index[0]] for pattern, key in keys.items()}
             shape = (len(part.local), *shape[1:])
             index = (slice(None), *index[1:])
         try:
@@ -199,7 +199,7 @@ class Converted:
             type(stack) is MergeModulelist
             and stack.dim == 0
             and all(type(other) is Concatenate and other.dim > 0 for other in others)
-            and all(len(found) == part.shape[0] for found in self.keys.values())
+            and all(len(key) == part.shape[0] for key in self.keys.values())
         )
 
 

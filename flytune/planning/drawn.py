@@ -148,8 +148,8 @@ def make(recipe: Recipe, geometry: Geometry, folder: Path, shapes: Sequence[Shap
         "key": recipe.model_copy(update={"sharding": fit.recipe.sharding}).key(),
         "hours": [share * hours for hours in plan.hours],
         "intervals": {
-            name: one.times(share) if name in ("hours", "price") else one
-            for name, one in plan.intervals.items()
+            name: interval.times(share) if name in ("hours", "price") else interval
+            for name, interval in plan.intervals.items()
         },
         "reasons": [said, *plan.reasons],
     }

@@ -72,7 +72,7 @@ def largest(
     # One that takes most first: of the others, only whether they take the next value is then asked.
     for shape in sorted(shapes, key=lambda shape: -shape.gpu_memory_gib * shape.world_size):
         values = by_shape[shape.name]
-        start = next((at for at, one in enumerate(values.numbers) if one > value), None)
+        start = next((at for at, number in enumerate(values.numbers) if number > value), None)
         if start is not None and isinstance(values.fits(values.numbers[start], shape, share), Fit):
             value = values.numbers[_last(values, shape, start, share)]
     if not value:

@@ -128,7 +128,7 @@ def fit(
         else:
             fits.append(best)
     if fits:
-        return min(fits, key=lambda one: choosing.cost(one, steps))
+        return min(fits, key=lambda fit: choosing.cost(fit, steps))
     lines = [f"{shape.name}: {refusals[shape.name]}" for shape in wished]
     if not unsupported:
         lines.append(_advice(recipe, shapes, wished, geometry))

@@ -219,8 +219,8 @@ def _exclude_each_other(branches: Sequence[Any]) -> bool:
             sets.append(_characters(kind, value))
         starts.append(sets)
     return all(
-        any(not mine & theirs for mine, theirs in zip(one, other, strict=False))
-        for index, one in enumerate(starts)
+        any(not mine & theirs for mine, theirs in zip(start, other, strict=False))
+        for index, start in enumerate(starts)
         for other in starts[:index]
     )
 

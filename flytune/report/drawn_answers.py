@@ -43,7 +43,7 @@ def moments(section: Grpo, groups: Sequence[Group]) -> list[Moment]:
 
 
 def _moment(section: Grpo, group: Group) -> Moment:
-    ranked = sorted(group.completions, key=lambda one: -section.total(one.rewards))
+    ranked = sorted(group.completions, key=lambda completion: -section.total(completion.rewards))
     # The best and the worst of a large group.
     shown = ranked if len(ranked) <= _ANSWERS else [*ranked[: _ANSWERS // 2], *ranked[-(_ANSWERS // 2) :]]
     return Moment(group.step, group.text, [_answer(section, one) for one in shown], len(ranked) - len(shown))

@@ -88,7 +88,7 @@ def answer_prompts(
     # Checked before anything is fetched: an answered part needs no model.
     if not batch.find_answers(part, scratch_folder, out):
         base_model.unpack(orchestrator, base)
-        others = {name: local(orchestrator, found) for name, found in adapters.items()}
+        others = {name: local(orchestrator, adapter) for name, adapter in adapters.items()}
         prompts_file, model = local_file(orchestrator, folder, part.file), local(orchestrator, artifact)
         batch.answer_part(part, prompts_file, model, others, scratch_folder, out, trust_remote_code)
     return File.here(out)

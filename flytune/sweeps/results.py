@@ -155,7 +155,7 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
         reason = point.refused or reasons.get(name) or "no reason is known; see the console"
         values = [value_at(point.recipe, field) for field in points.fields]
         outcomes.append(succeeded.get(name) or Outcome(name=name, values=values, reason=reason))
-    able = [at for at, one in enumerate(outcomes) if not one.has_failed and not one.broken]
+    able = [at for at, outcome in enumerate(outcomes) if not outcome.has_failed and not outcome.broken]
     found = comparison.compare([outcomes[at].scored for at in able])
     names, scored = [outcomes[at].name for at in able], [outcomes[at].scored for at in able]
     for at, difference in found.differences.items():
@@ -268,7 +268,8 @@ def ranked(sweep: Sweep) -> list[Outcome]:
         if (figure := outcome.scored.figure(name))
     }
     return sorted(
-        sweep.outcomes, key=lambda one: (one.has_failed, sign * found.get(one.name, sign * math.inf))
+        sweep.outcomes,
+        key=lambda outcome: (outcome.has_failed, sign * found.get(outcome.name, sign * math.inf)),
     )
 
 

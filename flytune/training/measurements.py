@@ -206,9 +206,9 @@ class GpuMonitor:
         sample."""
         with self._lock:
             values, self._values = self._values, {}
-        means = {name: fmean(found) for name, found in values.items()}
+        means = {name: fmean(value) for name, value in values.items()}
         return (
-            GpuUse(**means, **{f"{name}_max": max(found) for name, found in values.items()})
+            GpuUse(**means, **{f"{name}_max": max(value) for name, value in values.items()})
             if values
             else None
         )

@@ -63,7 +63,7 @@ def on_nodes(stage: Stage, module: dict[str, Any], per_item: str = "") -> dict[s
     """
     function = stage.load()
     made, name = task_function(stage, function, module, classify_failures), function.__name__
-    found = {
+    on_nodes = {
         shape.name: declare(
             made,
             f"{name}_{shape.identifier}",
@@ -76,11 +76,12 @@ def on_nodes(stage: Stage, module: dict[str, Any], per_item: str = "") -> dict[s
     }
     if per_item:
         shared = set(inspect.signature(made).parameters) - {per_item}
-        found = {
-            key: without_schema(array_node_map_task(one, bound_inputs=shared)) for key, one in found.items()
+        on_nodes = {
+            key: without_schema(array_node_map_task(one, bound_inputs=shared))
+            for key, one in on_nodes.items()
         }
-    TASKS[stage.name] = found
-    return found
+    TASKS[stage.name] = on_nodes
+    return on_nodes
 
 
 def declare_run(phases: Iterable[Phase], module: dict[str, Any]) -> None:
@@ -113,7 +114,11 @@ def task_function(
     """
     _FUNCTIONS[stage.name] = function
     kinds = kinds_of(stage)
-    parameters = [one for one in inspect.signature(function).parameters.values() if one.name not in OWN]
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in OWN
+    ]
     result = values.output_type(kinds["return"], stage.has_separate_fields)
 
     def run(**inputs: Any) -> Any:
@@ -136,8 +141,8 @@ def task_function(
                     return made
         return values.output(made, kinds["return"], result)
 
-    types = {one.name: values.flyte_type(kinds[one.name]) for one in parameters}
-    shown = [one.replace(annotation=types[one.name]) for one in parameters]
+    types = {parameter.name: values.flyte_type(kinds[parameter.name]) for parameter in parameters}
+    shown = [parameter.replace(annotation=types[parameter.name]) for parameter in parameters]
     return as_task_function(
         run, function, module, function.__name__, inspect.Signature(shown, return_annotation=result)
     )
@@ -164,7 +169,9 @@ def as_task_function(
     an outer one."""
     run.__name__ = run.__qualname__ = name
     run.__module__, run.__doc__ = module["__name__"], of.__doc__
-    run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+    run.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in signature.parameters.values()
+    }
     run.__annotations__["return"] = signature.return_annotation
     run.__dict__ |= {"__wrapped__": of, "__signature__": signature}
     return run
@@ -182,7 +189,9 @@ def _resources(stage: Stage) -> Resources:
 
 def common(stage: Stage) -> dict[str, Any]:
     """Return the arguments of a task that light pods and shapes share."""
-    found: dict[str, Any] = {"secret_requests": [one for kind in stage.secrets for one in secrets(kind)]}
+    found: dict[str, Any] = {
+        "secret_requests": [secret for kind in stage.secrets for secret in secrets(kind)]
+    }
     if stage.report:
         found |= {"enable_deck": True, "deck_fields": ()}
     if stage.cache:

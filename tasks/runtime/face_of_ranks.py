@@ -24,7 +24,7 @@ def on_ranks(stage: Stage, module: dict[str, Any]) -> dict[str, Any]:
     A row with several processes is an Elastic (torchrun) task that classifies failures
     (tasks/runtime/elastic.py); on one node with GPUs it has a second task of one process, without Elastic.
     """
-    found: dict[str, Any] = {}
+    on_ranks: dict[str, Any] = {}
     function, fetch = stage.load(), stage.load_fetch()
     assert fetch is not None
     kinds = typing.get_type_hints(function)
@@ -42,14 +42,14 @@ def on_ranks(stage: Stage, module: dict[str, Any]) -> dict[str, Any]:
     for shape in load_shapes():
         if shape.world_size > 1:
             config = ranks(shape, shape.processes, fetch_inputs)
-            found[shape.name] = declare(
+            on_ranks[shape.name] = declare(
                 made, f"{name}_{shape.identifier}", shape, module, task_config=config, **common
             )
         if shape.nodes == 1 and (shape.is_gpu or shape.processes == 1):
             route = shape.name + (ONE_PROCESS if shape.processes > 1 else "")
-            found[route] = declare(made, f"{name}_{route.replace('-', '_')}", shape, module, **common)
-    face.TASKS[stage.name] = found
-    return found
+            on_ranks[route] = declare(made, f"{name}_{route.replace('-', '_')}", shape, module, **common)
+    face.TASKS[stage.name] = on_ranks
+    return on_ranks
 
 
 def on_all_nodes(stage: Stage, module: dict[str, Any], on_several: Callable[..., Any]) -> dict[str, Any]:

@@ -52,12 +52,12 @@ def without_schema(task: _Task) -> _Task:
 def _variables(variables: dict[str, Variable]) -> dict[str, Variable]:
     return {
         name: Variable(
-            _type_without_schema(one.type),
-            one.description,
-            artifact_partial_id=one.artifact_partial_id,
-            artifact_tag=one.artifact_tag,
+            _type_without_schema(variable.type),
+            variable.description,
+            artifact_partial_id=variable.artifact_partial_id,
+            artifact_tag=variable.artifact_tag,
         )
-        for name, one in variables.items()
+        for name, variable in variables.items()
     }
 
 
@@ -67,7 +67,7 @@ def _type_without_schema(kind: LiteralType) -> LiteralType:
     if kind.collection_type is not None:
         return LiteralType(collection_type=_type_without_schema(kind.collection_type))
     if kind.union_type is not None:
-        return LiteralType(union_type=UnionType([_variant(one) for one in kind.union_type.variants]))
+        return LiteralType(union_type=UnionType([_variant(variant) for variant in kind.union_type.variants]))
     return kind
 
 

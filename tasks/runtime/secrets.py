@@ -15,11 +15,11 @@ def secrets(kind: Literal["hub", "tracking", "notify"]) -> list[Secret]:
     Raises:
         RecipeError: a secret has no group, where Flyte requires one.
     """
-    found = []
+    secrets = []
     for position, secret in enumerate(getattr(load_cluster().secrets, kind)):
         try:
             as_variable = Secret.MountType.ENV_VAR
-            found.append(
+            secrets.append(
                 Secret(
                     group=secret.group, key=secret.key, env_var=secret.env_var, mount_requirement=as_variable
                 )
@@ -29,4 +29,4 @@ def secrets(kind: Literal["hub", "tracking", "notify"]) -> list[Secret]:
             raise RecipeError(
                 f"{where}: {error}; give group: the Kubernetes secret's name (only Union needs none)"
             ) from None
-    return found
+    return secrets

@@ -20,12 +20,12 @@ from tests.support.stages import recipe_for, seal, write_artifact, write_dataset
 def artifacts(base, tmp_path_factory):
     """Artifacts with recipe and adapter, by method; trained enough to differ from their base."""
     dataset = write_dataset(tmp_path_factory.mktemp("dataset"), base)
-    made = {}
+    artifacts = {}
     for method in ("lora", "qlora", "full"):
         recipe = recipe_for(base, method, **{"model.dtype": "float32"})
         folder = write_artifact(tmp_path_factory.mktemp(method), recipe, dataset, steps=12)
-        made[method] = recipe, folder
-    return made
+        artifacts[method] = recipe, folder
+    return artifacts
 
 
 def reloaded(folder):

@@ -29,7 +29,8 @@ def test_a_result_stays_in_the_working_directory_and_none_is_overwritten(result,
         assert kept.keep(folder, "tiny-0a") == tmp_path / "work" / "artifacts" / name
         assert not folder.exists()
     assert {
-        one.name: (one / "gate" / "probe.json").read_text() for one in (tmp_path / "work/artifacts").iterdir()
+        path.name: (path / "gate" / "probe.json").read_text()
+        for path in (tmp_path / "work/artifacts").iterdir()
     } == texts
 
 

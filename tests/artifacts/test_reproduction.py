@@ -70,7 +70,7 @@ def test_differences_are_named_with_their_size(made, tmp_path):
     found = reproduction.compare(made[0], second)
     assert results(found)["version of torch"] == "different"
     assert results(found)["losses"] == "near"
-    said = {one.name: one.second for one in found.findings}
+    said = {finding.name: finding.second for finding in found.findings}
     assert said["losses"].startswith("differ from step 2, by 1e-05 at most")
     assert said["weights"].endswith(f"by 1.00e-03 at most ({name})")
     assert "differ from step 2" in done.stdout

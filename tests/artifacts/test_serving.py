@@ -87,11 +87,11 @@ def read(path):
 def tensors(folder):
     from safetensors import safe_open
 
-    found = {}
+    tensors = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as weights:
-            found |= {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 (it is no dictionary)
-    return found
+            tensors |= {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 (it is no dictionary)
+    return tensors
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ def test_the_ends_are_of_development_rows_alone(bands, monkeypatch):
     rows = fitted.ratios()
     # Held-out rows that are off by a factor of nine change no end.
     wrong = {
-        name: [(run, ratio * (9 if fitted.held_out(run) else 1)) for run, ratio in found]
-        for name, found in rows.items()
+        name: [(run, ratio * (9 if fitted.held_out(run) else 1)) for run, ratio in row]
+        for name, row in rows.items()
     }
     monkeypatch.setattr(fitted, "ratios", lambda *_: wrong)
     after = fitted.bands(with_held_out=True)

@@ -10,11 +10,11 @@ BASE, STATES, LOGITS = 30 * MIB, 20 * MIB, 100 * MIB
 
 def ledger(tokens):
     """A step of a base, states of the optimizer, and two tensors of logits, one after the other."""
-    made = AllocationLedger(allocator.BLOCK, stages=[("load", 0), ("forward", 1)], now=9)
+    ledger = AllocationLedger(allocator.BLOCK, stages=[("load", 0), ("forward", 1)], now=9)
     size = LOGITS * tokens // lengths.TRACED[1]
-    made.lives += [Life(BASE, 0, "empty", ""), Life(size, 2, "mm", "", 4), Life(size, 3, "_to_copy", "", 5)]
-    made.lives.append(Life(STATES, 6, "zeros", "", None, OPTIMIZER))
-    return made
+    ledger.lives += [Life(BASE, 0, "empty", ""), Life(size, 2, "mm", "", 4), Life(size, 3, "_to_copy", "", 5)]
+    ledger.lives.append(Life(STATES, 6, "zeros", "", None, OPTIMIZER))
+    return ledger
 
 
 def test_rows_of_one_length_are_replayed_as_the_dry_run_replays_them():

@@ -24,14 +24,18 @@ def ledger_problems(address: str, damaged: set[str]) -> list[str]:
     """Return the problems of the ledger's checkpoints, except those that a fault has damaged."""
     logging.disable()
     ledger = Ledger(Storage(address), limit=1)
-    faults = [(one.folder, ledger.fault(one)) for one in ledger.checkpoints() if one.folder not in damaged]
+    faults = [
+        (checkpoint.folder, ledger.fault(checkpoint))
+        for checkpoint in ledger.checkpoints()
+        if checkpoint.folder not in damaged
+    ]
     return [f"{folder}: {fault}" for folder, fault in faults if fault]
 
 
 def has_checkpoint(address: str) -> bool:
     """Return whether a run can resume from a checkpoint at the address."""
     ledger = Ledger(Storage(address), limit=1)
-    return any(not ledger.fault(one) for one in ledger.checkpoints())
+    return any(not ledger.fault(checkpoint) for checkpoint in ledger.checkpoints())
 
 
 def remaining_files(address: str) -> list[str]:

@@ -113,14 +113,14 @@ def show(reports: list[Report], console: Console) -> None:
     for name in ("fault", "times", "repeated steps"):
         kinds.add_column(name, justify="left" if name == "fault" else "right")
     for kind in sorted({kind for report in reports for kind in report.faults}):
-        sides = [one.faults for one in reports], [one.repeated for one in reports]
+        sides = [report.faults for report in reports], [report.repeated for report in reports]
         kinds.add_row(kind, *(str(sum(found.get(kind, 0) for found in side)) for side in sides))
     tables.show(kinds, console)
     total, problems = (
-        sum(sum(one.faults.values()) for one in reports),
-        [(one.pair, text) for one in reports for text in one.problems],
+        sum(sum(report.faults.values()) for report in reports),
+        [(report.pair, text) for report in reports for text in report.problems],
     )
-    by_hand = sum(one.by_hand for one in reports)
+    by_hand = sum(report.by_hand for report in reports)
     console.print(
         f"{total} faults, {by_hand} of them final for Flyte and restarted as by a user; lost: {len(problems)}"
     )

@@ -171,7 +171,7 @@ class DisturbedPair:
         bag, bucket = Bag(self.draw, self.pair.rows == "grpo"), Bucket() if self.storage != "folder" else None
         try:
             undisturbed = self._result(self._new_run(None, 1), Bag(self.draw), 0, report)
-            while undisturbed and (done := sum(one.injected.total() for one in self.runs)) < faults:
+            while undisturbed and (done := sum(run.injected.total() for run in self.runs)) < faults:
                 on_s3 = bucket if self.storage == "s3" or len(self.runs) % 2 == 0 else None
                 one = self._new_run(on_s3, self.draw.choice([1, 2]))
                 before = len(self.problems)
@@ -255,12 +255,12 @@ class DisturbedPair:
             pair=str(self.pair),
             faults=dict(sorted(faults.items())),
             runs=len(runs),
-            on_s3=sum(one.bucket is not None for one in runs),
-            pods=sum(one.pods for one in runs),
-            by_hand=sum(one.by_hand for one in runs),
+            on_s3=sum(run.bucket is not None for run in runs),
+            pods=sum(run.pods for run in runs),
+            by_hand=sum(run.by_hand for run in runs),
             steps=STEPS * len(runs),
             repeated=dict(sorted(repeated.items())),
-            seconds=[second for one in runs for second in one.seconds],
+            seconds=[second for run in runs for second in run.seconds],
             problems=self.problems,
         )
 

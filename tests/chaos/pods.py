@@ -88,25 +88,25 @@ class Pod:
 
     def members(self) -> dict[int, int]:
         """Return the parents of the pod's live processes, by process id."""
-        found = {}
+        members = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:
                 state, parent, group = stat.read_text().rpartition(")")[2].split()[:3]
             except OSError:  # the process has ended
                 continue
             if int(group) == self.pid and state != "Z":
-                found[int(stat.parent.name)] = int(parent)
-        return found
+                members[int(stat.parent.name)] = int(parent)
+        return members
 
     def ranks(self) -> list[int]:
         """Return the process ids of the ranks: the main process's children; none if it trains itself."""
         children = [pid for pid, parent in self.members().items() if parent == self.pid]
-        found = []
+        ranks = []
         for pid in children:
             with suppress(OSError):  # the process has ended
                 if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(pid)
-        return found
+                    ranks.append(pid)
+        return ranks
 
     def send(self, number: int) -> None:
         """Send a signal to all processes."""

@@ -30,7 +30,7 @@ def recipe(tmp_path, monkeypatch):
 
 
 def refused(arguments, capsys):
-    code = main([str(one) for one in arguments])
+    code = main([str(argument) for argument in arguments])
     said = capsys.readouterr().err
     assert code == 1
     assert said.startswith(("RecipeError: ", "ExportError: "))

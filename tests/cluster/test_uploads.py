@@ -127,7 +127,11 @@ def test_each_local_path_of_a_recipe_becomes_an_address_with_its_content(
     }
     found = submitted(remote, recipe)
     assert Recipe.model_validate(recipe).data.sources[0].path == "./a.jsonl"
-    named = [found.model.name_or_path, *(one.path for one in found.data.sources), found.data.heldout_path]
+    named = [
+        found.model.name_or_path,
+        *(source.path for source in found.data.sources),
+        found.data.heldout_path,
+    ]
     named += [found.data.chat_template, found.method.adapter, found.evaluation.include_path]
     root = r"s3://flyte/flytesnacks/development/[0-9a-f]{32}"
     assert named.pop(3) == "s3://else/where.jsonl"

@@ -477,8 +477,8 @@ def test_each_row_of_the_table_names_a_key_of_a_recipe():
 
     known = set(keys(Recipe))
     rows = [one for of_tool in peers.table().values() for one in of_tool.values()]
-    assert [one for one in rows if one.key is not None and one.key not in known] == []
-    assert [one for one in rows if one.key is None and not one.change] == []
+    assert [row for row in rows if row.key is not None and row.key not in known] == []
+    assert [row for row in rows if row.key is None and not row.change] == []
 
 
 def test_texts_of_a_file_add_no_lines_and_write_no_control_characters(tmp_path):

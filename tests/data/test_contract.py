@@ -52,11 +52,11 @@ def written(
     counts = {}
     for split, samples, length in (("train", train, packed_length), ("heldout", heldout, None)):
         with SplitWriter(folder, split, length) as writer:
-            for one in samples:
-                writer.add(one)
+            for sample in samples:
+                writer.add(sample)
             counts[split] = writer.counts()
     base = manifest_of(
-        [{"input_ids": ids} for ids, _ in train], {split: found.shards for split, found in counts.items()}
+        [{"input_ids": ids} for ids, _ in train], {split: count.shards for split, count in counts.items()}
     )
     return base.model_copy(update=counts)
 

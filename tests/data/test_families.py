@@ -164,7 +164,10 @@ def test_answers_that_are_context_are_no_spans(
 ) -> None:
     template, asked = ChatTemplate(of_family(name)), chat(*texts)
     some = Chat(
-        [{**one, "train": False} if index in context else one for index, one in enumerate(asked.messages)]
+        [
+            {**message, "train": False} if index in context else message
+            for index, message in enumerate(asked.messages)
+        ]
     )
     whole, rendered = render(asked, template, True, "x:1"), render(some, template, True, "x:1")
     said = [index for index in range(1, len(texts), 2) if texts[index].strip()]

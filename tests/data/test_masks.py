@@ -127,7 +127,10 @@ def test_a_template_that_changes_answers_is_refused(tokenizers: Any) -> None:
 def with_context(sample: Chat, *indices: int) -> Chat:
     """The chat with these messages not to be trained."""
     return Chat(
-        [{**one, "train": False} if index in indices else one for index, one in enumerate(sample.messages)]
+        [
+            {**message, "train": False} if index in indices else message
+            for index, message in enumerate(sample.messages)
+        ]
     )
 
 

@@ -66,7 +66,7 @@ def test_sources_are_drawn_by_weight(
     splits = (manifest.train, manifest.heldout)
     for counts in ("samples", "tokens", "trained_tokens"):
         assert sum(getattr(source, counts) for source in manifest.sources) == sum(
-            getattr(one, counts) for one in splits
+            getattr(split, counts) for split in splits
         )
     assert manifest.format == "prompt_completion, text, messages"
     assert data.prepare(asked, tmp_path / "again") == manifest

@@ -29,7 +29,9 @@ def levels(findings):
 
 
 def only(findings, level):
-    return [f"{one.what}: {one.said} -> {one.do}" for one in findings if one.level == level]
+    return [
+        f"{finding.what}: {finding.said} -> {finding.do}" for finding in findings if finding.level == level
+    ]
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def test_files_are_read_as_a_run_reads_them(tmp_path):
     assert set(levels(laptop.files(laptop.ROOT / "recipes")).values()) == {"OK"}
     recipe = (laptop.ROOT / "recipes" / "demo-qlora.yaml").read_text()
     (tmp_path / "bad.yaml").write_text(recipe.replace("max_length", "max_lenght"))
-    (found,) = [one for one in laptop.files(tmp_path) if one.level == "FAIL"]
+    (found,) = [file for file in laptop.files(tmp_path) if file.level == "FAIL"]
     assert "data.max_lenght: unknown key; did you mean max_length?" in found.said
 
 
@@ -160,7 +162,7 @@ def test_a_mistake_in_the_recipe_is_a_row_too(config, tmp_path, capsys, monkeypa
     monkeypatch.setattr("flytune.doctor.admin.findings", lambda *_, **__: iter(()))
     assert main(["doctor", "--remote", str(tmp_path / "wrong.yaml"), "--json"]) == 1
     out, err = capsys.readouterr()
-    (wrong,) = [found for found in json.loads(out) if found["level"] == "FAIL"]
+    (wrong,) = [load for load in json.loads(out) if load["level"] == "FAIL"]
     assert wrong["what"] == "recipe"
     assert "model: missing; the recipe must say it" in wrong["said"]
     assert err == ""
@@ -218,7 +220,9 @@ def test_what_a_cluster_lacks_is_told_with_what_to_do(config):
         assert "upload refused with 403" in only(found, "FAIL")[1]
         assert "version v7, without shapes cpu-1, cpu-2" in only(found, "WARN")[0]
         (found,) = [
-            one for one in admin.findings(config(endpoint), "other", "development") if one.what == "project"
+            finding
+            for finding in admin.findings(config(endpoint), "other", "development")
+            if finding.what == "project"
         ]
         assert (found.said, found.do) == (
             "other has no domain development",
@@ -425,9 +429,9 @@ def test_flytes_own_settings(tmp_path, monkeypatch):
     assert levels(found)["flyte settings"] == "OK"
     for answer, said in ((403, "cannot be read"), ({"items": []}, "there are no ConfigMaps")):
         (one,) = [
-            one
-            for one in kubernetes(tmp_path, monkeypatch, answers | {MAPS_PATH: answer})
-            if one.what == "flyte settings"
+            kubernete
+            for kubernete in kubernetes(tmp_path, monkeypatch, answers | {MAPS_PATH: answer})
+            if kubernete.what == "flyte settings"
         ]
         assert one.level == "OK"
         assert said in one.said
@@ -471,7 +475,9 @@ def test_claims_and_drivers_through_the_real_client(tmp_path, monkeypatch):
         {"name": name, "persistent_volume_claim": name, "mount_path": f"/mnt/{name}"}
         for name in ("hidden", "gone")
     ]
-    found = {one.what: one for one in kubernetes(tmp_path, monkeypatch, answers, volumes=rows)}
+    found = {
+        kubernete.what: kubernete for kubernete in kubernetes(tmp_path, monkeypatch, answers, volumes=rows)
+    }
     assert found["volume team"].level == "FAIL", "the volume's own modes count, not those asked for"
     assert "claim team has ReadWriteOnce" in found["volume team"].said
     assert found["volume bucket"].level == "OK"
@@ -481,13 +487,19 @@ def test_claims_and_drivers_through_the_real_client(tmp_path, monkeypatch):
 
 def test_shapes_without_nodes_are_one_line(tmp_path, monkeypatch):
     answers = {NODES_PATH: {"items": []}, CRDS_PATH: definitions(nodes.OPERATOR)}
-    (found,) = [one for one in kubernetes(tmp_path, monkeypatch, answers) if one.what.startswith("shape")]
+    (found,) = [
+        kubernete
+        for kubernete in kubernetes(tmp_path, monkeypatch, answers)
+        if kubernete.what.startswith("shape")
+    ]
     assert (found.what, found.level) == ("shapes", "WARN")
     assert set(found.said.rpartition(" for ")[2].split(", ")) == {shape.name for shape in load_shapes()}
     assert found.said.startswith("no nodes (by their labels k8s.amazonaws.com/accelerator or ")
     # One row alone says which label it looked for.
     (alone,) = [
-        one for one in nodes.findings(_found(), [shape_named("l4-1")], Cluster()) if one.what == "shape l4-1"
+        finding
+        for finding in nodes.findings(_found(), [shape_named("l4-1")], Cluster())
+        if finding.what == "shape l4-1"
     ]
     assert alone.said.startswith("no node has L4 in its label")
 

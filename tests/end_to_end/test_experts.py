@@ -97,7 +97,7 @@ def plain(inputs):
     )
     model = get_peft_model(model, config).train()
     optimizer = torch.optim.AdamW(
-        [one for one in model.parameters() if one.requires_grad], lr=2e-2, weight_decay=0.0
+        [parameter for parameter in model.parameters() if parameter.requires_grad], lr=2e-2, weight_decay=0.0
     )
     rows = data.load(inputs / "dataset", "train")
     order, losses = data.order.permutation(42, 0, len(rows)), []

@@ -123,8 +123,8 @@ def failures(artifact, folder, readers):
     good = Path("lora")
     for number, name in enumerate(readers.split()):
         try:
-            said = READERS[name](artifact, folder / f"out{number}", good)
-            texts = said if name == "list" else []
+            s = READERS[name](artifact, folder / f"out{number}", good)
+            texts = s if name == "list" else []
         except FlytuneError as error:
             refused[name] = str(error)
             texts = [str(error)]

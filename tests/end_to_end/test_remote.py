@@ -157,7 +157,7 @@ def neutral(request, addresses):
 
 def code_of(archive):
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        return {one.name: (one.mode, files.extractfile(one).read()) for one in files if one.isfile()}
+        return {file.name: (file.mode, files.extractfile(file).read()) for file in files if file.isfile()}
 
 
 def test_every_pod_that_reads_a_recipe_mounts_the_cluster_s_volume(registered):

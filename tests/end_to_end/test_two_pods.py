@@ -88,15 +88,15 @@ def test_each_retry_survives_a_preemption_of_one_of_two_nodes_and_the_last_failu
     # A job has a message of its own if its first pod ends before the operator sees that the other one is
     # lost.
     if "PyTorchJobFailed" in str(failed.value):
-        said = re.search(
+        match = re.search(
             rf"train_cpu_1x2 failed: .*1 Worker.*\n(?:.*\n)?attempt 1: {ended}\nattempt 2: {ended}\n", report
         )
     else:
         saved = r"preempted: SIGTERM: step (?=(?:.*\n)*.*attempt 1: .*step (\d+))(\d+) is saved"
-        said = re.search(rf"train_cpu_1x2 failed: .*{saved}(?:.*\n)*.*none is left\nattempt 1: ", report)
-    assert said, report
-    assert int(said[1]) == int(start[1]) < int(said[2])
-    assert f"Newest complete checkpoint: step {said[2]}, " in report
+        match = re.search(rf"train_cpu_1x2 failed: .*{saved}(?:.*\n)*.*none is left\nattempt 1: ", report)
+    assert match, report
+    assert int(match[1]) == int(start[1]) < int(match[2])
+    assert f"Newest complete checkpoint: step {match[2]}, " in report
     # The message of a pod that reaches the console names them too.
     assert re.search(rf"attempt 2 of 2; none is left\\nattempt 1: {ended}", second.read_text())
 
@@ -125,4 +125,4 @@ def test_two_pods_fill_one_matrix_of_the_selftest(tmp_path):
         ("fsdp", "equal"),
         ("none", "equal"),
     ]
-    assert {one.layout[-2:] for cell in matrix.cells[:2] for one in cell.distances} == {"x2"}
+    assert {distance.layout[-2:] for cell in matrix.cells[:2] for distance in cell.distances} == {"x2"}

@@ -161,7 +161,7 @@ def test_a_run_pauses_until_the_command_of_its_question_answers_it(tmp_path):
         signals = []
 
         def paused():
-            return [one for one in plane.executor.actions.values() if one.phase == PAUSED]
+            return [action for action in plane.executor.actions.values() if action.phase == PAUSED]
 
         def answer():
             with plane.executor.changed:

@@ -109,7 +109,7 @@ def test_the_configuration_that_the_sdk_finds_first_decides(home, monkeypatch):
 
 
 def said(findings):
-    return [(one.level, one.what, one.said) for one in findings]
+    return [(finding.level, finding.what, finding.said) for finding in findings]
 
 
 def test_the_doctor_checks_control_plane_project_and_storage(home, plane):

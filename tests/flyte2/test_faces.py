@@ -45,7 +45,7 @@ def test_a_row_is_declared_as_flyte_1_declares_it(name):
     if row.requests:
         assert first.metadata.retries == row.retries
     asked = (
-        [(one.key, one.group, one.env_var) for one in first.security_context.secrets]
+        [(secret.key, secret.group, secret.env_var) for secret in first.security_context.secrets]
         if first.security_context
         else []
     )
@@ -70,9 +70,9 @@ def test_every_workflow_of_flyte_1_is_a_task_of_flyte_2_with_the_same_inputs(mod
 
     first, second = import_module(f"workflows.{module}"), import_module(f"flyte2.{module}")
     own = {
-        name: one
-        for name, one in vars(first).items()
-        if isinstance(one, PythonFunctionWorkflow) and module in one.name
+        name: var
+        for name, var in vars(first).items()
+        if isinstance(var, PythonFunctionWorkflow) and module in var.name
     }
     own = {
         name: one for name, one in own.items() if name not in ("train_challenger", "challenge")

@@ -122,7 +122,9 @@ def test_max_hours_bounds_all_attempts():
 
 
 def test_triggers_are_deployed_inactive():
-    assert [(one.name, str(one.automation), one.auto_activate) for one in schedules.TRIGGERS] == [
+    assert [
+        (trigger.name, str(trigger.automation), trigger.auto_activate) for trigger in schedules.TRIGGERS
+    ] == [
         ("nightly", str(schedules.flyte.Cron("0 2 * * *")), False),
         ("weekly", str(schedules.flyte.Cron("0 2 * * 1")), False),
     ]

@@ -30,7 +30,9 @@ def killed_after_a_save(plane):
                 key for key in plane.below(f"{PREFIX}/flytune-checkpoints/") if key.endswith("/manifest.json")
             ]
             running = [
-                one for one in plane.executor.actions.values() if one.task.endswith(".train") and one.pod
+                action
+                for action in plane.executor.actions.values()
+                if action.task.endswith(".train") and action.pod
             ]
             if saved and running:
                 running[0].pod.kill()
@@ -69,9 +71,9 @@ def test_a_run_goes_from_the_command_through_a_killed_pod_to_an_artifact_that_is
         assert "train: succeeded" in said
         assert "run first: succeeded" in said
         actions = plane.executor.of_run("first")
-        first, second = (one for one in actions if one.task.endswith(".train"))
-        assert {one.phase for one in actions if one is not first} == {SUCCEEDED}, [
-            one.error for one in actions
+        first, second = (action for action in actions if action.task.endswith(".train"))
+        assert {action.phase for action in actions if action is not first} == {SUCCEEDED}, [
+            action.error for action in actions
         ]
         assert killed
         # An action that the driver starts for the stage of a killed one is the next attempt of the run.

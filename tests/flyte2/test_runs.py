@@ -23,9 +23,9 @@ from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 def weights(artifact):
     """Return the hashes of an artifact's weights."""
-    found = {path.name: sha256_of(path) for path in Path(artifact).glob("*.safetensors")}
-    assert found
-    return found
+    weights = {path.name: sha256_of(path) for path in Path(artifact).glob("*.safetensors")}
+    assert weights
+    return weights
 
 
 def recipe_of(folder, **changes):

@@ -70,8 +70,8 @@ def command(plane, place, *arguments, program="flyte", **admin):
 
 def inputs_of(plane, run):
     """Return the literals of a run's inputs by their names."""
-    found = Inputs.FromString(plane.stored(f"{plane.runs[run].offloaded_input_data.uri}/inputs.pb"))
-    return {one.name: one.value for one in found.literals}
+    string = Inputs.FromString(plane.stored(f"{plane.runs[run].offloaded_input_data.uri}/inputs.pb"))
+    return {literal.name: literal.value for literal in string.literals}
 
 
 def unpacked(literal):
@@ -152,9 +152,9 @@ def test_every_task_and_trigger_is_deployed_by_the_sdk_far_below_the_limit_of_et
 
     flyte.deploy(driver, version="v2", copy_style="none")
     names = {name for name, version in plane.tasks if version == "v2"}
-    assert {one.name for one in TASKS.values()} | {schedules.scheduled_refresh.name} <= names
+    assert {task.name for task in TASKS.values()} | {schedules.scheduled_refresh.name} <= names
     assert max(spec.ByteSize() for spec in plane.tasks.values()) < ETCD / 50
-    assert {name: one.spec.active for name, one in plane.triggers.items()} == {
+    assert {name: trigger.spec.active for name, trigger in plane.triggers.items()} == {
         "nightly": False,
         "weekly": False,
     }

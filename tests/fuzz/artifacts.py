@@ -124,14 +124,14 @@ def check_artifact(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
         raise Wrong(f"{name} is fetched although it was changed")
     contents = plain_json((folder / "fetched" / _LIST).read_bytes())
     refuse_other_files(folder / "fetched", contents["files"], but=(_LIST,))
-    if asked != [one["file"] for one in contents["files"]]:
+    if asked != [content["file"] for content in contents["files"]]:
         raise Wrong(f"{len(asked)} of {len(contents['files'])} files are fetched")
 
 
 def _has_twice(content: bytes) -> bool:
     try:
-        names = [one["file"] for one in json.loads(content)["files"]]
-        is_folder = any(other.startswith(f"{one}/") for one in names for other in names)
+        names = [load["file"] for load in json.loads(content)["files"]]
+        is_folder = any(other.startswith(f"{name}/") for name in names for other in names)
         return is_folder or len({*names}) < len(names)
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -359,7 +359,7 @@ def reseal(artifact: Path, name: str, but: tuple[str, ...] = ()) -> None:
         return
     found = files_of(artifact)
     names = sorted(set(found) - {_LIST, *but}) if name == _LIST else [one for one in found if one in listed]
-    content["files"] = [{"file": one, "size": found[one][0], "sha256": found[one][1]} for one in names]
+    content["files"] = [{"file": name, "size": found[name][0], "sha256": found[name][1]} for name in names]
     (artifact / name).write_bytes(json_bytes(content))
 
 

@@ -39,7 +39,7 @@ def main(arguments: argparse.Namespace, home: str) -> int:
         chunk, number = map(int, arguments.only.split(":"))
         results = list(run(names[0], arguments.seed, chunk, _SAMPLES[0], only=number))
         show(results, Console())
-        return int(any(one.outcome.verdict == "failure" for one in results))
+        return int(any(result.outcome.verdict == "failure" for result in results))
     if arguments.removals is not None:
         return _removals(arguments, home)
     work = [
@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace, home: str) -> int:
                 if one.outcome.verdict == "failure":
                     bar.write(f"FAILED: {one.command}: {_last(one.outcome.text)}")
     show(results, Console())
-    return int(any(one.outcome.verdict == "failure" for one in results))
+    return int(any(result.outcome.verdict == "failure" for result in results))
 
 
 def _removals(arguments: argparse.Namespace, home: str) -> int:
@@ -72,7 +72,11 @@ def _removals(arguments: argparse.Namespace, home: str) -> int:
         table.add_column(title, justify="right" if title == "inputs" else "left")
     kinds = {*arguments.kinds.split(",")} if arguments.kinds else {*KINDS}
     words = arguments.removals.split(",")
-    wanted = [one for one in REMOVALS if {*one.kinds} & kinds and any(word in one.name for word in words)]
+    wanted = [
+        removal
+        for removal in REMOVALS
+        if {*removal.kinds} & kinds and any(word in removal.name for word in words)
+    ]
     work = [(REMOVALS.index(one), arguments.seed) for one in wanted]
     unnoticed = []
     with (
@@ -173,7 +177,7 @@ def show(results: list[Result], console: Console) -> None:
             name, *map("{:,}".format, counts), f"{slowest:.1f}", f"{longest:.1f}", f"{largest:,.0f}"
         )
     tables.show(table, console)
-    failed = [one for one in results if one.outcome.verdict == "failure" or len(results) == 1]
+    failed = [result for result in results if result.outcome.verdict == "failure" or len(results) == 1]
     for one in failed[:_SHOWN]:
         said = [one.command, f"  {_last(one.outcome.text)}"]
         if len(results) == 1:

@@ -187,9 +187,9 @@ def _stored(content: bytes) -> int:
     length = int.from_bytes(content[:8], "little")
     header = plain_json(content[8 : 8 + length])
     tensors = [one for name, one in header.items() if name != "__metadata__"]
-    if len(content) < 8 + length + max(one["data_offsets"][1] for one in tensors):
+    if len(content) < 8 + length + max(tensor["data_offsets"][1] for tensor in tensors):
         raise Wrong("the weights are cut off, and are planned")
-    return sum(math.prod(one["shape"]) for one in tensors)
+    return sum(math.prod(tensor["shape"]) for tensor in tensors)
 
 
 _SIZES = [

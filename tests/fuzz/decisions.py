@@ -70,7 +70,9 @@ def check_recipe(samples: Samples, content: bytes, folder: Path) -> None:
     file.write_bytes(content)
     recipe = read_recipe(file)
     check_accepted(content, recipe.model_dump(), folder)
-    if huge := [one for one in numbers(recipe.model_dump(exclude={"sharding"})) if not abs(one) <= 1e13]:
+    if huge := [
+        number for number in numbers(recipe.model_dump(exclude={"sharding"})) if not abs(number) <= 1e13
+    ]:
         raise Wrong(f"{huge[0]:.3g} is accepted, which nobody means")
     dumped = recipe.model_dump()
     if any(
@@ -101,7 +103,7 @@ def _deepspeed(samples: Samples) -> st.SearchStrategy[tuple[str, bytes]]:
         text = documents(files[name]).map(json_bytes)
         parts = {"reduce_bucket_size": 12345678, "overlap_comm": False, "contiguous_gradients": False}
         own = st.sampled_from(
-            [{"steps_per_print": 7}, *({f"zero_optimization.{key}": one} for key, one in parts.items())]
+            [{"steps_per_print": 7}, *({f"zero_optimization.{key}": part} for key, part in parts.items())]
         )
         changed = own.map(lambda change: json_bytes(_changed(files[name], change)))
         return st.one_of(

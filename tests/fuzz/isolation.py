@@ -141,10 +141,10 @@ def problem_of(message: str) -> str | None:
         return "a message without what is wrong and where"
     if len(message) > _LONGEST_MESSAGE:
         return f"a message of {len(message):,} characters"
-    if found := _CONTROL.search(message):
-        return f"a message with the control character {found[0]!r}"
-    if found := _OTHERS_WORDS.search(message):
-        return f"a message with pydantic's own words, {found[0]!r}"
+    if match := _CONTROL.search(message):
+        return f"a message with the control character {match[0]!r}"
+    if match := _OTHERS_WORDS.search(message):
+        return f"a message with pydantic's own words, {match[0]!r}"
     if "Traceback (most recent" in message:
         return "a message with a traceback"
     return None

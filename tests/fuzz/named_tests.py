@@ -25,15 +25,15 @@ class Holder(NamedTuple):
 def holders() -> list[Holder]:
     """Return the files of the library with tests beside them, in the order of the page."""
     lines = (ROOT / "docs/security.md").read_text(encoding="utf-8").splitlines()
-    found = []
+    holders = []
     for cell in (line.split("|")[4] for line in lines if line.startswith("| ")):
         tests = tuple(re.findall(r"`(tests/[\w/]+\.py)", cell))
-        found += [
+        holders += [
             Holder(file, tests)
             for file in re.findall(r"`((?:flytune|tasks|training_estimates)/[\w/]+\.py)", cell)
             if tests
         ]
-    return found
+    return holders
 
 
 def first_noticed(holder: Holder) -> Removal | None:

@@ -133,7 +133,8 @@ def _check_time(plan: Plan, recipe: Recipe, row: dict[str, Any], config: dict[st
     seconds = sum(plan.step_seconds.values())
     if plan.step_seconds:
         rates = {
-            one.name: max(one.tflops, one.matmul_tflops) for one in accelerators.load_accelerators().values()
+            accelerator.name: max(accelerator.tflops, accelerator.matmul_tflops)
+            for accelerator in accelerators.load_accelerators().values()
         }
         tokens = recipe.training.global_batch_size * recipe.data.max_length
         times = 6 if recipe.method.name == "full" else 4
@@ -152,7 +153,7 @@ def _check_time(plan: Plan, recipe: Recipe, row: dict[str, Any], config: dict[st
         hours = seconds * (plan.steps or 0) / 3600
         if not hours / _NEAR <= plan.hours[1] <= hours * _NEAR:
             raise Wrong(f"{plan.hours[1]:.5g} hours, and {hours:.5g} by hand")
-        wanted = [one * plan.price_per_hour for one in plan.hours]
+        wanted = [hour * plan.price_per_hour for hour in plan.hours]
         if any(abs(price - one) > 1e-9 * one for price, one in zip(plan.price, wanted, strict=True)):
             raise Wrong(f"prices of {plan.price}, and {wanted} by hand")
 
@@ -345,7 +346,7 @@ def check_hardware(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
     shapes, cluster, read = None, None, Any
     if name == "shapes.yaml":
         shapes = load_shapes(file)
-        read = [one.model_dump() for one in shapes]
+        read = [shape.model_dump() for shape in shapes]
     elif name == "accelerators.yaml":
         found = accelerators.load_accelerators(file)
         read = [one.model_dump() for one in found.values()]
@@ -358,7 +359,7 @@ def check_hardware(samples: Samples, given: tuple[str, bytes], folder: Path) -> 
         read = cluster.model_dump()
         _check_pod(cluster, plain_yaml(content))
         cluster.check_shapes({shape.name for shape in load_shapes()})
-        if unknown := {name for one in cluster.volumes for name in one.shapes} - {
+        if unknown := {name for volume in cluster.volumes for name in volume.shapes} - {
             row["name"] for row in rows_of("shapes.yaml")
         }:
             raise Wrong(f"volumes of shapes that are not there: {sorted(unknown)!r:.100}")

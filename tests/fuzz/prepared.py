@@ -297,7 +297,7 @@ def check_manifest(manifest: Manifest, folder: Path, longest: int = 2048) -> Non
         ]
         refuse_other_files(folder / split, shards)
         tables = [parquet.read_table(folder / split / name) for name in sorted(files_of(folder / split))]
-        rows = [row for one in tables for row in one.to_pylist()]
+        rows = [row for table in tables for row in table.to_pylist()]
         tokens = sum(len(row["input_ids"]) for row in rows)
         trained = sum(label != -100 for row in rows for label in row["labels"])
         if (counts.rows, counts.tokens, counts.trained_tokens) != (len(rows), tokens, trained) or not rows:
@@ -341,7 +341,9 @@ class _Stored:
             return tokenizer.decode(ids, skip_special_tokens=False)
 
         self.texts = tuple(text(ids) for ids, _ in row["sequences"])
-        self.trained = tuple(text([one for one in labels if one != -100]) for _, labels in row["sequences"])
+        self.trained = tuple(
+            text([label for label in labels if label != -100]) for _, labels in row["sequences"]
+        )
         self.special = tuple(sum(one in special for one in ids) for ids, _ in row["sequences"])
         self.label = row["label"]
 

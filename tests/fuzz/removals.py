@@ -15,7 +15,7 @@ from tests.fuzz.removing import Removal, each, instead, recoded, returns, schema
 def _without_shards(manifest: Any) -> Any:
     splits = {name: getattr(manifest, name) for name in ("train", "heldout")}
     return manifest.model_copy(
-        update={name: one.model_copy(update={"shards": [], "samples": 0}) for name, one in splits.items()}
+        update={name: split.model_copy(update={"shards": [], "samples": 0}) for name, split in splits.items()}
     )
 
 
@@ -117,7 +117,7 @@ def _undamaged_alone(old: Any) -> Any:
 
 
 def _never_rolled_back(old: Any) -> Any:
-    return lambda decisions: [one for one in decisions if one.outcome == "accepted"]
+    return lambda decisions: [decision for decision in decisions if decision.outcome == "accepted"]
 
 
 def _unlimited(request: Any) -> None:
@@ -780,9 +780,9 @@ def _copy_unchecked(reader: Any, content: bytes, folder: Any, address: str) -> N
     import json
 
     folder.mkdir(parents=True, exist_ok=True)
-    for one in json.loads(content)["files"]:
-        (folder / one["file"]).parent.mkdir(parents=True, exist_ok=True)
-        reader.get(one["file"], str(folder / one["file"]))
+    for load in json.loads(content)["files"]:
+        (folder / load["file"]).parent.mkdir(parents=True, exist_ok=True)
+        reader.get(load["file"], str(folder / load["file"]))
     (folder / "artifact.json").write_bytes(content)
 
 
@@ -790,6 +790,6 @@ def _copy_listed(artifact: Any, folder: Any) -> None:
     import json
     import shutil
 
-    for one in json.loads((artifact / "export.json").read_bytes())["files"]:
-        if not one["file"].startswith("adapter_"):
-            shutil.copy(artifact / one["file"], folder / one["file"])
+    for load in json.loads((artifact / "export.json").read_bytes())["files"]:
+        if not load["file"].startswith("adapter_"):
+            shutil.copy(artifact / load["file"], folder / load["file"])

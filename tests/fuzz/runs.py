@@ -241,10 +241,10 @@ def check_decisions(samples: Samples, given: tuple[list[bytes], str], folder: Pa
 def _stack(decisions: list[dict[str, Any]]) -> list[str]:
     """Return the accepted artifacts that were not rolled back, the one in force last."""
     found: list[str] = []
-    for one in decisions:
-        if one["outcome"] == "accepted":
-            found.append(one["artifact"])
-        elif one["outcome"] == "rolled back":
+    for decision in decisions:
+        if decision["outcome"] == "accepted":
+            found.append(decision["artifact"])
+        elif decision["outcome"] == "rolled back":
             del found[-1:]
     return found
 

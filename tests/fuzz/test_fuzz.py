@@ -51,7 +51,7 @@ def _is_noticed(removal: Removal, samples: Samples) -> None:
 
 
 @pytest.mark.parametrize(
-    "removal", [one for one in REMOVALS if one.name in QUICK], ids=lambda removal: removal.name
+    "removal", [removal for removal in REMOVALS if removal.name in QUICK], ids=lambda removal: removal.name
 )
 def test_a_removed_protection_is_noticed(removal: Removal, samples: Samples) -> None:
     _is_noticed(removal, samples)
@@ -71,7 +71,9 @@ def test_each_protection_is_where_it_is_removed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "removal", [one for one in REMOVALS if one.name not in QUICK], ids=lambda removal: removal.name
+    "removal",
+    [removal for removal in REMOVALS if removal.name not in QUICK],
+    ids=lambda removal: removal.name,
 )
 def test_every_removed_protection_is_noticed(removal: Removal, samples: Samples) -> None:
     _is_noticed(removal, samples)
@@ -89,4 +91,4 @@ def test_each_protection_of_the_security_page_is_removed() -> None:
         for name in re.findall(r"`((?:flytune|tasks|training_estimates)/[\w/]+\.py)", line.split("|")[4])
     }
     assert len(named) > 12
-    assert named <= {one.held_by for one in REMOVALS}
+    assert named <= {removal.held_by for removal in REMOVALS}

@@ -53,13 +53,13 @@ def question(index):
 
 def rows(count=14):
     """Return chats and plain text of all lengths, for the artifact, an adapter and the base."""
-    made = []
+    rows = []
     for index in range(count):
         row = {"id": f"q{index}", "adapter": (None, "long", "base")[index % 3]}
-        made.append(
+        rows.append(
             row | ({"messages": question(index)} if index % 4 else {"prompt": f"The sum of {index} and"})
         )
-    return made
+    return rows
 
 
 def write(path, lines):

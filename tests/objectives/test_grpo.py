@@ -213,8 +213,8 @@ def first_flip(one, other, seed):
 def test_the_first_token_that_two_runs_draw_differently_is_named():
     def drawn(step, *tokens):
         answers = [
-            Rollout(tokens=list(each), text="", log_probs=[-0.5] * len(each), rewards=[1], truncated=True)
-            for each in tokens
+            Rollout(tokens=list(token), text="", log_probs=[-0.5] * len(token), rewards=[1], truncated=True)
+            for token in tokens
         ]
         return Group(step=step, prompt=[1], text="a", completions=answers)
 

@@ -177,7 +177,7 @@ def test_the_intervals_of_margin_and_loss_cover_the_truth_as_often_as_they_say()
         found = preferences.of_labelled(base, tuned, numpy.ones(90), 60, beta=1.0).figures
         for name, truth in (("reward_margin", 1.0), ("preference_loss", loss)):
             hits[name] += found[name]["tuned"].low <= truth <= found[name]["tuned"].high
-    assert all(52 <= found <= 60 for found in hits.values()), hits
+    assert all(52 <= hit <= 60 for hit in hits.values()), hits
 
 
 def row(prompt, answer, label=1):

@@ -23,7 +23,8 @@ def of(place):
     for part in filter(None, path.split(".")):
         found = getattr(found, part)
     replaced = next(
-        (one for one in RECORDS.values() if one.name == place and isinstance(one, ProcessPatch)), None
+        (record for record in RECORDS.values() if record.name == place and isinstance(record, ProcessPatch)),
+        None,
     )
     if replaced is not None:  # an earlier test may have replaced it
         found = replaced.original()

@@ -18,12 +18,12 @@ def prices(recipe, samples, steps):
     """Return the hours and prices that are told, and the kind that is told to be cheaper."""
     fit = candidates.each(recipe, shape_named("a100-80gb-8"), GEOMETRY)[-1]
     (line,) = reference_shape.reasons(fit, samples, steps)
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"reference: computed once on (\S+) it takes (\S+) h, \$(\S+); in each step (\S+) h, \$(\S+): "
         r"cheaper (.*) \(objective.precompute_ref_log_probs\)",
         line,
     )
-    return found[1], *map(float, found.group(2, 3, 4, 5)), found[6]
+    return match[1], *map(float, match.group(2, 3, 4, 5)), match[6]
 
 
 def test_each_pair_is_run_once_before_training_and_once_in_each_epoch():

@@ -79,7 +79,7 @@ def keys_of(model, prefix=""):
     """Yield the names of all keys, of keys of free mappings below, and of one that no section knows."""
     yield f"{prefix}output_path"
     for name, field in model.model_fields.items():
-        sections = [one for one in alternatives(field.annotation) if is_model(one)]
+        sections = [alternative for alternative in alternatives(field.annotation) if is_model(alternative)]
         for section in sections:
             yield from keys_of(section, f"{prefix}{name}.")
         yield f"{prefix}{name}.output_path" if free(field.annotation) else f"{prefix}{name}"
@@ -120,7 +120,7 @@ def floats_of(model, prefix=""):
     for name, field in model.model_fields.items():
         for section in models_of(field.annotation):
             yield from floats_of(section, f"{prefix}{name}.")
-        if any(one is float for one in alternatives(field.annotation)):
+        if any(alternative is float for alternative in alternatives(field.annotation)):
             yield f"{prefix}{name}"
 
 
@@ -144,8 +144,8 @@ def test_numbers_without_an_effect_are_refused_in_every_field():
         elif section == "objective":
             made = next(
                 {"name": kind, path[0]: [value] if path[0] == "loss_weights" else value}
-                for kind, one in SECTIONS.items()
-                if path[0] in one.model_fields
+                for kind, section in SECTIONS.items()
+                if path[0] in section.model_fields
             )
         elif path[0] == "must_not_fall":
             made = {"tasks": ["x"], "must_not_fall": [{"task": "x", "margin": value}]}

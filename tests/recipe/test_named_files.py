@@ -75,7 +75,7 @@ def test_all_files_that_cannot_be_read_are_named():
 def test_a_sweeps_changes_get_the_contents_too(tmp_path):
     (tmp_path / "my.json").write_text(json.dumps(ZERO3))
     changes = [{"sharding.config": str(tmp_path / "my.json"), "training.seed": 1}, {"sharding.config": ZERO3}]
-    assert [one["sharding.config"] for one in named_files.with_contents(changes)] == [ZERO3, ZERO3]
+    assert [content["sharding.config"] for content in named_files.with_contents(changes)] == [ZERO3, ZERO3]
 
 
 @pytest.mark.parametrize("path", ["key.json", "http://127.0.0.1:9/x.json", "/dev/zero", "memory://x/y.json"])

@@ -74,10 +74,10 @@ def test_every_set_of_characters_is_the_one_that_python_matches():
     sets = ["[a-z]", "[^a-z]", "[^.]", r"\w", r"\W", r"\d", r"\D", r"\s", r"\S", ".", "a", r"[\d.]"]
     for text in (*sets, "[a-\u00ff]", "[\u00c0-\u00ff]"):
         (item,) = patterns._parser.parse(text)
-        found = patterns._characters(*item)
+        characters = patterns._characters(*item)
         for letter in names:
             if re.match(f"(?i:{text})", letter, re.DOTALL):
-                assert found & patterns._bit(ord(letter)), (text, letter)
+                assert characters & patterns._bit(ord(letter)), (text, letter)
     assert not patterns._characters(*patterns._parser.parse("[^.]")[0]) & patterns._bit(ord("."))
     assert not patterns._characters(*patterns._parser.parse(r"\d")[0]) & patterns._bit(ord("a"))
 

@@ -71,7 +71,10 @@ def test_the_reference_sets_every_field_but_those_of_other_sources_and_the_alter
     }
     others |= {"method.adapter", "training.max_steps", "publish.approval.hours"}
     others |= {
-        f"objective.{name}" for one in SECTIONS.values() for name in one.model_fields if name != "name"
+        f"objective.{name}"
+        for section in SECTIONS.values()
+        for name in section.model_fields
+        if name != "name"
     }
     others |= {f"method.{name}" for name in Quantization.model_fields}
     missing = {name for name, _ in fields_of(Recipe)} - keys_of(complete(BLOCKS[0]))

@@ -72,7 +72,7 @@ def test_anything_else_leaves_it_stored_and_says_why_and_how_to_publish_it_after
     command = f"flytune approve {address} --sha256 {question.artifact_sha256}"
     assert settled.text.endswith(command)
     assert cli.main(command.split()[1:]) == 0
-    assert [one.answer for one in approval.recorded(address).answers] == ["no", "yes"]
+    assert [answer.answer for answer in approval.recorded(address).answers] == ["no", "yes"]
     assert len(list(store.iterdir())) == 1
 
 

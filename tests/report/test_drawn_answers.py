@@ -42,7 +42,7 @@ def test_first_middle_and_last_step_stand_side_by_side_best_answers_first():
     )
     assert (worst.reward, worst.text, worst.is_truncated) == (0.5, "answer 0 of 1", True)
     (many,) = drawn_answers.moments(RECIPE.objective, [group(2, [(place / 10, 0.0) for place in range(8)])])
-    assert [one.text for one in many.answers] == [f"answer {place} of 2" for place in (7, 6, 1, 0)]
+    assert [answer.text for answer in many.answers] == [f"answer {place} of 2" for place in (7, 6, 1, 0)]
     assert many.left_out == 4
     assert drawn_answers.moments(RECIPE.objective, []) == []
 
@@ -51,7 +51,7 @@ def test_the_page_has_them_escaped_and_a_chart_of_each_reward():
     training = training_result(4)
     values = {"exact_answer": 0.1, "regular_expression": 0.9}
     training = training.model_copy(
-        update={"steps": [one.model_copy(update={"rewards": values}) for one in training.steps]}
+        update={"steps": [step.model_copy(update={"rewards": values}) for step in training.steps]}
     )
     text = report_page.render(*run_of(RECIPE, training=training), broken=[], rollouts=[group(1), group(7)])
     tags = Tags(text)

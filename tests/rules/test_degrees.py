@@ -125,7 +125,7 @@ class Numbers:
             case ast.Call():
                 called = last_name(node.func)
                 return called in CALLED or (
-                    called in ARITHMETIC and any(self.is_number(one, names) for one in node.args)
+                    called in ARITHMETIC and any(self.is_number(arg, names) for arg in node.args)
                 )
             case ast.Subscript():
                 return self.is_number(node.slice, names) or self.is_number(node.value, names)

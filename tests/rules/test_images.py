@@ -34,9 +34,9 @@ def rendered(spec: str | ImageSpec, folder: Path) -> tuple[str, str]:
 
 
 def argument(name: str) -> str:
-    found = re.search(rf"^ARG {name}=(\S+)$", DOCKERFILE, re.MULTILINE)
-    assert found, name
-    return found[1]
+    match = re.search(rf"^ARG {name}=(\S+)$", DOCKERFILE, re.MULTILINE)
+    assert match, name
+    return match[1]
 
 
 def test_the_version_of_the_package_is_that_of_the_code():

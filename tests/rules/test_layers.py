@@ -105,7 +105,7 @@ def test_files_were_found():
 
 @pytest.mark.parametrize("top", ["flytune", *TOPS])
 def test_imports_point_down(top):
-    for path, name, node in [(one, *imported) for one in files(top) for imported in imports(one)]:
+    for path, name, node in [(file, *imported) for file in files(top) for imported in imports(file)]:
         module, theirs = module_of(path), name.split(".")[0]
         mine, where = package_of(module), f"{name_of(path)}:{node.lineno}: {name}"
         if theirs not in PROJECT:
@@ -167,7 +167,7 @@ def test_a_class_has_a_name_of_its_own():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert len(places) > 200
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    assert {name: place for name, place in places.items() if len(place) > 1} == {}
 
 
 def test_few_modules_are_in_no_package():

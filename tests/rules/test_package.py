@@ -217,22 +217,25 @@ def of_lock(lock):
 def test_the_lock_is_within_the_ranges(lock):
     locked = of_lock(lock)
     outside = [
-        f"{one}: {locked[canonicalize_name(one.name)]}"
-        for one in REQUIREMENTS
-        if canonicalize_name(one.name) in locked and locked[canonicalize_name(one.name)] not in one.specifier
+        f"{requirement}: {locked[canonicalize_name(requirement.name)]}"
+        for requirement in REQUIREMENTS
+        if canonicalize_name(requirement.name) in locked
+        and locked[canonicalize_name(requirement.name)] not in requirement.specifier
     ]
     assert outside == []
 
 
 def test_every_lower_bound_is_at_most_what_was_tested():
     locked = of_lock("requirements-dev.lock")
-    unknown = {canonicalize_name(one.name) for one in REQUIREMENTS} - set(locked)
+    unknown = {canonicalize_name(requirement.name) for requirement in REQUIREMENTS} - set(locked)
     assert unknown == {"flytune", "mlflow-skinny"}, "a package that no lock has is not tested"
 
 
 def test_only_what_is_measured_or_private_is_held_to_one_version():
     exact = {
-        one.name for one in REQUIREMENTS if any(part.operator in ("==", "===") for part in one.specifier)
+        requirement.name
+        for requirement in REQUIREMENTS
+        if any(part.operator in ("==", "===") for part in requirement.specifier)
     }
     assert exact == {"torch", "lm-eval"}
 

@@ -121,7 +121,9 @@ IN_PYFLYTE = (
 def changed_by_imports(libraries, environment=(), pyflyte=False):
     """Return the names of libraries that change when all of flytune, tasks and workflows is imported."""
     names = [
-        one.name for one in RECORDS.values() if one.name.partition(".")[0].partition(":")[0] in libraries
+        record.name
+        for record in RECORDS.values()
+        if record.name.partition(".")[0].partition(":")[0] in libraries
     ]
     names = [name for name in names if pyflyte or not name.startswith(PYFLYTE)]
     modules = list(dict.fromkeys(name.partition(":")[0] for name in names))

@@ -81,9 +81,9 @@ def test_types_of_stages_are_no_types_of_flyte():
 def test_every_task_of_a_pod_is_a_stage():
     """A task with a function of its own would be missing in the table, and in another face."""
     tasks = [
-        one
-        for one in FlyteEntities.entities
-        if isinstance(one, PythonFunctionTask) and one.name.startswith("tasks.")
+        entity
+        for entity in FlyteEntities.entities
+        if isinstance(entity, PythonFunctionTask) and entity.name.startswith("tasks.")
     ]
     assert len(tasks) > 20
     for one in tasks:

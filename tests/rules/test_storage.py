@@ -34,4 +34,4 @@ def renames(path):
 
 def test_one_module_renames_files():
     """A rename that puts a new file in place belongs into flytune.files.written_atomically."""
-    assert {found.partition(":")[0] for path in FILES for found in renames(path)} == {"flytune/files.py"}
+    assert {rename.partition(":")[0] for path in FILES for rename in renames(path)} == {"flytune/files.py"}

@@ -49,7 +49,8 @@ seen, watched = [], []
 
 def _note(event, arguments):
     if watched and (
-        event.startswith(CALLS) or (event in EVENTS and any("audited" in str(one) for one in arguments))
+        event.startswith(CALLS)
+        or (event in EVENTS and any("audited" in str(argument) for argument in arguments))
     ):
         seen.append((event, arguments))
 
@@ -65,7 +66,7 @@ def events(monkeypatch, tmp_path):
         original = getattr(module, name)
 
         def noting(*arguments, original=original, name=name, **settings):
-            if any("audited" in str(one) for one in arguments):
+            if any("audited" in str(argument) for argument in arguments):
                 seen.append((name, arguments))
             return original(*arguments, **settings)
 
@@ -121,9 +122,9 @@ def test_no_field_that_a_person_writes_is_read_by_validation(model, events, tmp_
 def test_no_field_of_a_record_is_read_by_validation(events, tmp_path):
     assert {flytune.cli.reproduce, tasks.report, workflows.sweep}  # all records are loaded
     models = [
-        one
-        for one in subclasses(Strict)
-        if one is not Recipe and one.__module__.startswith(("flytune", "tasks"))
+        subclasse
+        for subclasse in subclasses(Strict)
+        if subclasse is not Recipe and subclasse.__module__.startswith(("flytune", "tasks"))
     ]
     assert len(models) > 60
     for model in models:

@@ -44,7 +44,7 @@ THE_RECIPES = {
 def leaves(model, prefix=""):
     """Yield the dotted name and the field of each key."""
     for name, field in model.model_fields.items():
-        sections = [one for one in alternatives(field.annotation) if is_model(one)]
+        sections = [alternative for alternative in alternatives(field.annotation) if is_model(alternative)]
         for section in sections:
             yield from leaves(section, f"{prefix}{name}.")
         if not sections:

@@ -52,7 +52,7 @@ def test_a_stage_that_is_not_cached_has_an_element_for_each_point_by_its_task(tm
     runs = running(tmp_path, "a", "a", "a", made=made).runs
     runs[1] = runs[1].model_copy(update={"route": "cpu-2"})
     found = points.elements(TRAIN, runs)
-    assert {route: [one.runs for one in elements] for route, elements in found.items()} == {
+    assert {route: [element.runs for element in elements] for route, elements in found.items()} == {
         "cpu-1": [["p-1"], ["p-3"]],
         "cpu-2": [["p-2"]],
     }
@@ -64,7 +64,7 @@ def test_a_stage_over_a_list_has_an_element_for_each_item_and_none_for_none(tmp_
     runs = running(tmp_path, "a", "a", made=made).runs
     assert points.elements(HARNESS, runs) == {}
     runs[1] = runs[1].model_copy(update={"jobs": jobs})
-    assert [one.inputs["job"] for one in points.elements(HARNESS, runs)["cpu-1"]] == jobs
+    assert [element.inputs["job"] for element in points.elements(HARNESS, runs)["cpu-1"]] == jobs
 
 
 def test_a_result_goes_to_all_points_that_share_it_and_a_reason_too(orchestrator, tmp_path):

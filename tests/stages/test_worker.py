@@ -15,9 +15,9 @@ from tests.support.paths import ROOT
 
 @pytest.fixture
 def worker():
-    made = Worker()
-    yield made
-    made.end()
+    worker = Worker()
+    yield worker
+    worker.end()
 
 
 def bad():

@@ -65,15 +65,15 @@ def byte_level(texts: list[str], vocabulary: int, special: list[str], adds_space
     """Return a byte-level BPE tokenizer trained on `texts`, without a post-processor."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
-    made.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=adds_space)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, initial_alphabet=alphabet, special_tokens=special, show_progress=False
     )
-    made.train_from_iterator(texts, trainer)
-    return made
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 def tokenizer_folder(

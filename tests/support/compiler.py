@@ -103,7 +103,9 @@ class _Workflow:
         kind = data.WhichOneof("value")
         if kind in ("collection", "map") and expected.HasField("union_type"):
             fitting = [
-                one for one in expected.union_type.variants if not list(self.value(node, name, data, one))
+                variant
+                for variant in expected.union_type.variants
+                if not list(self.value(node, name, data, variant))
             ]
             if len(fitting) != 1:
                 yield f"IncompatibleBindingUnionValue: input [{name}] on node [{node}]"
@@ -167,7 +169,9 @@ def _casts(upstream, downstream):
     if kind == "union_type":
         wanted = downstream.union_type.variants
         if upstream.HasField("union_type"):
-            return all(any(castable(one, other) for other in wanted) for one in upstream.union_type.variants)
+            return all(
+                any(castable(variant, other) for other in wanted) for variant in upstream.union_type.variants
+            )
         return sum(castable(upstream, one) for one in wanted) == 1
     if kind in ("collection_type", "map_value_type"):
         if not upstream.HasField(kind):

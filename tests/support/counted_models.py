@@ -31,4 +31,6 @@ def adapters(kind, named, **method):
     with torch.device("meta"):
         model = get_peft_model(model, loading.peft_config(recipe, model, []))
     work = workloads.workload(recipe, found, shape_named("a100-80gb-1"), 1, 1)
-    return work.lora_parameters, sum(one.numel() for one in model.parameters() if one.requires_grad)
+    return work.lora_parameters, sum(
+        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+    )

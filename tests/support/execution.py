@@ -45,13 +45,13 @@ class Run:
         self.admin, self.name, self.folder = admin, execution, folder
         self.environment, self.images = environment, images
         defaults = {
-            name: one.default
-            for name, one in plan.default_inputs.parameters.items()
-            if one.HasField("default")
+            name: parameter.default
+            for name, parameter in plan.default_inputs.parameters.items()
+            if parameter.HasField("default")
         }
         inputs = {**defaults, **plan.fixed_inputs.literals, **request.inputs.literals}
-        tasks = {name: one.spec.template for name, one in admin.tasks.items()}
-        workflows = {name: one.spec.template for name, one in admin.workflows.items()}
+        tasks = {name: task.spec.template for name, task in admin.tasks.items()}
+        workflows = {name: workflow.spec.template for name, workflow in admin.workflows.items()}
         self._graph = _Graph(self, workflows[plan.workflow_id.name], inputs, tasks, workflows)
         self.values = self._graph.values
         """Outputs of the workflow's nodes that have run."""
@@ -116,9 +116,9 @@ class Run:
         job = dynamic_job_pb2.DynamicJobSpec.FromString(stored)
         if refused := errors(job, task.interface.outputs):
             raise PodFailed(f"[User] malformed dynamic workflow, caused by: {refused}")
-        workflows = {one.id.name: one for one in job.subworkflows}
+        workflows = {subworkflow.id.name: subworkflow for subworkflow in job.subworkflows}
         return _Graph(
-            self, job, {}, {one.id.name: one for one in job.tasks}, workflows, f"{path}{WITHIN}"
+            self, job, {}, {task.id.name: task for task in job.tasks}, workflows, f"{path}{WITHIN}"
         ).outputs()
 
 
@@ -157,7 +157,9 @@ class _Graph:
             interface = self._tasks[node.task_node.reference_id.name].interface.inputs.variables
             # The input is optional, so that its literal names the variant.
             (kind,) = [
-                one for one in interface["err"].type.union_type.variants if one.simple == types_pb2.ERROR
+                variant
+                for variant in interface["err"].type.union_type.variants
+                if variant.simple == types_pb2.ERROR
             ]
             union = literals_pb2.Scalar(union={"value": message, "type": kind})
             self._outputs_of(node, self._inputs(node) | {"err": literals_pb2.Literal(scalar=union)}, "fn0")

@@ -106,7 +106,7 @@ class Plane:
         if key in self.tasks:
             raise ConnectError(Code.ALREADY_EXISTS, f"task {key} already exists")
         self.tasks[key] = request.spec
-        self.triggers |= {one.name: one for one in request.triggers}
+        self.triggers |= {trigger.name: trigger for trigger in request.triggers}
         return task_service_pb2.DeployTaskResponse()
 
     def list_tasks(self, request, ctx):
@@ -370,12 +370,12 @@ def _brief(action):
 
 def _details(action):
     spec = {"task": action.spec} if action.condition is None else {"condition": action.condition}
-    found = run_definition_pb2.ActionDetails(
+    details = run_definition_pb2.ActionDetails(
         id=action.id, metadata=_metadata(action), status=_status(action), **spec
     )
     if action.phase == FAILED:
-        found.error_info.message, found.error_info.code = action.error.message, action.error.code
-    return found
+        details.error_info.message, details.error_info.code = action.error.message, action.error.code
+    return details
 
 
 _SERVICES = (
@@ -416,10 +416,10 @@ def plane2(folder):
     `storage`."""
     with served(ObservedS3(), BUCKET) as (s3, settings):
         settings["AWS_DEFAULT_REGION"] = "us-east-1"
-        made = Plane(s3, folder / "pods", dict(settings))
+        plane = Plane(s3, folder / "pods", dict(settings))
         services = {
             app.path: app
-            for app in (kind(_Methods(made), interceptors=[_Manners(made)]) for kind in _SERVICES)
+            for app in (kind(_Methods(plane), interceptors=[_Manners(plane)]) for kind in _SERVICES)
         }
 
         def application(environ, start):
@@ -435,17 +435,17 @@ def plane2(folder):
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        made.endpoint, made.storage = f"localhost:{server.server_port}", settings
-        made.executor.environment |= {
-            "_U_EP_OVERRIDE": made.endpoint,
+        plane.endpoint, plane.storage = f"localhost:{server.server_port}", settings
+        plane.executor.environment |= {
+            "_U_EP_OVERRIDE": plane.endpoint,
             "_U_INSECURE": "true",
             "_U_USE_ACTIONS": "1",
             "FLYTE_DISABLE_TELEMETRY": "1",
         }
         try:
-            yield made
+            yield plane
         finally:
-            made.executor.close()
+            plane.executor.close()
             server.shutdown()
 
 

@@ -105,7 +105,9 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
 
     def _closure(self, request):
         """Return all entities that a workflow may refer to: those registered before, and its subworkflows."""
-        workflows = [one.spec.template for one in self.workflows.values()] + list(request.spec.sub_workflows)
+        workflows = [workflow.spec.template for workflow in self.workflows.values()] + list(
+            request.spec.sub_workflows
+        )
         plans = {
             name: (
                 plan.spec.workflow_id.name,
@@ -113,7 +115,7 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
             )
             for name, plan in self.launch_plans.items()
         }
-        return compiler.Closure([one.spec.template for one in self.tasks.values()], workflows, plans)
+        return compiler.Closure([task.spec.template for task in self.tasks.values()], workflows, plans)
 
     def GetWorkflow(self, request, context):
         spec = _registered(self.workflows, request, context).spec
@@ -169,12 +171,12 @@ class Admin(admin_pb2_grpc.AdminServiceServicer, dataproxy_pb2_grpc.DataProxySer
         return execution
 
     def GetExecutionData(self, request, context):
-        made = execution_pb2.WorkflowExecutionGetDataResponse(
+        response = execution_pb2.WorkflowExecutionGetDataResponse(
             full_inputs=self.executions[request.id.name].inputs
         )
         for name, literal in self.outputs.get(request.id.name, {}).items():
-            made.full_outputs.literals[name].CopyFrom(literal)
-        return made
+            response.full_outputs.literals[name].CopyFrom(literal)
+        return response
 
     def ListNodeExecutions(self, request, context):
         """List the nodes of an execution or those within one node, a page at a time, as flyteadmin does."""

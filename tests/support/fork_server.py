@@ -161,8 +161,8 @@ def _serve(channel):
         if os.fork() == 0:
             channel.close()
             _keep(socket.socket(fileno=descriptors[0]), descriptors[1:], **json.loads(asked))
-        for one in descriptors:
-            os.close(one)
+        for descriptor in descriptors:
+            os.close(descriptor)
         while _reaped():
             pass
 

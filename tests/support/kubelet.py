@@ -120,12 +120,12 @@ class Pod:
         pid = self._process.pid
         for _ in range(self._above):
             deadline = time.monotonic() + LIMIT
-            while not (found := _children(pid)):
+            while not (children := _children(pid)):
                 if self.code is not None:
                     return None
                 assert time.monotonic() < deadline, "the container's command did not start"
                 time.sleep(0.01)
-            pid = found[0]
+            pid = children[0]
         return pid
 
 

@@ -35,17 +35,17 @@ def without_code(text: str) -> str:
 def links(text: str) -> list[tuple[str, bool, str]]:
     """List the links and images as (target, whether it is an image, text or alternative text)."""
     text = without_code(text)
-    found = []
+    links = []
     for mark, label, target in LINK.findall(text):
-        found.append((target, mark == "!", label))
-        found += [(inner[2], True, inner[1]) for inner in LINK.findall(label)]
+        links.append((target, mark == "!", label))
+        links += [(inner[2], True, inner[1]) for inner in LINK.findall(label)]
     for tag in TAG.findall(text):
         values = dict(ATTRIBUTE.findall(tag))
         target = values.get("src") or values.get("srcset") or values.get("href", "")
-        found.append(
+        links.append(
             (target, tag.startswith("<img"), values.get("alt", "") if tag.startswith("<img") else "-")
         )
-    return found
+    return links
 
 
 def anchors(text: str) -> set[str]:

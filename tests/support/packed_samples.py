@@ -214,10 +214,10 @@ def distances(model: Any, flatten: bool) -> dict[str, float]:
 
 
 def _gradients(model: Any) -> dict[str, Any]:
-    found = {
+    gradients = {
         name: parameter.grad.clone()
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
     model.zero_grad()
-    return found
+    return gradients

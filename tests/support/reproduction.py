@@ -7,7 +7,7 @@ from tests.support.paths import ROOT
 
 
 def results(found):
-    return {one.name: one.result for one in found.findings}
+    return {finding.name: finding.result for finding in found.findings}
 
 
 def reproduce(*arguments):

@@ -36,17 +36,17 @@ TEXTS = {
 def spoil(artifact: Path, folder: Path, name: str, content: bytes | None) -> Path:
     """Copy an artifact with another content of one file, or without it; export.json and artifact.json have
     fitting hashes."""
-    made = Path(shutil.copytree(artifact, folder))
-    (made / name).parent.mkdir(parents=True, exist_ok=True)
-    (made / name).unlink(missing_ok=True)
+    path = Path(shutil.copytree(artifact, folder))
+    (path / name).parent.mkdir(parents=True, exist_ok=True)
+    (path / name).unlink(missing_ok=True)
     if content is not None:
-        (made / name).write_bytes(content)
+        (path / name).write_bytes(content)
     if name != "export.json":
-        export = json.loads((made / "export.json").read_bytes())
-        listed = [one["file"] for one in export["files"] if (made / one["file"]).is_file()]
-        export["files"] = [stored_file(made / one, one).model_dump() for one in listed]
-        (made / "export.json").write_text(json.dumps(export), encoding="utf-8")
-    return seal(made)
+        export = json.loads((path / "export.json").read_bytes())
+        listed = [one["file"] for one in export["files"] if (path / one["file"]).is_file()]
+        export["files"] = [stored_file(path / one, one).model_dump() for one in listed]
+        (path / "export.json").write_text(json.dumps(export), encoding="utf-8")
+    return seal(path)
 
 
 def flip(file: Path, at: float = 0.5) -> None:
@@ -119,13 +119,15 @@ def tensor_files(content: bytes) -> Iterator[tuple[str, bytes]]:
     length = struct.unpack("<Q", content[:8])[0]
     header, values = json.loads(content[8 : 8 + length]), content[8 + length :]
     changes: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-        "no first tensor": lambda tensors: {name: one for name, one in tensors.items() if name != first},
+        "no first tensor": lambda tensors: {
+            name: tensor for name, tensor in tensors.items() if name != first
+        },
         "no tensors": lambda tensors: {},
         "another name": lambda tensors: {
-            f"{name}x" * (name == first) or name: one for name, one in tensors.items()
+            f"{name}x" * (name == first) or name: tensor for name, tensor in tensors.items()
         },
         "one more": lambda tensors: tensors | {f"{first}.more": tensors[first].clone()},
-        "all zero": lambda tensors: {name: one * 0 for name, one in tensors.items()},
+        "all zero": lambda tensors: {name: tensor * 0 for name, tensor in tensors.items()},
         "a row more": _each_tensor(lambda one: torch.cat([one, one[:1]])),
         "a dimension more": _each_tensor(lambda one: one[None].clone()),
         "a scalar": _each_tensor(lambda one: one.flatten()[0].clone()),

@@ -58,12 +58,14 @@ def check_table(found, broken):
     """Check that each point of `changes` that failed has failed only its own row; `broken` is the file that
     cannot be read."""
     assert found.best == "tiny-1"
-    assert [not one.has_failed for one in found.outcomes] == [True, False, False, True, False]
+    assert [not outcome.has_failed for outcome in found.outcomes] == [True, False, False, True, False]
     assert "method full with sharding device_map" in found.outcomes[2].reason
     assert found.outcomes[1].reason.startswith("train: ")
     assert "bad loss" in found.outcomes[1].reason.lower()
     assert found.outcomes[4].reason.startswith("prepare: ")
     assert broken in found.outcomes[4].reason
     assert not [
-        one for one in found.outcomes if "Error encountered" in one.reason or "Traceback" in one.reason
+        outcome
+        for outcome in found.outcomes
+        if "Error encountered" in outcome.reason or "Traceback" in outcome.reason
     ]

@@ -45,7 +45,7 @@ def test_equal_models_are_seldom_told_apart_although_the_best_of_them_was_chosen
     draw, alone, together = numpy.random.default_rng(0), 0, 0
     for _ in range(60):
         losses = HARD + draw.normal(0.0, 0.5, (10, 40))
-        points = [scored(each) for each in losses]
+        points = [scored(loss) for loss in losses]
         found = compare(points)
         together += len(found.as_good) < 9
         apart = losses - losses[found.best]

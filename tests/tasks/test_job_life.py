@@ -98,12 +98,12 @@ def explain(attempts):
     """Return the results of the attempts, for the message of a failed test."""
     return [
         (
-            one.condition,
-            [pod.code for pod in one.pods],
-            one.error and one.error.message[-900:],
-            one.outputs is not None,
+            attempt.condition,
+            [pod.code for pod in attempt.pods],
+            attempt.error and attempt.error.message[-900:],
+            attempt.outputs is not None,
         )
-        for one in attempts
+        for attempt in attempts
     ]
 
 

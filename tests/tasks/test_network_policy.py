@@ -26,11 +26,11 @@ def policy():
 def model(kind, content, where="policy"):
     """Return content as Kubernetes' model, whose setters check what is required; refuse keys that the model
     does not have."""
-    if found := KINDS.fullmatch(kind):
-        wanted = list if found[1].lower() == "list" else dict
+    if match := KINDS.fullmatch(kind):
+        wanted = list if match[1].lower() == "list" else dict
         assert isinstance(content, wanted), where
         items = enumerate(content) if wanted is list else content.items()
-        made = {key: model(found[2], item, f"{where}.{key}") for key, item in items}
+        made = {key: model(match[2], item, f"{where}.{key}") for key, item in items}
         return list(made.values()) if wanted is list else made
     if kind in ("str", "int", "object"):
         assert isinstance(content, {"str": str, "int": int, "object": (str, int)}[kind]), where

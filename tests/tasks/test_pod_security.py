@@ -43,7 +43,9 @@ def registered():
         for workflow in vars(importlib.import_module(f"workflows.{name}")).values():
             if type(workflow).__name__ == "PythonFunctionWorkflow":
                 get_serializable(entities, SETTINGS, workflow)
-        made = [one.to_flyte_idl().template for one in entities.values() if isinstance(one, TaskSpec)]
+        made = [
+            entity.to_flyte_idl().template for entity in entities.values() if isinstance(entity, TaskSpec)
+        ]
         found |= {task.id.name: MessageToDict(task.k8s_pod.pod_spec) for task in made}
     assert len(found) > 60
     return found

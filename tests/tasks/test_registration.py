@@ -231,7 +231,9 @@ def test_the_number_of_light_pods_on_the_longest_path(name, pods):
         entities, SETTINGS, getattr(import_module(f"workflows.{name}"), name)
     ).to_flyte_idl()
     made = [
-        one.to_flyte_idl().template for one in entities.values() if isinstance(one, TaskSpec | WorkflowSpec)
+        entity.to_flyte_idl().template
+        for entity in entities.values()
+        if isinstance(entity, TaskSpec | WorkflowSpec)
     ]
     tasks = {one.id.name: one for one in made if not hasattr(one, "nodes")}
     assert (

@@ -219,7 +219,7 @@ def test_a_folder_keeps_the_newest_and_the_best_and_files_are_moved_there(tmp_pa
     ledger = ledger_at(str(tmp_path / "run"))
     for step, loss in enumerate((3.0, 1.0, 2.0, 2.5, 2.25), 1):
         save(ledger, step, tmp_path, loss)
-    assert [one.step for one in ledger.checkpoints()] == [5, 4, 2]
+    assert [checkpoint.step for checkpoint in ledger.checkpoints()] == [5, 4, 2]
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     checkpoint, where = newest(ledger, tmp_path / "mine")
     assert where == tmp_path / "mine" / f"5-{ledger.attempt}"
@@ -258,7 +258,7 @@ def test_only_the_newest_are_kept_where_the_last_weights_are_exported(tmp_path):
     ledger = ledger_at(str(tmp_path / "run"), keeps_best=False)
     for step, loss in enumerate((1.0, 2.0, 3.0), 1):
         save(ledger, step, tmp_path, loss)
-    assert [one.step for one in ledger.checkpoints()] == [3, 2]
+    assert [checkpoint.step for checkpoint in ledger.checkpoints()] == [3, 2]
 
 
 @pytest.mark.parametrize("has_links", [True, False])

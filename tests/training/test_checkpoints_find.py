@@ -16,16 +16,18 @@ def checkpoint(recipe, content, step, folder, is_complete=True):
     """Store a checkpoint of one small file; where it is not complete, a byte of the file is missing."""
     ledger = paths.ledger_of(recipe, paths.run_key(recipe, content))
     attempt = ledger.begin()
-    made = Checkpoint(step=step, attempt=attempt, decisions="x", sharding="none", world_size=1, flytune="0")
+    checkpoint = Checkpoint(
+        step=step, attempt=attempt, decisions="x", sharding="none", world_size=1, flytune="0"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "state").write_bytes(b"state")
-    stored = ledger.put(made, folder / "state", "state")
+    stored = ledger.put(checkpoint, folder / "state", "state")
     files = [stored if is_complete else StoredFile(file="state", size=stored.size + 1, sha256=stored.sha256)]
     ledger.storage.write(
-        f"{made.folder}/manifest.json",
-        made.model_copy(update={"files": files}).sealed().model_dump_json().encode(),
+        f"{checkpoint.folder}/manifest.json",
+        checkpoint.model_copy(update={"files": files}).sealed().model_dump_json().encode(),
     )
-    return f"{ledger.storage.address}/{made.folder}"
+    return f"{ledger.storage.address}/{checkpoint.folder}"
 
 
 @pytest.fixture(params=["folder", "address"])

@@ -49,16 +49,18 @@ def test_all_figures_of_a_run_killed_twice_are_of_all_attempts(inputs, tmp_path,
     # checkpoint.
     again = resumed.attempts[0].last_step - 2
     assert again in (0, 1)
-    assert [(one.resumed_from_step, one.last_step) for one in resumed.attempts] == [
+    assert [(attempt.resumed_from_step, attempt.last_step) for attempt in resumed.attempts] == [
         (0, 2 + again),
         (2, 4),
         (4, 4),
     ]
     assert (resumed.repeated_steps, whole.repeated_steps, len(whole.attempts)) == (again, 0, 1)
-    assert resumed.seconds == pytest.approx(sum(one.seconds for one in resumed.attempts))
+    assert resumed.seconds == pytest.approx(sum(attempt.seconds for attempt in resumed.attempts))
     assert resumed.held_seconds > resumed.seconds
     assert all(
-        resumed.peaks[phase] >= one.peaks.get(phase, 0) for one in resumed.attempts for phase in resumed.peaks
+        resumed.peaks[phase] >= attempt.peaks.get(phase, 0)
+        for attempt in resumed.attempts
+        for phase in resumed.peaks
     )
     assert _losses(resumed.steps, whole.steps).result == "equal"
     assert "3 attempts: 4 steps in 0:0" in said
@@ -108,4 +110,11 @@ def test_a_record_that_is_late_counts_as_far_as_the_next_attempt_s_checkpoint(sp
     assert all(one.held_seconds >= one.seconds for one in found)
     steps = [Step.model_construct(step=step) for step in range(1, 7)]
     result = TrainingResult.model_construct(steps=steps, attempts=[*found, row(len(spans) - 1, *spans[-1])])
-    assert [step.step for one in result.attempts for step in result.steps_of(one)] == [1, 2, 3, 4, 5, 6]
+    assert [step.step for attempt in result.attempts for step in result.steps_of(attempt)] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]

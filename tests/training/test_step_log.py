@@ -92,15 +92,15 @@ def test_peaks_by_phase_are_of_the_process_that_held_most(sharding, scored):
 
 
 def hold_in_phases():
-    found = measurements.Peaks()
-    found.enter(STEP)
-    with found.during(SAVE):
+    peaks = measurements.Peaks()
+    peaks.enter(STEP)
+    with peaks.during(SAVE):
         held = bytearray(200 * 2**20)
         del held
-    found.enter(EXPORT)
-    most, _ = found.read()
-    assert found.phase == EXPORT
-    return most, found.bytes
+    peaks.enter(EXPORT)
+    most, _ = peaks.read()
+    assert peaks.phase == EXPORT
+    return most, peaks.bytes
 
 
 def hold_in_steps():

@@ -133,7 +133,7 @@ def test_no_model_type_is_miscounted(kind, monkeypatch):
     else:
         error = None
         assert abs(found.parameters - true) <= MAY_DIFFER * true
-        assert sum(one.parameters for one in found.linears) <= true
+        assert sum(linear.parameters for linear in found.linears) <= true
     if error:
         assert "builds no causal language model" in error
         assert content["model_type"] != kind, "a part of an image model, saved under another name"
@@ -518,7 +518,7 @@ def test_adapters_of_all_linear_are_counted_as_training_makes_them(kind):
 def test_adapters_of_a_list_are_counted_as_training_makes_them(kind):
     found = counting.count(json.loads(tiny_config(kind).to_json_string()), None, kind)
     planned, true = adapters(
-        kind, [next(one.path.rpartition(".")[2] for one in found.linears if one.adaptable)]
+        kind, [next(linear.path.rpartition(".")[2] for linear in found.linears if linear.adaptable)]
     )
     assert planned == true
 
@@ -538,9 +538,9 @@ def test_layers_in_whose_place_peft_adapts_experts_are_as_peft_has_them():
 def test_experts_that_are_stacked_get_no_adapter_and_are_not_quantized():
     content = json.loads(tiny_config("qwen2_moe").to_json_string())
     found = counting.count(content, None, "qwen2_moe")
-    experts = [one for one in found.linears if not one.quantizable]
-    assert {one.name for one in experts} == {"gate_up", "down"}
-    assert all(one.share == content["num_experts_per_tok"] / content["num_experts"] for one in experts)
+    experts = [linear for linear in found.linears if not linear.quantizable]
+    assert {expert.name for expert in experts} == {"gate_up", "down"}
+    assert all(expert.share == content["num_experts_per_tok"] / content["num_experts"] for expert in experts)
     recipe = recipe_of(method={"name": "lora", "target_modules": ["experts.down_proj"]})
     assert "the experts of qwen2_moe are one parameter" in workloads.adapter_problems(recipe, found)[0]
     mamba = counting.count(json.loads(tiny_config("falcon_h1").to_json_string()), None, "falcon_h1")

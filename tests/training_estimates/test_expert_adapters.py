@@ -36,7 +36,7 @@ def test_those_of_every_type_with_experts_are():
     kinds = [kind for kind in MODEL_TYPES if kind not in NOT_BUILT and fused(built(tiny_config(kind)))]
     assert len(kinds) >= 57
     counts = {kind: adapters(kind, "all-linear", experts=True) for kind in kinds}
-    assert {kind: found for kind, found in counts.items() if found[0] != found[1]} == {}
+    assert {kind: count for kind, count in counts.items() if count[0] != count[1]} == {}
 
 
 @pytest.mark.parametrize(

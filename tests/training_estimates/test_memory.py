@@ -390,4 +390,4 @@ def test_sizes_under_other_names():
     assert sizes.parameters - slopes.parameters == 2048 * 768
     mixtral = model("Mixtral-8x7B")
     assert (mixtral.experts, mixtral.experts_per_token) == (8, 2)
-    assert sum(one.count for one in mixtral.linears) == 32 * (4 + 3 * 8)
+    assert sum(linear.count for linear in mixtral.linears) == 32 * (4 + 3 * 8)

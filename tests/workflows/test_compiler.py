@@ -152,7 +152,7 @@ def test_the_stages_of_a_sweep_map_tasks_with_the_input_s_concurrency(running):
     assert list(made) == ["train_cpu_1", "train_cpu_2", "train_t4_8x3"]
     order = [list(node.upstream_node_ids) for node in made.values()]
     assert order == [[], ["dn0"], ["dn1"]], "at most three points of all routes at a time"
-    several = next(one for one in job.tasks if "t4_8x3" in one.id.name)
+    several = next(task for task in job.tasks if "t4_8x3" in task.id.name)
     assert several.type == "pytorch"
     assert several.custom["elasticConfig"]["minReplicas"] == 3
     models = [[FOLDER], [FOLDER, FOLDER], [FOLDER]]
@@ -200,7 +200,7 @@ def test_references_are_computed_before_training_and_points_that_are_equal_share
     made, job = check(after_reference, running=with_made(asked), reference_folders=folders)
     assert list(made) == ["train_cpu_1", "train_cpu_2", "train_t4_8x3"]
     given = [one.binding for one in made["train_cpu_2"].inputs if one.var == "references"]
-    assert [len(one.collection.bindings) for one in given[0].collection.bindings] == [1, 1]
+    assert [len(binding.collection.bindings) for binding in given[0].collection.bindings] == [1, 1]
 
 
 def with_made(running):
@@ -225,7 +225,7 @@ def test_a_map_task_s_pods_are_those_of_its_task(running):
 
     job = future(train_points, running=running, dataset=[[FOLDER, FOLDER]], base_files=[[FOLDER, FOLDER]])
     for route in ("cpu-1", "t4-8x3"):
-        (made,) = [one for one in job.tasks if f"_{TRAIN[route].name.rpartition('.')[2]}_" in one.id.name]
+        (made,) = [task for task in job.tasks if f"_{TRAIN[route].name.rpartition('.')[2]}_" in task.id.name]
         own = proto(TRAIN[route])
         assert made.metadata.retries == own.metadata.retries
         assert made.metadata.interruptible == own.metadata.interruptible

@@ -115,6 +115,6 @@ def test_broken_guards_stop_the_second_run(tmp_path, monkeypatch):
 
 def test_its_registration_has_one_finetune_for_both_runs():
     spec = get_serializable(OrderedDict(), SETTINGS, sft_then_dpo).to_flyte_idl()
-    assert [one.id.name for one in spec.sub_workflows] == ["workflows.finetune.finetune"]
+    assert [workflow.id.name for workflow in spec.sub_workflows] == ["workflows.finetune.finetune"]
     # flyteadmin reads 2 MB by default.
     assert len(spec.SerializeToString()) < 400_000

@@ -43,11 +43,11 @@ def inputs(tmp_path_factory):
 
 def test_a_grid_yields_all_combinations_as_recipes_with_different_names():
     points = drawn({"training.learning_rate": [1e-4, "2e-4"], "training.seed": [1, 2.0, 3]}).points
-    assert [(one.recipe.training.learning_rate, one.recipe.training.seed) for one in points] == [
+    assert [(point.recipe.training.learning_rate, point.recipe.training.seed) for point in points] == [
         (rate, seed) for rate in (1e-4, 2e-4) for seed in (1, 2, 3)
     ]
     base = recipe_of()
-    assert [one.recipe.name for one in points] == [f"{base.name}-{number}" for number in range(1, 7)]
+    assert [point.recipe.name for point in points] == [f"{base.name}-{number}" for number in range(1, 7)]
     for one in points:
         assert one.recipe.model_copy(update={"name": base.name, "training": base.training}) == base
 
@@ -114,7 +114,7 @@ def test_points_that_cannot_run_count_as_failed(inputs):
         changes=[{"training.seed": 1}, {"sharding": "device_map"}, {"training.seed": 2}], recipe=recipe
     )
     found = results.plan_points(points, 0.5 / 3, planner.make)
-    assert [bool(one.refused) for one in found.points] == [False, True, False]
+    assert [bool(point.refused) for point in found.points] == [False, True, False]
     assert "method full with sharding device_map" in found.points[1].refused
     assert results.least(points, 2 / 3) == 2
     with pytest.raises(
@@ -297,7 +297,7 @@ def test_points_with_a_precomputed_reference_are_trained_and_compared(inputs, tm
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = Sweep.read(Path(done.stdout.strip().splitlines()[-1]) / "sweep.json")
-    assert [one.reason for one in found.outcomes] == [""] * 4
+    assert [outcome.reason for outcome in found.outcomes] == [""] * 4
     folders = {path.parent for path in (tmp_path / "tmp").rglob("reference.json")}
     assert len(folders) == 2, "one for each data set"
 
@@ -310,7 +310,11 @@ def test_a_failed_point_does_not_fail_the_sweep_and_the_best_runs_again(inputs, 
     folder = Path(done.stdout.strip().splitlines()[-1])
     found = Sweep.read(folder / "sweep.json")
     check_table(found, "pairs.jsonl")
-    assert all(Path(one.artifact, "report.html").is_file() for one in found.outcomes if not one.has_failed)
+    assert all(
+        Path(outcome.artifact, "report.html").is_file()
+        for outcome in found.outcomes
+        if not outcome.has_failed
+    )
     assert (folder / "report.html").read_text().count("<path") == 5
     assert "Best: tiny-1" in done.stderr
     assert len(list((tmp_path / "tmp").rglob("flytune-*/dataset/manifest.json"))) <= 1, (

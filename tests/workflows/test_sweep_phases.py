@@ -14,7 +14,7 @@ from tests.support.propeller import container_of, image_name
 from tests.support.registration import FAST, REGISTRATIONS, SETTINGS, builder, imported, proto  # noqa: F401 (fixtures)
 
 DYNAMIC = PythonFunctionTask.ExecutionBehavior.DYNAMIC
-STAGES = [one for one in vars(workflows.sweep).values() if getattr(one, "execution_mode", None) == DYNAMIC]
+STAGES = [var for var in vars(workflows.sweep).values() if getattr(var, "execution_mode", None) == DYNAMIC]
 
 
 @pytest.mark.slow

@@ -302,5 +302,5 @@ def history_until(step: int, history: list[tuple[int, str]]) -> list[tuple[int, 
 def _by_step(checkpoints: list[Checkpoint]) -> dict[int, Checkpoint]:
     return {
         checkpoint.step: checkpoint
-        for checkpoint in sorted(checkpoints, key=lambda one: (one.step, one.attempt))
+        for checkpoint in sorted(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
     }

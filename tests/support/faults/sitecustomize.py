@@ -50,11 +50,11 @@ if fault := os.environ.get("FAULT"):
             for rank in range(int(os.environ.get("WORLD_SIZE", "1")))
             if str(rank) not in RANKS.split(",")
         ]
-        told = Path(os.environ.get(reports.FOLDER, ""))
+        path = Path(os.environ.get(reports.FOLDER, ""))
         late = (
             has_come.is_set()
             and waits
-            and ("strike" not in waits or all((told / f"{rank}.json").exists() for rank in others))
+            and ("strike" not in waits or all((path / f"{rank}.json").exists() for rank in others))
         )
         return time.monotonic() + (3601.0 if late else 0.0)
 
