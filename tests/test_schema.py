@@ -16,10 +16,12 @@ from flytune.errors import FlytuneError, RecipeError
 from flytune.hardware.accelerators import Accelerators
 from flytune.hardware.cluster import Cluster
 from flytune.hardware.shapes import Shapes
+from flytune.mistakes import EXPECTED, FORMS, mistakes
 from flytune.models.generation import Generation
 from flytune.recipe import Recipe
-from flytune.schema import EXPECTED, FORMS, RecordError, Strict, mistakes, validated
+from flytune.schema import RecordError, Strict
 from flytune.sharding.deepspeed_config import DeepSpeedConfig
+from flytune.written_files import validated
 from tests.support.recipes import content, models_of
 
 VALUES = [

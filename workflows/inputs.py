@@ -19,7 +19,7 @@ from flytune import patches, yaml_core
 from flytune.cluster import code_files, signed_uploads
 from flytune.cluster.signed_uploads import SignedUpload
 from flytune.recipe import Recipe, inputs, named_files
-from flytune.schema import load_yaml
+from flytune.written_files import load_yaml
 from tasks.runtime.errors import is_pyflyte
 from tasks.runtime.schema import ModelTransformer
 

@@ -13,9 +13,9 @@ from flytune.data import harness_tasks, sources, windows
 from flytune.errors import DataError, RecipeError
 from flytune.hardware import load_cluster
 from flytune.hardware.shapes import GIB
+from flytune.mistakes import dotted
 from flytune.models import base, initial_adapter, remote
 from flytune.recipe import Recipe
-from flytune.schema import dotted
 
 LIMIT_GIB = 20.0
 """Upper limit of one submission's uploads, in GiB; the environment variable LIMIT_VARIABLE sets another

@@ -7,7 +7,7 @@ from flytune.conversion import axolotl, command, llamafactory, trl
 from flytune.conversion.draft import Draft, run_name
 from flytune.errors import RecipeError
 from flytune.recipe import peers
-from flytune.schema import load_yaml
+from flytune.written_files import load_yaml
 
 __all__ = ["convert"]
 

@@ -13,7 +13,7 @@ from flytune.conversion.draft import other_objective
 from flytune.errors import RecipeError
 from flytune.recipe import peers
 from flytune.recipe.objectives import SECTIONS
-from flytune.schema import load_yaml
+from flytune.written_files import load_yaml
 
 OBJECTIVES = {name: name for name in SECTIONS} | {"reward_modeling": "reward"}
 """Objectives by TRL's names of commands and scripts."""

@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 
 from flytune import yaml_core
 from flytune.errors import RecipeError
+from flytune.mistakes import alternatives, is_model
 from flytune.planning import candidates
 from flytune.recipe import Recipe, peers
 from flytune.recipe.method import Quantization
 from flytune.recipe.objectives import SECTIONS
-from flytune.schema import alternatives, is_model
 
 _WIDTH = 128
 _SECTIONS = {

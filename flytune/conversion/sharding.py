@@ -8,7 +8,7 @@ from typing import Any
 
 from flytune import files, json_core, yaml_core
 from flytune.conversion.draft import Draft
-from flytune.schema import load_yaml
+from flytune.written_files import load_yaml
 
 GPUS_OF_A_NODE = 8
 """GPUs that are assumed for DeepSpeed, FSDP and several nodes where nobody says how many."""

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from flytune.errors import RecipeError
 from flytune.files import SETTINGS
-from flytune.schema import Strict, load_rows
+from flytune.schema import Strict
+from flytune.written_files import load_rows
 from training_estimates.accelerators import Accelerator
 
 ACCELERATORS_FILE = SETTINGS / "accelerators.yaml"

@@ -12,7 +12,8 @@ from flytune import limits
 from flytune.errors import RecipeError
 from flytune.files import SETTINGS
 from flytune.hardware.volumes import Volume
-from flytune.schema import Strict, load_yaml, validated
+from flytune.schema import Strict
+from flytune.written_files import load_yaml, validated
 
 CLUSTER_FILE = SETTINGS / "cluster.yaml"
 

@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from flytune import limits
 from flytune.files import SETTINGS
 from flytune.hardware.networks import NETWORKS, Network, NetworkName
-from flytune.schema import Strict, load_rows
+from flytune.schema import Strict
+from flytune.written_files import load_rows
 
 SHAPES_FILE = SETTINGS / "shapes.yaml"
 GIB = 2**30

@@ -11,9 +11,10 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_va
 
 from flytune import limits
 from flytune.errors import ExportError, OutOfMemory, RecipeError
+from flytune.mistakes import mistakes
 from flytune.models import chat_templates, positions
 from flytune.models.scoring import padded
-from flytune.schema import Strict, mistakes
+from flytune.schema import Strict
 from flytune.sentences import counted
 
 log = logging.getLogger(__name__)

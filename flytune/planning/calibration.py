@@ -18,7 +18,8 @@ from flytune.errors import RecipeError
 from flytune.files import ROOT, new_output
 from flytune.records import Calibration, Comparison
 from flytune.records.comparison import COMPARISON
-from flytune.schema import RecordError, Strict, load_rows
+from flytune.schema import RecordError, Strict
+from flytune.written_files import load_rows
 
 CALIBRATION_FILE = (ROOT or Path()) / "calibration.yaml"
 

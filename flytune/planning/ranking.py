@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from typing import Any, Literal, NamedTuple
 
 from flytune.hardware import Shape
@@ -15,11 +15,27 @@ from flytune.recipe import OPTIMIZERS, Recipe
 from flytune.sharding import SHARDINGS
 from training_estimates.sizes import Geometry
 
+# Sizes of changes: what each means to the user, from small to large. Those of one candidate are added.
+_CHECKPOINTING = 0.05
+_SHARDING = 1.0
+"""Of another name, and of another offload: the result is the same."""
+_BATCH = 1.5
+"""Of a batch that the processes can divide, and up to _FARTHEST more, as far as it is from the recipe's."""
+_FARTHEST = 1.0
+_OTHER_CPUS = 1.5
 _AUTO = 2.0
-"""Size of the change to the default optimizer, from another of its algorithm."""
+"""Of the default optimizer, where the recipe names another of its algorithm."""
+_LESS_PRECISE_STATES = 2.1
+_PAGED = 0.1
+"""Of paged states, beside their precision."""
+_ANY_SHAPE = 3.0
+_ANY_KIND_OF_SHAPE = 3.2
+_NO_FLOAT32_WEIGHTS = 3.5
 _TO_GPUS = 3.9
-"""Size of the move from CPUs to GPUs: with the two changes of a sharding, a move among CPUs is still
-smaller."""
+"""Of the move from CPUs to GPUs: with the two changes of a sharding, a move among CPUs is still smaller."""
+_HALF_LENGTH = 4.0
+_OTHER_ALGORITHM = 5.0
+_METHOD = 8.0
 A_SHAPE = 2
 """Number of ways that a ranking keeps of each shape."""
 By = Literal["price", "time"]
@@ -134,35 +150,28 @@ def change_that_fits(recipe: Recipe, shapes: Sequence[Shape], geometry: Geometry
     """Return the smallest change with which the recipe fits, and needs at most `share` of each resource, as a
     sentence.
 
-    The size of a change is what it means to its user, from small to large: the sharding (the result is the
-    same), a batch that the processes can divide, the optimizer's precision, the machines (another row of CPUs
-    before GPUs, where a CPU was asked for), weights without float32 copies, the length of samples, another
-    optimizer, the method. Among equals the cheapest.
+    Among changes of one size (the table above) the cheapest.
     """
     # What fits already needs no other method to fit better.
     able = (
         change for change in _changes(recipe, shapes) if share == 1 or change.method == recipe.method.name
     )
-    tried = sorted(able, key=lambda one: one.size)
+    tried = sorted(able, key=lambda change: change.size)
     # Most of a search that finds nothing is spared by trying first what takes the least memory with each
     # method.
-    hopeful = {
-        method
-        for method in dict.fromkeys(one.method for one in tried)
-        if any(
-            True
-            for one in tried
-            if one.method == method and one.is_extreme
-            for _ in _fits(recipe, one, shapes, geometry, share)
-        )
-    }
-    found: list[tuple[float, float, str]] = []
-    for one in (one for one in tried if one.method in hopeful):
-        if found and one.size >= min(found)[0]:
+    hopeful: set[str] = set()
+    for change in tried:
+        if change.is_extreme and change.method not in hopeful:
+            fits = _fits(recipe, change, shapes, geometry, share)
+            hopeful |= {change.method for _ in islice(fits, 1)}
+    fitting: list[tuple[float, float, str]] = []
+    for change in tried:
+        if fitting and change.size >= min(fitting)[0]:
             break
-        found += _fits(recipe, one, shapes, geometry, share)
-    if found:
-        return f"{WOULD_FIT}{min(found)[2]}"
+        if change.method in hopeful:
+            fitting += _fits(recipe, change, shapes, geometry, share)
+    if fitting:
+        return f"{WOULD_FIT}{min(fitting)[2]}"
     return (
         "no change of method, optimizer, sharding, length or shape makes it fit; add a larger shape to "
         "shapes.yaml"
@@ -174,34 +183,36 @@ class _Change(NamedTuple):
 
     size: float
     method: str
-    change: dict[str, dict[str, Any]]
+    fields: dict[str, dict[str, Any]]
+    """Values of the changed fields, by section."""
     is_extreme: bool
     """True if no other change of this method needs less memory, apart from those that are extreme as well."""
 
 
 def _fits(
-    recipe: Recipe, one: _Change, shapes: Sequence[Shape], geometry: Geometry, share: float
+    recipe: Recipe, change: _Change, shapes: Sequence[Shape], geometry: Geometry, share: float
 ) -> Iterator[tuple[float, float, str]]:
     """List the ways in which a changed recipe fits: the size of the change with its sharding, the price, and
     its sentence."""
-    for layout in layouts(_changed(recipe, one.change), geometry):
+    for layout in layouts(_changed(recipe, change.fields), geometry):
         more = 0.0
         if not recipe.sharding.is_auto:
-            more += layout.sharding.name != recipe.sharding.name
-            more += layout.sharding.offload != recipe.sharding.offload
-        more += 0.05 * (layout.training.activation_checkpointing != recipe.training.activation_checkpointing)
+            more += _SHARDING * (layout.sharding.name != recipe.sharding.name)
+            more += _SHARDING * (layout.sharding.offload != recipe.sharding.offload)
+        if layout.training.activation_checkpointing != recipe.training.activation_checkpointing:
+            more += _CHECKPOINTING
         for shape in candidates.wished(layout, shapes):
             fit = candidates.best_fit(layout, shape, geometry)
             if isinstance(fit, Fit) and fit.share <= share:
-                price, moves = shape.total_price_per_hour, "hardware" in one.change
+                price, moves = shape.total_price_per_hour, "hardware" in change.fields
                 # Named: `auto` takes no row of CPUs.
                 named = _changed(layout, {"hardware": {"shape": shape.name}}) if moves else layout
                 where = "" if moves else f"on {shape.name}, "
                 free = f", {1 - fit.share:.0%} to spare" if share < 1 else ""
-                said = (
+                sentence = (
                     f"{changes(recipe, named) or 'the recipe as it is'} ({where}${price:.2f} an hour{free})"
                 )
-                yield one.size + more, price, said
+                yield change.size + more, price, sentence
 
 
 def _changes(recipe: Recipe, shapes: Sequence[Shape]) -> Iterator[_Change]:
@@ -221,7 +232,7 @@ def _changes(recipe: Recipe, shapes: Sequence[Shape]) -> Iterator[_Change]:
             change |= {"hardware": dict(machine)} if machine else {}
             is_widest = asks_for_cpu or move == max(machines.values())
             yield _Change(
-                8.0 * steps + 4.0 * cuts + move + size,
+                _METHOD * steps + _HALF_LENGTH * cuts + move + size,
                 method,
                 change,
                 is_widest and (is_other or cuts == len(lengths) - 1),
@@ -229,7 +240,7 @@ def _changes(recipe: Recipe, shapes: Sequence[Shape]) -> Iterator[_Change]:
     for batch in _batches(recipe, shapes):
         far = abs(batch - recipe.training.global_batch_size) / recipe.training.global_batch_size
         yield _Change(
-            1.5 + min(1.0, far), recipe.method.name, {"training": {"global_batch_size": batch}}, True
+            _BATCH + min(_FARTHEST, far), recipe.method.name, {"training": {"global_batch_size": batch}}, True
         )
 
 
@@ -241,19 +252,19 @@ def _optimizers(recipe: Recipe, method: str) -> Iterator[tuple[float, dict[str, 
     own = {"master_dtype": "float32"} if method != "full" and training.master_dtype != "float32" else {}
     optims: dict[str, float] = {training.optim: 0.0}
     if training.optim != "auto":
-        optims["auto"] = _AUTO if kind.algorithm == "adamw" else 5.0
+        optims["auto"] = _AUTO if kind.algorithm == "adamw" else _OTHER_ALGORITHM
     for name, other in OPTIMIZERS.items():
         if (
             other.algorithm == kind.algorithm
             and other.library == "bitsandbytes"
             and name not in ("adamw_bnb_8bit", training.optim)
         ):
-            optims[name] = 2.1 + 0.1 * other.paged
+            optims[name] = _LESS_PRECISE_STATES + _PAGED * other.paged
     for name, size in optims.items():
         change = own | ({"optim": name} if size else {})
         yield size, change
         if method == "full" and training.master_dtype == "float32":
-            yield size + 3.5, change | {"master_dtype": "bfloat16"}
+            yield size + _NO_FLOAT32_WEIGHTS, change | {"master_dtype": "bfloat16"}
 
 
 def _batches(recipe: Recipe, shapes: Sequence[Shape]) -> Iterator[int]:
@@ -273,9 +284,13 @@ def _machines(recipe: Recipe, shapes: Sequence[Shape]) -> dict[tuple[tuple[str, 
         recipe.hardware.shape, recipe.hardware.accelerator
     )
     if asked != "cpu":
-        others = {of_any_kind: 3.2} if recipe.hardware.accelerator or recipe.hardware.spot is not None else {}
-        return {(): 0.0, everywhere: 3.0} | others
-    return {(): 0.0, (*everywhere, ("accelerator", "cpu")): 1.5, everywhere: _TO_GPUS}
+        others = (
+            {of_any_kind: _ANY_KIND_OF_SHAPE}
+            if recipe.hardware.accelerator or recipe.hardware.spot is not None
+            else {}
+        )
+        return {(): 0.0, everywhere: _ANY_SHAPE} | others
+    return {(): 0.0, (*everywhere, ("accelerator", "cpu")): _OTHER_CPUS, everywhere: _TO_GPUS}
 
 
 def _methods(recipe: Recipe) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from flytune import yaml_core
 from flytune.errors import RecipeError
-from flytune.schema import refuse_credentials
+from flytune.written_files import refuse_credentials
 
 _LONGEST_FIELD = 200
 

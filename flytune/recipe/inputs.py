@@ -5,7 +5,7 @@ from typing import Any, get_origin
 
 from flytune import files, yaml_core
 from flytune.errors import RecipeError
-from flytune.schema import load_json, load_yaml
+from flytune.written_files import load_json, load_yaml
 
 
 def content(value: str, name: str, kind: Any) -> Any:

@@ -14,11 +14,12 @@ from typing import Any
 
 from flytune import addresses, limits, yaml_core
 from flytune.errors import RecipeError
+from flytune.mistakes import dotted
 from flytune.recipe import fields
 from flytune.recipe.recipe import Recipe
 from flytune.recipe.rewards import REFERENCE
-from flytune.schema import dotted, load_json, load_yaml
 from flytune.storage import Storage
+from flytune.written_files import load_json, load_yaml
 
 FIELDS = ("sharding.config",)
 """Fields that may name a file whose content they hold."""

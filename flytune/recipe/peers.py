@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from flytune import yaml_core
+from flytune.mistakes import alternatives, is_model
 from flytune.recipe.objectives import SECTIONS
 from flytune.recipe.sections import TRACKER_NAMES
-from flytune.schema import alternatives, is_model
 from flytune.sentences import enumerated
 
 _FILE = Path(__file__).with_name("peers.yaml")

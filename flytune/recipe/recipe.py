@@ -12,6 +12,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_va
 
 from flytune import addresses, json_core, yaml_core
 from flytune.errors import RecipeError
+from flytune.mistakes import dotted, mistakes
 from flytune.recipe import key, peers
 from flytune.recipe.data import Data
 from flytune.recipe.method import Method
@@ -29,7 +30,8 @@ from flytune.recipe.sections import (
 )
 from flytune.recipe.training import Training
 from flytune.row_names import ANSWERS, RowKindName, with_row_kind
-from flytune.schema import Strict, dotted, load_yaml, mistakes, wrong_values
+from flytune.schema import Strict
+from flytune.written_files import load_yaml, wrong_values
 
 
 class Recipe(Strict):

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from flytune.mistakes import mistakes
 from flytune.records.figures import (
     ACCURACY,
     LOSS,
@@ -20,7 +21,7 @@ from flytune.records.figures import (
     of_answers,
     of_labels,
 )
-from flytune.schema import Record, RecordError, Strict, mistakes
+from flytune.schema import Record, RecordError, Strict
 from flytune.sentences import counted
 
 

@@ -15,8 +15,9 @@ from pydantic import BeforeValidator, Field, StrictBool, ValidationError, create
 from pydantic_core import PydanticKnownError
 
 from flytune import limits
+from flytune.mistakes import mistakes
 from flytune.recipe import Recipe
-from flytune.schema import Strict, mistakes
+from flytune.schema import Strict
 
 
 def _number(value: Any) -> Any:

@@ -79,7 +79,7 @@ def _doubled(layers: Any) -> Any:
 
 
 def _rows_of_any_name(old: Any) -> Any:
-    from flytune.schema import load_yaml, validated
+    from flytune.written_files import load_yaml, validated
 
     return lambda path, container, field, because="": getattr(
         validated({field: load_yaml(path)}, container, str(path)), field
@@ -209,9 +209,9 @@ REMOVALS = [
     Removal("numbers have limits", "flytune/limits.py", ("recipe",), schema(("le", None), ("lt", None))),
     Removal(
         "values that nobody means are refused",
-        "flytune/schema.py",
+        "flytune/written_files.py",
         ("recipe", "hardware"),
-        instead("flytune.schema:wrong_values", lambda old: lambda *_: iter(())),
+        instead("flytune.written_files:wrong_values", lambda old: lambda *_: iter(())),
     ),
     Removal(
         "equal keys of YAML are refused",
@@ -275,9 +275,9 @@ REMOVALS = [
     ),
     Removal(
         "names of rows are different",
-        "flytune/schema.py",
+        "flytune/written_files.py",
         ("hardware",),
-        instead("flytune.schema:load_rows", _rows_of_any_name),
+        instead("flytune.written_files:load_rows", _rows_of_any_name),
     ),
     Removal(
         "shapes of volumes are those of shapes.yaml",

@@ -7,8 +7,8 @@ from pydantic import BaseModel
 
 from flytune.errors import RecipeError
 from flytune.hardware import shape_named
+from flytune.mistakes import alternatives, is_model
 from flytune.recipe import SECTIONS, Recipe
-from flytune.schema import alternatives, is_model
 from flytune.sharding import sharding_of
 from flytune.sharding.deepspeed_config import DeepSpeedConfig
 from tests.support.recipes import content, models_of

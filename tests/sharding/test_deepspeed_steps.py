@@ -4,8 +4,8 @@ import copy
 
 import pytest
 
+from flytune.mistakes import alternatives, is_model
 from flytune.recipe import Recipe
-from flytune.schema import alternatives, is_model
 from flytune.sharding import sharding_of
 from flytune.sharding.deepspeed_config import DeepSpeedConfig
 from tests.support import ranks
