@@ -30,7 +30,7 @@ from flytune.records import Step
 from flytune.sentences import counted
 from flytune.training.checkpoints import Saver
 
-SECONDS = 2.0
+UNHEARD_SECONDS = 2.0
 """Seconds from a signal that its handler has to run."""
 
 
@@ -88,7 +88,7 @@ class UnheardSignals:
 
     def _listen(self, end: int) -> None:
         while number := os.read(end, 1):
-            if number[0] in self._before and not self._heard.wait(SECONDS):
+            if number[0] in self._before and not self._heard.wait(UNHEARD_SECONDS):
                 self._end(number[0])
                 os._exit(128 + number[0])
         os.close(end)

@@ -144,7 +144,8 @@ NOTICES = """
 import logging, warnings
 from flytune.console import output
 output.install()
-warnings.warn("`is_gradient_checkpointing` is deprecated and will be removed. Use the other", FutureWarning)
+deprecated = "`is_gradient_checkpointing` is deprecated and will be removed in v6. Use the other"
+warnings.warn(deprecated, FutureWarning)
 warnings.warn("`torch.distributed.all_gather_into_tensor` is deprecated. Please use another", FutureWarning)
 paged = "Paged optimizers are not supported on CPU. Falling back to non-paged optimizer behavior."
 warnings.warn(paged, UserWarning)

@@ -15,10 +15,10 @@ from tests.support.paths import ROOT
 CODE = """
 import ctypes, os, sys, threading
 from pathlib import Path
-from flytune.training import unheard_signals
+from flytune.training import stopping
 from tests.support.ranks import NOTHING_SAVED
 from tests.training.test_stopping import stopper_of
-unheard_signals.SECONDS = 0.1
+stopping.UNHEARD_SECONDS = 0.1
 lock, libc = ctypes.create_string_buffer(256), ctypes.CDLL(None)
 call = Path(f"/proc/self/task/{threading.get_native_id()}/syscall")
 
@@ -52,7 +52,7 @@ def test_a_process_that_waits_in_a_library_ends_by_itself(number, said):
 
 
 def test_a_signal_of_a_forked_process_is_its_own(monkeypatch):
-    monkeypatch.setattr(stopping, "SECONDS", 0.0)
+    monkeypatch.setattr(stopping, "UNHEARD_SECONDS", 0.0)
     ended = []
 
     def end(number):
