@@ -17,7 +17,7 @@ from flytekit.core.data_persistence import FileAccessProvider
 from safetensors.numpy import save_file
 
 from flytune.artifacts import build
-from flytune.export.manifest import MANIFEST, make_manifest
+from flytune.export.folder import MANIFEST, make_manifest
 from flytune.stages.orchestrator import Folder
 from flytune.stages.stored import local_without, store
 from flytune.storage import Storage

@@ -9,7 +9,7 @@ from flytune.addresses import check
 from flytune.artifacts import catalog, opening
 from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
-from flytune.export import manifest
+from flytune.export.folder import MANIFEST, make_manifest
 from flytune.export.tensors import verify
 from flytune.files import new_output
 from flytune.models import adapter_files
@@ -187,7 +187,7 @@ def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
         (folder / "README.md").unlink(missing_ok=True)
         copy_tokenizer(first.folder, folder)
         verify(folder, recipe)
-        manifest.make_manifest(recipe, folder, made.revision).write(folder / manifest.MANIFEST)
+        make_manifest(recipe, folder, made.revision).write(folder / MANIFEST)
         (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
         made.write(folder / catalog.COMBINATION)
         seal(folder, "artifact")

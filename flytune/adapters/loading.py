@@ -11,7 +11,7 @@ from typing import Any
 from flytune.artifacts import fetch, opening
 from flytune.artifacts.opening import Consent
 from flytune.errors import ExportError
-from flytune.export import manifest
+from flytune.export.folder import MANIFEST
 from flytune.models import adapter_files, loading
 from flytune.models.library_errors import named
 from flytune.recipe import Model, Recipe
@@ -146,20 +146,20 @@ def copy_tokenizer(artifact: Path, folder: Path) -> None:
         ExportError: export.json is missing or damaged, or a listed file is missing, or is not one of
             artifact.json.
     """
-    exported = record(Export, artifact / manifest.MANIFEST)
+    exported = record(Export, artifact / MANIFEST)
     verified = {file.file for file in record(Contents, artifact / CONTENTS).files}
     try:
         for name in (file.file for file in exported.files if not file.file.startswith("adapter_")):
             if name not in verified:
                 raise ExportError(
-                    f"{artifact}: {name!r:.200}: listed in {manifest.MANIFEST}, but not one of the "
+                    f"{artifact}: {name!r:.200}: listed in {MANIFEST}, but not one of the "
                     f"artifact's files, by {CONTENTS}; do not use it"
                 )
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(artifact / name, folder / name)
     except FileNotFoundError as error:
         raise ExportError(
-            f"{error.filename}: listed in {manifest.MANIFEST} but missing: the artifact is incomplete"
+            f"{error.filename}: listed in {MANIFEST} but missing: the artifact is incomplete"
         ) from None
 
 

@@ -1,13 +1,20 @@
-"""Merging an adapter into its base model, with a measurement of the change."""
+"""Merging an adapter into its base model, with a measurement of the change.
+
+Experts of a merged model, read from its files and compared one by one with the weights and the adapter
+that were trained.
+
+The fixed prompts reach some experts only. What the files have more than the base is multiplied with the
+adapter's change: 1 is all of it, 0 none; another expert's is about 0 too.
+"""
 
 import gc
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from flytune.adapters import merged_experts
 from flytune.adapters.loading import copy_tokenizer
 from flytune.artifacts import lineage, opening
 from flytune.artifacts.opening import Consent
@@ -17,7 +24,7 @@ from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
 from flytune.files import new_output
 from flytune.models import base as models_base
-from flytune.models import config_json, loading, probe, published, vocabulary
+from flytune.models import config_json, experts, loading, probe, published, safetensors_files, vocabulary
 from flytune.models.experts import adapted_experts
 from flytune.models.library_errors import named
 from flytune.recipe import Recipe
@@ -26,8 +33,83 @@ from flytune.records.contents import StoredFile, list_files, record, stored_file
 from flytune.records.contents import verify as verify_files
 from flytune.records.lineage import LINEAGE
 from flytune.schema import Record, Strict
+from flytune.sentences import counted
 from flytune.storage import Storage
 from training_estimates.sizes import is_fused_name
+
+_ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+"""Largest relative rounding of a number."""
+LARGEST_ERROR = 0.01
+"""Largest distance of a share from 1, beside what rounding explains."""
+_DEVIATIONS = 8
+"""Standard deviations of rounding that are not a fault."""
+
+
+def check_experts(folder: Path, merged: Any, trained: Any, dtype: str) -> int:
+    """Compare each expert in the files of a merged model, and return how many there are.
+
+    Args:
+        merged: the model that was written, for names and shapes.
+        trained: the base with its adapter.
+        dtype: that of the files.
+
+    Raises:
+        ExportError: an expert's adapter is not in its weights, or not all of it.
+    """
+    checked, far, worst = 0, 0.0, ""
+    for name, before, change, weight in _weights(folder, merged, trained):
+        added = weight - before
+        sizes = change.flatten(1).double().square().sum(dim=1)
+        shares = (added.flatten(1).double() * change.flatten(1).double()).sum(dim=1) / sizes.clamp_min(1e-300)
+        # An adapter that was never trained adds nothing: what is compared is then the size of what was added.
+        nothing = sizes == 0
+        errors = (shares - 1).abs()
+        errors[nothing] = (
+            added.flatten(1).double().norm(dim=1)[nothing] / before.flatten(1).double().norm(dim=1)[nothing]
+        )
+        noise = _ROUNDING[dtype] * weight.flatten(1).double().norm(dim=1) / math.sqrt(weight[0].numel())
+        bounds = LARGEST_ERROR + _DEVIATIONS * noise / sizes.sqrt().clamp_min(1e-300)
+        bounds[nothing] = 2 * _ROUNDING[dtype]
+        checked += len(shares)
+        ratio = (errors / bounds).nan_to_num(float("inf"))
+        if float(ratio.max()) > max(1.0, far):
+            far, place = float(ratio.max()), int(ratio.argmax())
+            one = f", expert {place}" * (len(shares) > 1)
+            worst = f"{name}{one}: {float(shares[place]):.3g} of its adapter is in the merged weights"
+    if far > 1:
+        raise ExportError(
+            f"{folder.name}: {worst}; of {counted(checked, 'expert')} all must have 1; nothing was stored"
+        )
+    return checked
+
+
+def _weights(folder: Path, merged: Any, trained: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yield each adapted parameter of experts: its name, and three float32 tensors (experts, ...).
+
+    They are its value in the base, its adapter's change, and its value in the files.
+    """
+    import torch
+
+    wanted = dict(merged.named_parameters())
+    sources = safetensors_files.sources(safetensors_files.TensorFiles(folder), merged, wanted)
+    fused = [(name, layer.get_param(), layer) for name, layer in experts.adapted_experts(trained)]
+    lists = [
+        (f"{name}.weight", layer.get_base_layer().weight, layer)
+        for name, layer in experts.listed_experts(trained)
+    ]
+    for name, before, layer in [*fused, *lists]:
+        shape = tuple(wanted[name].shape)
+        value = torch.empty(shape, dtype=torch.float32)
+        index = tuple(slice(0, size) for size in shape)
+        sources[name].read(safetensors_files.ParameterPart(name, shape, index, value))
+        numbers = before, layer.get_delta_weight("default"), value
+        before, change, value = (number.detach().to("cpu", torch.float32) for number in numbers)
+        yield (
+            (name, before, change, value)
+            if len(shape) == 3
+            else (name, before[None], change[None], value[None])
+        )
+
 
 MERGED = "merge.json"
 Onto = Literal[
@@ -249,8 +331,8 @@ def _layers(trained: Any) -> Iterator[tuple[str, Any, Any, Any]]:
     the adapter."""
     from peft.tuners.lora import LoraLayer
 
-    for name, experts in adapted_experts(trained):
-        yield name, experts.get_base_layer(), experts.get_delta_weight("default"), None
+    for name, layer in adapted_experts(trained):
+        yield name, layer.get_base_layer(), layer.get_delta_weight("default"), None
     of_experts = {id(layer) for _, layer in adapted_experts(trained)}
     for name, module in trained.get_base_model().named_modules():
         if id(module) in of_experts:
@@ -317,7 +399,7 @@ def _write(model: Any, trained: Any, recipe: Recipe, artifact: Path, made: Merge
         verify(
             folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})})
         )
-        experts = merged_experts.check(folder, model, trained, made.dtype) if recipe.method.experts else None
+        experts = check_experts(folder, model, trained, made.dtype) if recipe.method.experts else None
         made = made.model_copy(update={"experts": experts})
         made = made.model_copy(update={"files": list_files(folder, label="hashing the merged model")})
         made.write(folder / MERGED)

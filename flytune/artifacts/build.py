@@ -9,25 +9,71 @@ from pathlib import Path, PurePosixPath
 
 from flytune import json_core
 from flytune.artifacts import identity, lineage
-from flytune.artifacts.comparison import compare
 from flytune.artifacts.publish import publish, published_name
 from flytune.data import contract
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError, StorageError
-from flytune.export.manifest import MANIFEST as EXPORT
+from flytune.export.folder import MANIFEST as EXPORT
 from flytune.files import link_or_copy
 from flytune.models import weight_index
 from flytune.models.probe import PROBE
 from flytune.recipe import Grpo, Recipe
-from flytune.records import Contents, Export, Manifest, Metrics, Plan, TrainingResult
+from flytune.records import Comparison, Contents, Export, Manifest, Metrics, Plan, Step, TrainingResult
 from flytune.records.comparison import COMPARISON
 from flytune.records.contents import CONTENTS, StoredFile, list_files, record
 from flytune.records.lineage import LINEAGE, Lineage
 from flytune.records.rollouts import Group
-from flytune.records.training import ROLLOUTS, STEPS
+from flytune.records.training import ROLLOUTS, STEPS, highest
 from flytune.report import model_card, page, xray
 from flytune.schema import RecordError
 from flytune.storage import Storage
+
+_OUTSIDE = ("CUDA context", "NCCL", "fragmentation")
+"""Components of planned GPU memory that torch does not allocate, so that the measured peak does not contain
+them."""
+
+
+def compare_with_plan(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingResult) -> Comparison:
+    """Return the plan's estimates with the measured values."""
+    is_gpu = plan.memory.resource == "GPU memory"
+    left_out = _OUTSIDE if is_gpu else ()
+    planned = {
+        phase: sum(size for name, size in table.items() if name not in left_out)
+        for phase, table in plan.memory.phases.items()
+    }
+    # An attempt on other machines, or with another micro batch, is not what was planned.
+    attempts = [attempt for attempt in training.attempts if attempt.is_of(plan)]
+    measured = [_steady(training.steps_of(attempt), attempt.resumed_from_step) for attempt in attempts]
+    if not training.attempts:
+        measured = [_steady(training.steps, training.first_step)]
+    steps, taken = [step for part, _ in measured for step in part], sum(count for _, count in measured)
+    seconds = sum(step.seconds - step.eval_seconds for step in steps)
+    return Comparison(
+        recipe=recipe.name,
+        shape=plan.shape,
+        full_length=recipe.data.packing
+        or (recipe.training.probe_longest and manifest.longest >= recipe.data.max_length),
+        planned_bytes=planned,
+        measured_bytes=highest([attempt.peaks for attempt in attempts])
+        if training.attempts
+        else training.peaks,
+        planned_step_seconds=sum(plan.step_seconds.values()) or None,
+        measured_step_seconds=seconds / taken if taken else 0.0,
+        planned_tokens_per_second=plan.tokens_per_second[1] if plan.tokens_per_second else None,
+        measured_tokens_per_second=sum(step.tokens for step in steps) / seconds if seconds > 0 else 0.0,
+        calibration=plan.calibration,
+    )
+
+
+def _steady(steps: list[Step], first: int) -> tuple[list[Step], int]:
+    """Return the logged steps of an attempt without its first, if there are others, and the number of steps
+    that they cover.
+
+    A logged step may cover several; the first one covers those since step `first`.
+    """
+    kept = steps[1:] or steps
+    return kept, kept[-1].step - (steps[0].step if steps[1:] else first) if kept else 0
+
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +143,7 @@ def store(
             shutil.copy(trained / name, out / name)
     if (dataset / BAD_ROWS).is_file():
         shutil.copy(dataset / BAD_ROWS, out)
-    compare(recipe, plan, manifest, training).write(out / COMPARISON)
+    compare_with_plan(recipe, plan, manifest, training).write(out / COMPARISON)
     if before := _lineage(recipe):
         before.write(out / LINEAGE)
     records = (recipe, plan, manifest, training, metrics)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 
 from flytune.data.bad_rows import BAD_ROWS
-from flytune.export.manifest import MANIFEST as EXPORT
+from flytune.export.folder import MANIFEST as EXPORT
 from flytune.models import base as models_base
 from flytune.models.probe import PROBE
 from flytune.recipe import Checkpoints, Recipe, sections

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flytune import yaml_core
 from flytune.errors import ExportError, RecipeError
-from flytune.export.manifest import MANIFEST as EXPORT
+from flytune.export.folder import MANIFEST as EXPORT
 from flytune.models import base as models_base
 from flytune.recipe import Model, Recipe
 from flytune.records import Export, Manifest

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from flytune import data
 from flytune.artifacts import opening
 from flytune.errors import DataError, ExportError
-from flytune.export.manifest import MANIFEST as EXPORT
+from flytune.export.folder import MANIFEST as EXPORT
 from flytune.files import new_output
 from flytune.models import base as models_base
 from flytune.recipe import DataRequest, Hardware, Notify, Recipe, sections

@@ -15,7 +15,7 @@ from flytune.doctor import Finding, admin, finding, flyte2, kube, laptop
 from flytune.dryrun import confirm
 from flytune.errors import FlytuneError, RecipeError
 from flytune.hardware import SecretKey, Secrets, load_cluster, load_shapes, shape_named
-from flytune.planning import evaluation_shape, planner
+from flytune.planning import planner, stage_shapes
 from flytune.recipe import read_recipe
 
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
@@ -99,7 +99,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     try:
         recipe = read_recipe(options.recipe)
         plan = planner.make(recipe, trace=confirm.best_fit)
-        names = dict.fromkeys((plan.shape, evaluation_shape.shape_for(recipe, plan).name))
+        names = dict.fromkeys((plan.shape, stage_shapes.evaluation_shape(recipe, plan).name))
     except FlytuneError as error:
         said = " ".join(str(error).split())
         yield finding.fail("recipe", said, f"correct it; `flytune plan {options.recipe}` checks it here")

@@ -19,13 +19,13 @@ from flytune.planning import (
     comparing,
     document,
     drawn,
-    evaluation_shape,
     first_rows,
     largest,
     planner,
     ranking,
     sample_count,
     solving,
+    stage_shapes,
     table,
 )
 from flytune.planning.base_sizes import read_geometry
@@ -189,7 +189,7 @@ def _made(
     with console.status(DRY_RUN) if is_traced else nullcontext():
         recipe, made_plan = planner.decide(recipe, shapes, geometry, samples, trace=confirm.best_fit)
     made_plan = sample_count.told(made_plan, count)
-    evaluation_shape.shape_for(recipe, made_plan, geometry)
+    stage_shapes.evaluation_shape(recipe, made_plan, geometry)
     if options.dry_run and made_plan.memory.engine != "dry run":
         with console.status(DRY_RUN):
             made_plan = confirm.confirmed(recipe, made_plan)

@@ -5,12 +5,13 @@ It patches libraries while it runs, and starts a fake process group: call it in 
 """
 
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from flytune.dryrun import allocator, cuda_kernels, layers, partitions, passes, quantized, stand_ins
+from flytune import patches
+from flytune.dryrun import allocator, cuda_kernels, layers, partitions, passes, quantized
 from flytune.dryrun.allocations import (
     COMMUNICATION,
     GATHERED,
@@ -29,6 +30,43 @@ from flytune.models import heads, loading, sharded_loading, vocabulary
 from flytune.objectives import objective_of
 from flytune.recipe import OPTIMIZERS
 from flytune.sharding import sharding_of
+from training_estimates.degrees import Degrees
+
+
+@contextmanager
+def fake_group(degrees: Degrees) -> Iterator[None]:
+    """Start a process group in which this process is rank 0 and the others do not exist."""
+    if degrees.world == 1:
+        yield
+        return
+    import torch.distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=degrees.world)
+    mesh = init_device_mesh("cpu", (degrees.data_parallel,))
+    try:
+        # A mesh reads its ranks, which a fake group does not have.
+        with patches.torch.FSDP_MESH.replaced(lambda *_, **__: mesh):
+            yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def masks(case: Case) -> Iterator[None]:
+    """Give attention the masks that it gets in training: masks of fake tensors cannot depend on values."""
+    if case.recipe.data.packing and not passes.is_flash(case):
+        yield
+    elif passes.is_flash(case):
+        # It gets the borders of samples, and makes no mask of them.
+        with patches.transformers.MASKS.replaced(lambda *_, **__: None):
+            yield
+    else:
+        # Positions that count up are one sample.
+        with patches.transformers.PACKED_SAMPLES.replaced(lambda *_, **__: None):
+            yield
+
 
 # Sizes of blocks that CUDA's caching allocator hands out are multiples of it
 # (c10/cuda/CUDACachingAllocator.h, kMinBlockSize).
@@ -45,8 +83,8 @@ def trace(case: Case, every_layer: bool = False) -> DryRun:
     started = time.monotonic()
     kernels = cuda_kernels.cuda() if _on_cuda(case) else nullcontext()
     with (
-        stand_ins.fake_group(case.degrees),
-        stand_ins.masks(case),
+        fake_group(case.degrees),
+        masks(case),
         cuda_kernels.any_dtype(),
         _four_bits(case),
         kernels,

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import ExportError
-from flytune.export.folder import tokenizer, trained_folder
-from flytune.export.manifest import MANIFEST
+from flytune.export.folder import MANIFEST, tokenizer, trained_folder
 from flytune.export.tensors import verify
 from flytune.files import sha256_of
 from flytune.models import Row, adapter_files, experts, heads, loading, probe

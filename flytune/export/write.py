@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from flytune.export.manifest import ExportProgress, Written, write_manifest
+from flytune.export.folder import ExportProgress, Written, write_manifest
 from flytune.files import sha256_of, written_atomically
 from flytune.models import loading, pissa, published
 from flytune.recipe import Recipe

@@ -17,11 +17,10 @@ from flytune.planning import (
     drawing_answers,
     evidence,
     largest,
-    loading,
     ranking,
-    reference_shape,
     requirements,
     save_interval,
+    stage_shapes,
     workloads,
 )
 from flytune.planning.base_sizes import read_geometry
@@ -273,7 +272,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
         steps=steps,
         hours=hours,
         interruptions=lost,
-        loading=loading.forecast(recipe, shape, work, load_cluster()),
+        loading=requirements.loading_forecast(recipe, shape, work, load_cluster()),
         intervals=evidence.of(fit, steps),
         calibration=calibration,
         reasons=[
@@ -294,7 +293,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
             *objective_of(recipe).reasons(),
             *(run_length.notes(recipe, steps, each) if steps else []),
             *drawing_answers.reasons(fit),
-            *reference_shape.reasons(fit, samples, steps),
+            *stage_shapes.reference_reasons(fit, samples, steps),
             *([f"not counted: {work.geometry.left_out}"] if work.geometry.left_out else []),
             *([fit.traced] if fit.traced else []),
             *_rough(work.geometry, fit.traced is not None),

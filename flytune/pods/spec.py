@@ -8,9 +8,55 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from flytune.hardware import Cluster, Shape
-from flytune.pods import volumes
+from flytune.hardware import Cluster, Shape, Volume
 from flytune.pods.security import PRIMARY, Image, restrict
+
+
+def volume_mount(volume: Volume) -> Any:
+    """Return the container's mount of a volume."""
+    from kubernetes.client import V1VolumeMount
+
+    return V1VolumeMount(
+        name=volume.name, mount_path=volume.mount_path, read_only=True if volume.read_only else None
+    )
+
+
+def volume_source(volume: Volume) -> Any:
+    """Return the pod's volume."""
+    from kubernetes.client import (
+        V1CSIVolumeSource,
+        V1HostPathVolumeSource,
+        V1LocalObjectReference,
+        V1NFSVolumeSource,
+        V1PersistentVolumeClaimVolumeSource,
+        V1Volume,
+    )
+
+    read_only = True if volume.read_only else None
+    if (claim := volume.persistent_volume_claim) is not None:
+        of_claim = V1PersistentVolumeClaimVolumeSource(claim_name=claim, read_only=read_only)
+        return V1Volume(name=volume.name, persistent_volume_claim=of_claim)
+    if (csi := volume.csi) is not None:
+        of_driver = V1CSIVolumeSource(
+            driver=csi.driver,
+            fs_type=csi.fs_type,
+            volume_attributes=csi.volume_attributes or None,
+            node_publish_secret_ref=V1LocalObjectReference(name=csi.node_publish_secret)
+            if csi.node_publish_secret
+            else None,
+            read_only=read_only,
+        )
+        return V1Volume(name=volume.name, csi=of_driver)
+    if (nfs := volume.nfs) is not None:
+        return V1Volume(
+            name=volume.name, nfs=V1NFSVolumeSource(server=nfs.server, path=nfs.path, read_only=read_only)
+        )
+    assert volume.host_path is not None
+    # Directory: a path that does not exist is an error of the pod, and no empty folder of root.
+    return V1Volume(
+        name=volume.name, host_path=V1HostPathVolumeSource(path=volume.host_path, type="Directory")
+    )
+
 
 GRACE_SECONDS = 30.0
 """Seconds from SIGTERM to SIGKILL of a rank: torchelastic's, which cannot be configured, and Kubernetes'
@@ -59,9 +105,9 @@ def of_light_task(cluster: Cluster, image: Image, environment: Mapping[str, str]
     container = V1Container(
         name=PRIMARY,
         env=[*_variables(environment), _of_pod(NAMESPACE, "metadata.namespace")],
-        volume_mounts=[volumes.mount(volume) for volume in mounted] or None,
+        volume_mounts=[volume_mount(volume) for volume in mounted] or None,
     )
-    spec = V1PodSpec(containers=[container], volumes=[volumes.source(volume) for volume in mounted] or None)
+    spec = V1PodSpec(containers=[container], volumes=[volume_source(volume) for volume in mounted] or None)
     return restrict(spec, cluster, mounted, image)
 
 
@@ -82,7 +128,7 @@ def of_shape(shape: Shape, cluster: Cluster, image: Image) -> Any:
         volume_mounts=[
             V1VolumeMount(name="dshm", mount_path="/dev/shm"),
             V1VolumeMount(name="scratch", mount_path=SCRATCH),
-            *map(volumes.mount, mounted),
+            *map(volume_mount, mounted),
         ],
     )
     memory = V1EmptyDirVolumeSource(medium="Memory", size_limit=f"{shape.shared_memory_gib}Gi")
@@ -91,7 +137,7 @@ def of_shape(shape: Shape, cluster: Cluster, image: Image) -> Any:
         volumes=[
             V1Volume(name="dshm", empty_dir=memory),
             _scratch(shape, cluster),
-            *map(volumes.source, mounted),
+            *map(volume_source, mounted),
         ],
         termination_grace_period_seconds=TERMINATION_SECONDS,
         # The kernel delivers no signal to PID 1 of a namespace without a handler, and Python has none until a

@@ -4,20 +4,98 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from flytune.errors import FlytuneError, RecipeError
+from flytune.errors import ExportError, FlytuneError, RecipeError
 from flytune.hardware import Shape
 from flytune.objectives import objective_of
 from flytune.recipe import Method, Sharding
 from flytune.schema import Record, Strict
-from flytune.selftest import compare, shapes
+from flytune.selftest import shapes
 from flytune.selftest.processes import Nodes, RankFailed
-from flytune.selftest.runs import OBJECTIVE_ROWS, BatchLayout, Model, Pair, Rows, Trials, plain_pair
+from flytune.selftest.runs import (
+    OBJECTIVE_ROWS,
+    BatchLayout,
+    FinishedRun,
+    Model,
+    Pair,
+    Rows,
+    Trials,
+    plain_pair,
+)
 from flytune.sentences import counted
 from flytune.sharding import SHARDINGS, pair_problem, sharding_of
+
+
+def loss_distance(run: FinishedRun, plain: FinishedRun, scale: float = 0.0) -> float:
+    """Return the largest difference of a step's loss, relative to the loss, or to `scale` where that is
+    more."""
+    pairs = [
+        (step.loss, other.loss) for step, other in zip(run.result.steps, plain.result.steps, strict=True)
+    ]
+    return _largest(pairs, scale)
+
+
+def grad_norm_distance(run: FinishedRun, plain: FinishedRun) -> float:
+    """Return the largest relative difference of a step's gradient norm; NaN if a norm was not recorded."""
+    norms = [
+        (step.grad_norm, other.grad_norm)
+        for step, other in zip(run.result.steps, plain.result.steps, strict=True)
+    ]
+    missing = float("nan")
+    return _largest(
+        [(missing if mine is None else mine, missing if theirs is None else theirs) for mine, theirs in norms]
+    )
+
+
+def weight_distance(run: FinishedRun, plain: FinishedRun, base: Path) -> float:
+    """Return ||run - plain|| / ||plain - start||, over all exported tensors as one vector.
+
+    An element-wise bound would be meaningless: Adam divides each gradient by its own size, so a gradient that
+    is only rounding noise moves its weight by a full learning rate, in either direction. An adapter's initial
+    weights are not stored: its lora_B starts at zero, so the norm of lora_B alone is at most the update's,
+    and the distance at least the true one.
+
+    Raises:
+        ExportError: the two runs exported different tensors.
+    """
+    import numpy
+
+    mine, theirs, start = (_tensors(folder) for folder in (run.exported, plain.exported, base))
+    if mine.keys() != theirs.keys():
+        raise ExportError(
+            f"{run.exported.parent.name}: exported different tensors: "
+            f"{sorted(mine.keys() ^ theirs.keys())[:3]}"
+        )
+    is_adapter = any(".lora_B." in name for name in theirs)
+    differences = [mine[name] - theirs[name] for name in mine]
+    # The head of a reward model is not in the base.
+    updates = [
+        theirs[name] if is_adapter else theirs[name] - start[name]
+        for name in mine
+        if (".lora_B." in name if is_adapter else name in start)
+    ]
+    norm = [float(numpy.sqrt(sum((part**2).sum() for part in parts))) for parts in (differences, updates)]
+    return norm[0] / norm[1]
+
+
+def _largest(pairs: list[tuple[float, float]], scale: float = 0.0) -> float:
+    import numpy
+
+    mine, theirs = numpy.array(pairs).T
+    # numpy's max returns NaN if there is one, which exceeds any tolerance.
+    return float(numpy.max(numpy.abs(mine - theirs) / numpy.maximum(numpy.abs(theirs), scale)))
+
+
+def _tensors(folder: Path) -> dict[str, Any]:
+    """Return all tensors of a folder's safetensors files, in float64."""
+    from safetensors.numpy import load_file
+
+    files = sorted(folder.glob("*.safetensors"))
+    return {name: tensor.astype("float64") for file in files for name, tensor in load_file(file).items()}
+
 
 # Largest allowed differences from plain training; docs/equality.md has the reasons, and observed values.
 TOLERANCES = {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-4}
@@ -238,8 +316,8 @@ def distance(trials: Trials, pair: Pair, layout: BatchLayout, shape: Shape) -> D
         layout=str(layout),
         # Of drawn answers the loss is a sum of advantages of both signs, which are about 1, and may be 0
         # itself.
-        loss=compare.losses(run, plain, scale=1.0 if pair.rows == "grpo" else 0.0),
-        grad_norm=compare.grad_norms(run, plain),
-        weights=compare.weights(run, plain, trials.base(pair.model)),
+        loss=loss_distance(run, plain, scale=1.0 if pair.rows == "grpo" else 0.0),
+        grad_norm=grad_norm_distance(run, plain),
+        weights=weight_distance(run, plain, trials.base(pair.model)),
         seconds=run.result.seconds,
     )

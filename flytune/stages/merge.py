@@ -10,7 +10,7 @@ from flytune.artifacts import opening
 from flytune.errors import ExportError, RecipeError
 from flytune.evaluation import guards
 from flytune.models import clean_process
-from flytune.planning import evaluation_shape
+from flytune.planning import stage_shapes
 from flytune.recipe import Recipe
 from flytune.records import Metrics, Plan
 from flytune.row_names import ANSWERS
@@ -72,7 +72,7 @@ def pass_guards(orchestrator: Orchestrator, recipe: Recipe, artifact: Folder) ->
             f"{recipe.name}: {'; '.join(broken)}; the next run does not start. The artifact is stored; "
             "change the recipe or the guard, or name the artifact in model.name_or_path to go on all the same"
         )
-    return UNMERGED if recipe.method.name == "full" else evaluation_shape.shape_for(recipe, plan).name
+    return UNMERGED if recipe.method.name == "full" else stage_shapes.evaluation_shape(recipe, plan).name
 
 
 def continue_complete(recipe: Recipe, preference: Recipe, artifact: Folder, base: Folder) -> Recipe:

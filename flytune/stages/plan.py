@@ -10,7 +10,7 @@ from flytune.console import run_lines, step_lines
 from flytune.dryrun import confirm
 from flytune.hardware import Shape, load_cluster, load_shapes, this_machine
 from flytune.models import base as models_base
-from flytune.planning import evaluation_shape, planner, reference_shape, sample_count, table
+from flytune.planning import planner, sample_count, stage_shapes, table
 from flytune.recipe import DataRequest, Recipe
 from flytune.sharding import route
 from flytune.stages.harness import HarnessData
@@ -57,7 +57,7 @@ def plan_run(orchestrator: Orchestrator, recipe: Recipe, harness: HarnessData) -
     )
     request = DataRequest.of(recipe, data.fingerprint(recipe.data), model=model, tokenizer=tokenizer)
     shape, references = (
-        evaluation_shape.shape_for(recipe, plan).name,
+        stage_shapes.evaluation_shape(recipe, plan).name,
         reference.requests(recipe, request, base),
     )
     return Planned(
@@ -70,7 +70,7 @@ def plan_run(orchestrator: Orchestrator, recipe: Recipe, harness: HarnessData) -
         scratch_folder=with_checkpoint_folder(orchestrator, recipe).checkpoints.home,
         jobs=harness.jobs(recipe),
         references=references,
-        reference_shape=reference_shape.shape_for(recipe, plan).name if references else shape,
+        reference_shape=stage_shapes.reference_shape(recipe, plan).name if references else shape,
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 from flytune import data
 from flytune.adapters import combining, merging
 from flytune.errors import ExportError, RecipeError
-from flytune.export import gate, manifest
+from flytune.export import gate
+from flytune.export.folder import MANIFEST, write_manifest
 from flytune.hardware import shape_named
 from flytune.models import experts, initial_adapter, loading
 from flytune.planning import planner
@@ -184,10 +185,10 @@ def test_a_fault_in_one_expert_of_one_layer_is_found(inputs, trained, tmp_path):
     found["base_model.model.model.layers.2.mlp.experts.lora_B.weight"][5, 3] *= 1.01
     save_file(found, damaged / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
     # As an export would have written it that mistook one number.
-    written = Export.read(damaged / manifest.MANIFEST)
-    (damaged / manifest.MANIFEST).unlink()
-    manifest.write_manifest(recipe, damaged / "adapter", None)
-    assert Export.read(damaged / manifest.MANIFEST).files != written.files
+    written = Export.read(damaged / MANIFEST)
+    (damaged / MANIFEST).unlink()
+    write_manifest(recipe, damaged / "adapter", None)
+    assert Export.read(damaged / MANIFEST).files != written.files
     with pytest.raises(
         ExportError, match=r"layers\.2\.mlp\.experts\.down_proj, expert 3: its exported adapter is"
     ):

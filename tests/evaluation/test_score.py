@@ -16,7 +16,8 @@ from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import language_models
 from flytune.evaluation import score as evaluation_score
 from flytune.evaluation.sample_answers import Questions
-from flytune.export import gate, manifest
+from flytune.export import gate
+from flytune.export.folder import write_manifest
 from flytune.models import clean_process, loading, probe, scoring
 from flytune.recipe import Recipe
 from flytune.records import Interval
@@ -48,7 +49,7 @@ def exported(base, dataset, folder, method, change, steps=1):
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file, metadata={"format": "pt"})
-    manifest.write_manifest(recipe, file.parent, None)
+    write_manifest(recipe, file.parent, None)
     return recipe
 
 

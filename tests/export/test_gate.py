@@ -13,8 +13,9 @@ import torch
 
 from flytune.data import heldout_rows
 from flytune.errors import ExportError
-from flytune.export import gate, manifest
+from flytune.export import gate
 from flytune.export import write as export_write
+from flytune.export.folder import write_manifest
 from flytune.export.tensors import verify
 from flytune.hardware import shape_named
 from flytune.models import loading, probe
@@ -291,7 +292,7 @@ def test_a_planted_fault_is_caught_by_name(method, sharding, size, fault, copied
     folder = trained / ("model" if method == "full" else "adapter")
     said = fault(folder)
     # The manifest agrees, as after a faulty exporter.
-    manifest.write_manifest(recipe, folder, None)
+    write_manifest(recipe, folder, None)
     with pytest.raises(ExportError, match=f"{said}.*; nothing was stored"):
         pass_the_gate(recipe, trained, inputs)
 

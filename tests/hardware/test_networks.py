@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from flytune.hardware import accelerator_named, load_shapes, shape_named
-from flytune.hardware.networks import NETWORKS, NetworkName
+from flytune.hardware.shapes import NETWORKS, NetworkName
 from flytune.planning import workloads
 from flytune.planning.candidates import each
 from tests.support.plans import GEOMETRY, recipe_of, workload_of

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from flytune.adapters import merged_experts
+from flytune.adapters import merging
 from flytune.errors import ExportError
 from flytune.evaluation import expert_load
 from flytune.models import adapter_targets, experts
@@ -150,9 +150,9 @@ def test_experts_of_a_list_are_compared_one_by_one(tmp_path):
     with pytest.raises(
         ExportError, match=r"layers\.2\.mlp\.experts\.3\.up_proj\.weight: 0 of its adapter is in the merged"
     ):
-        merged_experts.check(tmp_path / "base", with_lists(), made, "float32")
+        merging.check_experts(tmp_path / "base", with_lists(), made, "float32")
     copy.deepcopy(made).merge_and_unload().save_pretrained(tmp_path / "merged")
-    assert merged_experts.check(tmp_path / "merged", with_lists(), made, "float32") == 4 * 3 * 4
+    assert merging.check_experts(tmp_path / "merged", with_lists(), made, "float32") == 4 * 3 * 4
 
 
 @pytest.mark.parametrize(

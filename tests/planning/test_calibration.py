@@ -2,7 +2,7 @@
 
 import pytest
 
-from flytune.artifacts.comparison import compare
+from flytune.artifacts.build import compare_with_plan
 from flytune.cli import main
 from flytune.errors import RecipeError
 from flytune.hardware import shape_named
@@ -94,7 +94,7 @@ def test_the_file_keeps_other_shapes_and_is_read_strictly(kept):
 
 def test_a_run_is_compared_with_its_plan():
     recipe = recipe_of(data={"path": "x", "packing": True})
-    found = compare(recipe, stages.plan_for(recipe), MANIFEST, TRAINING)
+    found = compare_with_plan(recipe, stages.plan_for(recipe), MANIFEST, TRAINING)
     assert found.full_length
     assert found.planned_bytes["steady step"] == (257 + 19 + 10 + 480 + 320) * 2**20
     assert found.memory_ratio == pytest.approx(13 * 2**27 / ((257 + 19 + 10 + 480 + 320) * 2**20))
@@ -106,7 +106,7 @@ def test_a_run_is_compared_with_its_plan():
     # Short samples, whether the longest are trained first or not.
     for probes in (False, True):
         training = {"learning_rate": 1e-4, "global_batch_size": 8, "probe_longest": probes}
-        shorter = compare(recipe_of(training=training), stages.plan_for(recipe), MANIFEST, TRAINING)
+        shorter = compare_with_plan(recipe_of(training=training), stages.plan_for(recipe), MANIFEST, TRAINING)
         assert (shorter.full_length, shorter.memory_ratio) == (False, None)
 
 

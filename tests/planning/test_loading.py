@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from flytune.hardware import Cluster, shape_named
-from flytune.planning import base_sizes, loading, planner, requirements, table
+from flytune.planning import base_sizes, planner, requirements, table
 from flytune.planning.candidates import best_fit
 from flytune.recipe import Recipe
 from tests.support.paths import ROOT
@@ -22,7 +22,7 @@ def seconds(shape="h100-8x8", sharding="fsdp", method="lora", name="owner/name",
     recipe = recipe_of(sharding=sharding, method=method, model={"name_or_path": name}, training=TRAINING)
     row = shape_named(shape)
     fit = best_fit(recipe, row, GEOMETRY)
-    made = loading.forecast(
+    made = requirements.loading_forecast(
         recipe, row.model_copy(update=changes or {}), fit.workload, Cluster.model_validate(cluster)
     )
     assert made.bytes == SIZE
@@ -75,10 +75,12 @@ def test_the_published_times_of_405b():
     recipe = Recipe.from_yaml(ROOT / "recipes/llama-3.1-405b-full-fsdp-cpu.yaml")
     row = shape_named("h100-8x8")
     fit = best_fit(recipe, row, base_sizes.read_geometry(recipe.model))
-    shared = loading.forecast(recipe, row, fit.workload, Cluster(volumes=[TEAM], model_cache="/mnt/team/hub"))
+    shared = requirements.loading_forecast(
+        recipe, row, fit.workload, Cluster(volumes=[TEAM], model_cache="/mnt/team/hub")
+    )
     assert shared.seconds / 60 == pytest.approx(50, rel=0.01)
     # The published run's first rank reads all from its own disk; here each node reads an eighth.
-    _, disk = loading.forecast(recipe, row, fit.workload, Cluster()).parts.values()
+    _, disk = requirements.loading_forecast(recipe, row, fit.workload, Cluster()).parts.values()
     assert 8 * disk / 60 == pytest.approx(3, rel=0.01)
 
 

@@ -538,7 +538,7 @@ def test_the_command_line_shows_the_schema_and_refuses_what_is_not_there(capsys,
 
 
 def test_the_machine_that_evaluates_must_hold_the_model(caplog):
-    from flytune.planning import evaluation_shape
+    from flytune.planning import stage_shapes
 
     recipe = Recipe.from_yaml(RECIPES[0].parent / "llama-3.3-70b-qlora-fsdp.yaml")
     geometry = base_sizes.read_geometry(recipe.model)
@@ -546,11 +546,11 @@ def test_the_machine_that_evaluates_must_hold_the_model(caplog):
 
     def on(name, **changes):
         section = recipe.evaluation.model_copy(update={"shape": name})
-        return evaluation_shape.shape_for(
+        return stage_shapes.evaluation_shape(
             recipe.model_copy(update={"evaluation": section, **changes}), plan, geometry
         )
 
-    assert evaluation_shape.shape_for(recipe, plan, geometry).name == plan.shape
+    assert stage_shapes.evaluation_shape(recipe, plan, geometry).name == plan.shape
     told = (
         r"evaluation: one node of l4-1 has 19\.8 GiB for weights, and the model takes 40\.7; write "
         r"evaluation\.shape: a"

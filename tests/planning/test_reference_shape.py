@@ -7,7 +7,7 @@ import pytest
 
 from flytune.errors import DoesNotFit
 from flytune.hardware import shape_named
-from flytune.planning import candidates, reference_shape
+from flytune.planning import candidates, stage_shapes
 from tests.support.plans import GEOMETRY, LLAMA_8B, plan_of, recipe_of
 from training_estimates.config_sizes import geometry
 
@@ -17,7 +17,7 @@ DPO = {"objective": "dpo", "method": "lora", "sharding": "ddp", "hardware": {"sh
 def prices(recipe, samples, steps):
     """Return the hours and prices that are told, and the kind that is told to be cheaper."""
     fit = candidates.each(recipe, shape_named("a100-80gb-8"), GEOMETRY)[-1]
-    (line,) = reference_shape.reasons(fit, samples, steps)
+    (line,) = stage_shapes.reference_reasons(fit, samples, steps)
     match = re.fullmatch(
         r"reference: computed once on (\S+) it takes (\S+) h, \$(\S+); in each step (\S+) h, \$(\S+): "
         r"cheaper (.*) \(objective.precompute_ref_log_probs\)",
@@ -55,7 +55,7 @@ def test_a_run_that_sees_few_of_its_pairs_computes_them_in_its_steps():
 )
 def test_nothing_is_compared_where_there_is_no_choice(changes, samples):
     fit = candidates.each(recipe_of(**DPO | changes), shape_named("a100-80gb-8"), GEOMETRY)[-1]
-    assert reference_shape.reasons(fit, samples, 100) == []
+    assert stage_shapes.reference_reasons(fit, samples, 100) == []
 
 
 def deep(layers, **sizes):
@@ -66,7 +66,7 @@ def test_the_task_gets_the_cheapest_machine_of_the_same_gpu_that_holds_the_model
     recipe = recipe_of(**DPO)
     plan = plan_of(**DPO)
     assert plan.shape == "a100-80gb-8"
-    assert reference_shape.shape_for(recipe, plan, GEOMETRY).name == "a100-80gb-1"
-    assert reference_shape.shape_for(recipe, plan, deep(320)).name == "a100-80gb-8"
+    assert stage_shapes.reference_shape(recipe, plan, GEOMETRY).name == "a100-80gb-1"
+    assert stage_shapes.reference_shape(recipe, plan, deep(320)).name == "a100-80gb-8"
     with pytest.raises(DoesNotFit, match="no node with A100-80GB in shapes.yaml holds the reference model"):
-        reference_shape.shape_for(recipe, plan, deep(2000, intermediate_size=65536))
+        stage_shapes.reference_shape(recipe, plan, deep(2000, intermediate_size=65536))

@@ -12,7 +12,7 @@ from flytune import cli, data
 from flytune.data.contract import CONTRACT
 from flytune.errors import DataError
 from flytune.recipe import DataRequest, Recipe
-from flytune.report import token_strips, xray
+from flytune.report import xray
 from flytune.report.xray_samples import sample_views
 from tests.support.chats import CHATML, tokenizer_folder, write_rows
 from tests.support.preferences import write_preferences
@@ -183,7 +183,7 @@ def test_packed_blocks_are_drawn_with_their_borders(tokenizer, tmp_path):
 
 
 def test_strips_say_how_much_is_padding():
-    svg = token_strips.draw([[[False, True, True], [False, True]], [[False] * 8]], 8)
+    svg = xray.draw_strips([[[False, True, True], [False, True]], [[False] * 8]], 8)
     assert "13 of 16 tokens are in samples, the rest is padding" in svg
     # Samples end before padding, which is hatched; where a strip is full its end is not a border.
     assert svg.count("<line ") == 2

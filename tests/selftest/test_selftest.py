@@ -15,7 +15,7 @@ from flytune.cli import main
 from flytune.errors import ExportError, RecipeError, TrainingError
 from flytune.hardware import load_shapes
 from flytune.recipe import Recipe
-from flytune.selftest import Matrix, Trials, compare, matrix, table, tiny_model
+from flytune.selftest import Matrix, Trials, matrix, table, tiny_model
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import shapes as selftest_shapes
 from flytune.selftest.matrix import Cell, Distance
@@ -315,19 +315,19 @@ def test_distances(tmp_path):
     base = run("base", [1.0], 1.0, {"a": [0.0, 0.0], "b": [1.0]}).exported
     plain = run("plain", [4.0, 2.0], 1.0, {"a": [3.0, 0.0], "b": [5.0]})
     other = run("other", [4.0, 2.5], None, {"a": [3.0, 0.0], "b": [5.5]})
-    assert compare.losses(other, plain) == 0.25
-    assert compare.losses(other, plain, scale=5.0) == 0.1
-    assert numpy.isnan(compare.grad_norms(other, plain))
-    assert compare.weights(other, plain, base) == 0.5 / 5
-    assert compare.weights(plain, plain, base) == 0.0
+    assert matrix.loss_distance(other, plain) == 0.25
+    assert matrix.loss_distance(other, plain, scale=5.0) == 0.1
+    assert numpy.isnan(matrix.grad_norm_distance(other, plain))
+    assert matrix.weight_distance(other, plain, base) == 0.5 / 5
+    assert matrix.weight_distance(plain, plain, base) == 0.0
     adapter = {"x.lora_A.weight": [7.0], "x.lora_B.weight": [2.0]}
     mine, theirs = (
         run("mine", [1.0], 1.0, adapter | {"x.lora_A.weight": [8.0]}),
         run("theirs", [1.0], 1.0, adapter),
     )
-    assert compare.weights(mine, theirs, base) == 0.5
+    assert matrix.weight_distance(mine, theirs, base) == 0.5
     with pytest.raises(ExportError, match=r"exported different tensors: \['a', 'b', 'x.lora_A.weight'\]"):
-        compare.weights(mine, plain, base)
+        matrix.weight_distance(mine, plain, base)
 
 
 def test_a_distance_that_is_no_number_is_beyond():

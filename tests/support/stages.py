@@ -9,7 +9,7 @@ from typing import Any
 
 from flytune.data import heldout_rows
 from flytune.data.shards import content_hash
-from flytune.export import manifest as export_manifest
+from flytune.export import folder as export_manifest
 from flytune.models import loading, probe, scoring
 from flytune.recipe import Recipe
 from flytune.records import Bin, Manifest, Need, Plan, Shard, SourceCounts, SplitCounts, Step, TrainingResult

@@ -283,9 +283,9 @@ def test_a_run_from_an_address(bucket, cache, tmp_path, monkeypatch):
     config["base_model_name_or_path"] = recipe.model.name_or_path
     (trained / "adapter" / "adapter_config.json").write_text(json.dumps(config))
     check_base(recipe, trained / "adapter")
-    from flytune.export import manifest
+    from flytune.export.folder import write_manifest
 
-    manifest.write_manifest(recipe, trained / "adapter", None)
+    write_manifest(recipe, trained / "adapter", None)
     assert score(recipe, trained, dataset).base.perplexity > 1
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from flytune import data
-from flytune.artifacts.comparison import compare
+from flytune.artifacts.build import compare_with_plan
 from flytune.artifacts.reproduction import _losses
 from flytune.planning import planner
 from flytune.records import Attempt, Step, TrainingResult
@@ -66,7 +66,7 @@ def test_all_figures_of_a_run_killed_twice_are_of_all_attempts(inputs, tmp_path,
     assert "3 attempts: 4 steps in 0:0" in said
     assert ("1 trained again" in said) == (again == 1)
     plan, manifest = planner.make(recipe), data.read_manifest(inputs / "dataset")
-    assert compare(recipe, plan, manifest, resumed).measured_step_seconds > 0
+    assert compare_with_plan(recipe, plan, manifest, resumed).measured_step_seconds > 0
     checkpoints.clear(recipe, manifest, resumed)
     assert list((tmp_path / "kept").iterdir()) == []
 

@@ -1,0 +1,155 @@
+"""Machines of the stages beside training: the one that evaluates, which must hold a model that may have been
+trained on several, and the one that computes the reference's log-probabilities."""
+
+import logging
+from dataclasses import replace
+from typing import NamedTuple
+
+from flytune.errors import DoesNotFit
+from flytune.hardware import Shape, load_shapes, shape_named
+from flytune.hardware.shapes import GIB
+from flytune.objectives import objective_of
+from flytune.planning import workloads
+from flytune.planning.base_sizes import read_geometry
+from flytune.planning.candidates import Fit
+from flytune.recipe import Recipe
+from flytune.records import Plan
+from training_estimates import model_states
+from training_estimates.model_states import quantized_bytes
+from training_estimates.sizes import Geometry
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.9
+"""Share of memory for weights; the rest is for activations, logits, and the libraries' own."""
+
+
+class Room(NamedTuple):
+    """Bytes that one node has for weights."""
+
+    gpus: float
+    host: float
+
+
+def evaluation_shape(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> Shape:
+    """Return the row of which one node evaluates: evaluation.shape, else the plan's.
+
+    Raises:
+        DoesNotFit: it cannot hold the model, GPUs and host memory together; quantized weights must be on the
+        GPUs.
+        RecipeError: there is no such row.
+    """
+    shape = shape_named(recipe.evaluation.shape or plan.shape)
+    needed = weights(recipe, read_geometry(recipe.model) if geometry is None else geometry)
+    room = room_of(shape)
+    if needed > usable(recipe, shape):
+        others = [shape.name for shape in load_shapes() if needed <= usable(recipe, shape)]
+        raise DoesNotFit(
+            f"recipe {recipe.name}: evaluation: one node of {shape.name} has "
+            f"{usable(recipe, shape) / GIB:.1f} GiB for weights, and the model takes {needed / GIB:.1f}; "
+            + (
+                f"write evaluation.shape: {others[0]}"
+                if others
+                else "no row of shapes.yaml is large enough: add one"
+            )
+        )
+    if shape.is_gpu and needed > room.gpus:
+        log.warning(
+            "evaluation: %.1f GiB of weights on one node of %s, whose GPUs have %.1f for them: the rest is "
+            "in host memory, which is slow; evaluation.shape may name a larger row",
+            needed / GIB,
+            shape.name,
+            room.gpus / GIB,
+        )
+    return shape
+
+
+def weights(recipe: Recipe, geometry: Geometry) -> float:
+    """Return bytes of the evaluated model: in model.dtype; with qlora quantized linear layers, and the rest
+    in float32."""
+    if recipe.method.name != "qlora":
+        return float(geometry.parameters * (4 if recipe.model.dtype == "float32" else 2))
+    return (
+        quantized_bytes(geometry, recipe.method.quantized)
+        + (geometry.parameters - geometry.quantizable_parameters) * 4
+    )
+
+
+def usable(recipe: Recipe, shape: Shape) -> float:
+    """Return the bytes that one node of a shape has for the weights of a recipe's model."""
+    room = room_of(shape)
+    return room.gpus if shape.is_gpu and recipe.method.name == "qlora" else sum(room)
+
+
+def room_of(shape: Shape) -> Room:
+    """Return the memory for weights of one node of a shape."""
+    gpus = shape.processes * shape.gpu_memory_gib if shape.is_gpu else 0.0
+    return Room(SHARE * gpus * GIB, SHARE * (shape.memory_gib - shape.shared_memory_gib) * GIB)
+
+
+def reference_shape(recipe: Recipe, plan: Plan, geometry: Geometry | None = None) -> Shape:
+    """Return the cheapest row with the plan's accelerator of which one node holds the model, if possible on
+    its GPUs.
+
+    There is no optimizer.
+
+    Raises:
+        DoesNotFit: there is none.
+    """
+    planned = shape_named(plan.shape)
+    found = _cheapest(recipe, planned, read_geometry(recipe.model) if geometry is None else geometry)
+    if found is None:
+        raise DoesNotFit(
+            f"recipe {recipe.name}: no node with {planned.accelerator} in shapes.yaml holds the reference "
+            "model, whose log-probabilities are computed before training; add a larger row"
+        )
+    return found
+
+
+def _cheapest(recipe: Recipe, planned: Shape, geometry: Geometry) -> Shape | None:
+    needed = weights(recipe, geometry)
+    fits = [
+        shape
+        for shape in load_shapes()
+        if shape.accelerator == planned.accelerator and needed <= usable(recipe, shape)
+    ]
+
+    def order(shape: Shape) -> tuple[bool, float, bool]:
+        # Weights in host memory are moved to the GPU for each batch, which costs more than a larger machine.
+        is_offloaded = shape.is_gpu and needed > room_of(shape).gpus
+        return is_offloaded, shape.price_per_hour, shape.name != planned.name
+
+    return min(fits, key=order, default=None)
+
+
+def reference_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[str]:
+    """Compare a reference in each step with one that is computed before training, a line; none where there is
+    no choice.
+
+    The task runs one GPU at a time, whatever its shape has, over each pair once; a step runs the pass in all
+    processes.
+    """
+    recipe, shape, work = fit.recipe, fit.shape, fit.workload
+    task = (
+        _cheapest(recipe, shape, work.geometry) if "precomputed" in objective_of(recipe).references else None
+    )
+    passes = [
+        workloads.time_of(replace(work, frozen_passes=number), shape, model_states.of(work))
+        for number in (0, 1)
+    ]
+    if task is None or passes[0] is None or passes[1] is None or not samples or not steps:
+        return []
+    seconds = passes[1].seconds - passes[0].seconds
+    before = seconds * samples / work.degrees.samples(recipe.training.global_batch_size) / 3600
+    prices = before * task.price_per_hour, seconds * steps / 3600 * shape.total_price_per_hour
+    held = (
+        f" and {model_states.reference_bytes(work) / GIB:.1f} GiB in each process"
+        if recipe.method.name == "full"
+        else ""
+    )
+    cheaper = "before training" if prices[0] < prices[1] else "in each step"
+    return [
+        f"reference: computed once on {task.name} it takes {before:.2g} h, ${prices[0]:.2f}; in each step "
+        f"{seconds * steps / 3600:.2g} h, ${prices[1]:.2f}{held}: cheaper {cheaper} "
+        "(objective.precompute_ref_log_probs)"
+    ]
