@@ -3,7 +3,7 @@
 import importlib.metadata
 import os
 
-from flytune import caches, garbage_collection, launch_variables
+from flytune import caches, process_setup
 from flytune.errors import LaunchError
 
 VERSION = "2.12"
@@ -25,8 +25,8 @@ IS_POD = "_U_RUN_BASE" in os.environ
 # Before libraries are imported that read these variables.
 caches.set_up(in_pod=IS_POD)
 try:
-    launch_variables.clear(in_pod=IS_POD)
+    process_setup.clear(in_pod=IS_POD)
 except LaunchError as _refused:
     raise SystemExit(f"{type(_refused).__name__}: {_refused}") from None
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-garbage_collection.skip_at_exit()
+process_setup.skip_at_exit()

@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from flytune import caches, garbage_collection, launch_variables
+from flytune import caches, process_setup
 from flytune.errors import LaunchError
 
 # Set here because libraries read these variables when they are imported. Flyte sets the variable in every
@@ -15,7 +15,7 @@ if not caches.set_up(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ):
     # Flyte keeps its cache of local runs below HOME; it cannot be moved.
     os.environ.setdefault("FLYTE_LOCAL_CACHE_ENABLED", "false")
 try:
-    launch_variables.clear(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ)
+    process_setup.clear(in_pod="FLYTE_INTERNAL_EXECUTION_ID" in os.environ)
 except LaunchError as _refused:
     raise SystemExit(
         f"{type(_refused).__name__}: {_refused}"
@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from flytune.console import output
 from tasks.runtime import console, errors, interrupts, termination
 
-garbage_collection.skip_at_exit()
+process_setup.skip_at_exit()
 atexit.register(termination.close_local_cache)
 # Runs before the exit functions of `atexit`, which stop the loops that the connections are closed on.
 threading._register_atexit(termination.close_file_systems)  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flytune import garbage_collection
+from flytune import process_setup
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +27,9 @@ def in_python(code):
 def test_nothing_is_collected_during_imports_and_their_objects_are_passed_over():
     code = """
 import gc
-from flytune import garbage_collection
+from flytune import process_setup
 before, runs = gc.get_freeze_count(), [one["collections"] for one in gc.get_stats()]
-with garbage_collection.paused():
+with process_setup.paused():
     import transformers.modeling_utils
 same = [generation["collections"] for generation in gc.get_stats()] == runs
 print(same, gc.isenabled(), gc.get_freeze_count() - before > 100_000)
@@ -40,8 +40,8 @@ print(same, gc.isenabled(), gc.get_freeze_count() - before > 100_000)
 def test_what_is_imported_already_freezes_nothing():
     code = """
 import gc, json
-from flytune import garbage_collection
-with garbage_collection.paused():
+from flytune import process_setup
+with process_setup.paused():
     import json
 print(gc.get_freeze_count(), gc.isenabled())
 """
@@ -52,7 +52,7 @@ print(gc.get_freeze_count(), gc.isenabled())
 def test_a_failed_import_leaves_collection_as_it_was(enabled):
     if not enabled:
         gc.disable()
-    with pytest.raises(ModuleNotFoundError), garbage_collection.paused():
+    with pytest.raises(ModuleNotFoundError), process_setup.paused():
         import no_such_module  # noqa: F401
     assert gc.isenabled() == enabled
 
@@ -60,8 +60,8 @@ def test_a_failed_import_leaves_collection_as_it_was(enabled):
 def test_garbage_of_the_work_is_still_collected():
     code = """
 import gc, weakref
-from flytune import garbage_collection
-with garbage_collection.paused():
+from flytune import process_setup
+with process_setup.paused():
     import fractions
 class Cycle: pass
 one = Cycle()
@@ -73,12 +73,10 @@ print(seen() is None)
     assert in_python(code) == ["True"]
 
 
-@pytest.mark.parametrize(
-    ("before", "printed"), [("", ["collected"]), ("garbage_collection.skip_at_exit()", [])]
-)
+@pytest.mark.parametrize(("before", "printed"), [("", ["collected"]), ("process_setup.skip_at_exit()", [])])
 def test_an_ending_process_collects_nothing(before, printed):
     code = f"""
-from flytune import garbage_collection
+from flytune import process_setup
 {before}
 class Cycle:
     def __del__(self): print("collected")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flytune import launch_variables
+from flytune import process_setup
 from flytune.errors import LaunchError
 from flytune.hardware import load_shapes
 from flytune.pods import spec
@@ -62,7 +62,7 @@ def test_what_the_libraries_choose_by_is_left_out_and_named(library, environment
     names = read_by(library)
     assert names
     environment |= dict.fromkeys(names, "0")
-    launch_variables.clear(in_pod=False)
+    process_setup.clear(in_pod=False)
     assert left(environment) == KEPT
     (line,) = caplog.messages
     assert [name for name in names if name not in line] == []
@@ -70,35 +70,35 @@ def test_what_the_libraries_choose_by_is_left_out_and_named(library, environment
 
 def test_a_pod_keeps_what_the_training_operator_sets(environment, caplog):
     environment |= {"PET_RDZV_ENDPOINT": "host:1", "RANK": "1", "FSDP_VERSION": "1"}
-    launch_variables.clear(in_pod=True)
+    process_setup.clear(in_pod=True)
     assert left(environment) == KEPT | {"PET_RDZV_ENDPOINT": "host:1"}
     for shape in load_shapes():
         environment |= (own := spec._environment(shape))
-        launch_variables.clear(in_pod=True)
+        process_setup.clear(in_pod=True)
         assert own.items() <= environment.items()
 
 
-@pytest.mark.parametrize("name", launch_variables._RANKS)
+@pytest.mark.parametrize("name", process_setup._RANKS)
 def test_a_command_that_another_launcher_has_started_twice_is_refused(name, environment):
     environment[name] = "1"
     with pytest.raises(
         LaunchError, match=f"^{name}=1: another launcher .* start it once, without the other one"
     ):
-        launch_variables.clear(in_pod=False)
+        process_setup.clear(in_pod=False)
 
 
 def test_deepspeed_gets_the_device_of_the_shape(environment, caplog):
     environment["DS_ACCELERATOR"] = "cpu"
-    launch_variables.use_accelerator("cpu")
+    process_setup.use_accelerator("cpu")
     assert (environment["DS_ACCELERATOR"], caplog.messages) == ("cpu", [])
-    launch_variables.use_accelerator("cuda")
+    process_setup.use_accelerator("cuda")
     assert "DS_ACCELERATOR" not in environment
     assert "DS_ACCELERATOR=cpu" in caplog.text
 
 
 def test_ranks_keep_theirs_and_pyflyte_says_a_refusal_in_a_line():
     code = (
-        "import multiprocessing, os; from flytune import launch_variables as launch\n"
+        "import multiprocessing, os; from flytune import process_setup as launch\n"
         "def seen(): launch.clear(in_pod=False); print(os.environ['RANK'], flush=True)\n"
         "os.environ['RANK'] = '1'; child = multiprocessing.get_context('fork').Process(target=seen)\n"
         "child.start(); child.join(); import tasks"

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from flytune import addresses, caches, files, garbage_collection, launch_variables
+from flytune import addresses, caches, files, process_setup
 from flytune.cli import arguments, parser, problems
 from flytune.console import error_lines, output
 from flytune.errors import FlytuneError, RecipeError
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code, 1 for errors that the user must correct."""
     if sys.stdout is None:
         return error_lines.show(RecipeError("the standard output is closed: open it (>FILE, or >/dev/null)"))
-    garbage_collection.skip_at_exit()
+    process_setup.skip_at_exit()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # names of files need not be UTF-8
             stream.reconfigure(errors="backslashreplace")
@@ -66,7 +66,7 @@ def _run(argv: Sequence[str]) -> int:
         raise RecipeError("the working folder was deleted: change to one that exists (cd)") from None
     if name != "schema":
         caches.set_up(in_pod=False)
-        launch_variables.clear(in_pod=False)
+        process_setup.clear(in_pod=False)
     # Only this command's module is imported, because imports such as selftest's take longer than a plan.
     command = import_module(f"flytune.cli.{name}")
     command.add_arguments(parsers[name])

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from flytune import garbage_collection
+from flytune import process_setup
 from flytune.data.hub import advice
 from flytune.data.shards import AGAIN
 from flytune.data.sources import read_chat_template, shipped_templates
@@ -133,7 +133,7 @@ def require_chat_template(tokenizer: Any, model: Model, form: str) -> None:
 
 
 def _from_pretrained(model: Model) -> Any:
-    with garbage_collection.paused():
+    with process_setup.paused():
         importlib.import_module("transformers.models.auto.tokenization_auto")
     where = f"model.name_or_path: {model.name_or_path}"
     try:

@@ -92,7 +92,7 @@ def free_memory() -> None:
     """Free what this process has computed with, and what torch caches of a GPU's memory, which no other
     process can use."""
     # A library that was imported while a trainer existed has had the collector pass over it
-    # (flytune/garbage_collection.py).
+    # (flytune/process_setup.py).
     gc.unfreeze()
     gc.collect()
     gc.freeze()

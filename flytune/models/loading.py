@@ -11,7 +11,7 @@ from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any
 
-from flytune import garbage_collection, patches
+from flytune import patches, process_setup
 from flytune.errors import RecipeError
 from flytune.models import adapter_files, adapter_targets, base, heads, host_memory, tokenizers, vocabulary
 from flytune.models.library_errors import named
@@ -233,7 +233,7 @@ def device_map() -> str | dict[str, str | int]:
 def importing() -> Iterator[None]:
     """Import libraries in this block without garbage collection, and without torch's compiler, which few runs
     ever call."""
-    with garbage_collection.paused():
+    with process_setup.paused():
         compiled = patches.torch.COMPILE.current()  # torch is imported here
 
         def at_first_call(function: Any = None, **options: Any) -> Any:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from flytune import garbage_collection
+from flytune import process_setup
 from flytune.errors import RecipeError
 from flytune.models import config_json, model_types, positions, tensor_headers, vocabulary
 from flytune.models.config_json import config_file, known_config, shipped_config
@@ -83,7 +83,7 @@ def count(config: dict[str, Any], tensors: dict[str, Tensor] | None, name: str) 
         RecipeError: config.json has no or wrong sizes, it and the weights disagree, or the model's type
             cannot be counted here.
     """
-    with config_json.recipe_errors(), garbage_collection.paused():
+    with config_json.recipe_errors(), process_setup.paused():
         return counting.count(config, tensors, name)
 
 

@@ -18,21 +18,23 @@ from training_estimates.sizes import Geometry
 # Sizes of changes: what each means to the user, from small to large. Those of one candidate are added.
 _CHECKPOINTING = 0.05
 _SHARDING = 1.0
-"""Of another name, and of another offload: the result is the same."""
+"""Size of another name, and of another offload: the result is the same."""
 _BATCH = 1.5
-"""Of a batch that the processes can divide, and up to _FARTHEST more, as far as it is from the recipe's."""
+"""Size of a batch that the processes can divide, and up to _FARTHEST more, as far as it is from the
+recipe's."""
 _FARTHEST = 1.0
 _OTHER_CPUS = 1.5
 _AUTO = 2.0
-"""Of the default optimizer, where the recipe names another of its algorithm."""
+"""Size of the default optimizer, where the recipe names another of its algorithm."""
 _LESS_PRECISE_STATES = 2.1
 _PAGED = 0.1
-"""Of paged states, beside their precision."""
+"""Size of paged states, beside their precision."""
 _ANY_SHAPE = 3.0
 _ANY_KIND_OF_SHAPE = 3.2
 _NO_FLOAT32_WEIGHTS = 3.5
 _TO_GPUS = 3.9
-"""Of the move from CPUs to GPUs: with the two changes of a sharding, a move among CPUs is still smaller."""
+"""Size of the move from CPUs to GPUs: with the two changes of a sharding, a move among CPUs is still
+smaller."""
 _HALF_LENGTH = 4.0
 _OTHER_ALGORITHM = 5.0
 _METHOD = 8.0

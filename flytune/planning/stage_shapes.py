@@ -1,5 +1,5 @@
-"""Machines of the stages beside training: the one that evaluates, which must hold a model that may have been
-trained on several, and the one that computes the reference's log-probabilities."""
+"""Machines of the stages that do not train: the one that evaluates, which must hold a model that may have
+been trained on several, and the one that computes the reference's log-probabilities."""
 
 import logging
 from dataclasses import replace

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from flytune import garbage_collection
+from flytune import process_setup
 from flytune.console import output
 from flytune.failures import reports
 from flytune.stages.ranks import StageFailed
@@ -111,7 +111,7 @@ class Worker:
 def serve(handle: int, parent: int) -> None:
     """Run what the parent process sends until it closes the connection or ends."""
     _end_with(parent)
-    garbage_collection.skip_at_exit()
+    process_setup.skip_at_exit()
     output.install()
     # torch's report of a failed rank: ours names the rank that failed first, and has the traceback of a bug.
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):

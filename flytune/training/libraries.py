@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable
 from multiprocessing import get_context
 
-from flytune import launch_variables
+from flytune import process_setup
 from flytune.models import loading
 from flytune.objectives import OBJECTIVES
 
@@ -27,7 +27,7 @@ def import_before_fork(has_gpu: bool, objectives: Iterable[str]) -> None:
     """Import the libraries of training with the objectives; with a GPU, only those that do not use it."""
     names = list(_WITHOUT_GPU)
     if not has_gpu:
-        launch_variables.use_accelerator("cpu")
+        process_setup.use_accelerator("cpu")
         names += _OTHERS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flytune import launch_variables
+from flytune import process_setup
 from flytune.console import output
 from flytune.errors import TrainingError
 from flytune.export import write
@@ -60,7 +60,7 @@ def fit(
 def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     recipe, shape, saver, stopper, recorder = run.recipe, run.shape, run.saver, run.stopper, run.recorder
     devices.configure_allocator()
-    launch_variables.use_accelerator("cpu" if shape.accelerator == "cpu" else "cuda")
+    process_setup.use_accelerator("cpu" if shape.accelerator == "cpu" else "cuda")
     loading.import_libraries()
     import torch
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flytune import schema, yaml_core
+from flytune import yaml_core
 from flytune.cli import main
 from flytune.conversion import convert
 from flytune.data.formats import Chat
@@ -14,6 +14,7 @@ from flytune.data.formats import convert as sample_of
 from flytune.data.rows.labelled import labelled_of
 from flytune.data.rows.pairs import pair_of
 from flytune.errors import RecipeError
+from flytune.mistakes import alternatives, is_model
 from flytune.planning import base_sizes, planner
 from flytune.recipe import Recipe, peers
 from tests.support.converted import converted, recipe_of, written
@@ -471,8 +472,8 @@ def test_each_row_of_the_table_names_a_key_of_a_recipe():
     def keys(model, place=()):
         for name, field in model.model_fields.items():
             yield ".".join((*place, name))
-            for kind in schema.alternatives(field.annotation):
-                if schema.is_model(kind):
+            for kind in alternatives(field.annotation):
+                if is_model(kind):
                     yield from keys(kind, (*place, name))
 
     known = set(keys(Recipe))

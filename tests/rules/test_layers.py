@@ -171,7 +171,7 @@ def test_a_class_has_a_name_of_its_own():
 
 
 def test_few_modules_are_in_no_package():
-    assert len({path.stem for path in (ROOT / "flytune").glob("*.py")} - {"__init__"}) <= 14
+    assert len({path.stem for path in (ROOT / "flytune").glob("*.py")} - {"__init__"}) <= 15
 
 
 def test_heavy_imports_are_inside_functions_and_project_imports_at_the_top():

@@ -1,14 +1,23 @@
-"""Variables by which the libraries choose launcher, device, precision and compiler, where other tools have
-left them.
+"""Set-up of a process before heavy libraries are imported: variables that launchers have left, and the
+garbage collector.
 
-A recipe decides all of that. The names are those that torch 2.13, accelerate 1.15, transformers 5.23 and
-DeepSpeed 0.19 read.
+A recipe decides launcher, device, precision and compiler. The variables are those that torch 2.13, accelerate
+1.15, transformers 5.23 and DeepSpeed 0.19 read.
+
+torch, transformers and TRL make more than a million objects, which live as long as the process. Python's
+collector goes through all of them several times while they are imported, and again when the process ends, and
+frees next to nothing.
 """
 
+import atexit
+import gc
 import logging
 import multiprocessing
 import os
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from flytune.errors import LaunchError
 
@@ -101,3 +110,24 @@ def _refuse_further_ranks() -> None:
                 "this command several times; Flytune starts the ranks itself: start it once, without the "
                 f"other one, or unset {name}"
             )
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Import libraries without garbage collection; later collections pass over the objects that exist at the
+    end."""
+    was_enabled, modules = gc.isenabled(), len(sys.modules)
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+        # Once for each library: what is garbage at that moment stays.
+        if len(sys.modules) > modules:
+            gc.freeze()
+
+
+def skip_at_exit() -> None:
+    """End this process without a last collection; the system frees its memory."""
+    atexit.register(gc.freeze)
