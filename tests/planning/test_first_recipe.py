@@ -27,8 +27,11 @@ KINDS = {
         {"prompt": one, "completion": two, "label": place % 2 == 0} for place, (one, two) in enumerate(ROWS)
     ],
     "text": [{"text": f"{question} {answer}"} for question, answer in ROWS],
+    "own names": [{"question": question, "answer": answer, "by": "mk"} for question, answer in ROWS],
+    "input and output": [{"input": question, "output": answer} for question, answer in ROWS],
 }
-OBJECTIVES = {"sft": "sft", "chats": "sft", "pairs": "dpo", "labels": "kto", "text": "sft"}
+OBJECTIVES = {"pairs": "dpo", "labels": "kto"}
+"""Objectives by the kind of rows; sft of all others."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def rows(tmp_path, monkeypatch):
 def test_each_kind_of_rows_gets_its_objective_and_a_recipe_that_fits(kind, base, rows, capsys):
     assert cli.main(["init", rows(kind), "--base", str(base), "--yes", "--out", "own.yaml"]) == 0
     made = read_recipe("own.yaml")
-    assert made.objective.name == OBJECTIVES[kind]
+    assert made.objective.name == OBJECTIVES.get(kind, "sft")
     assert (made.hardware.shape, made.model.name_or_path) == ("this-machine", str(base))
     # 50 held-out samples would be more than a fifth of 80.
     assert made.data.heldout_fraction == 0.2
@@ -64,6 +67,30 @@ def test_each_kind_of_rows_gets_its_objective_and_a_recipe_that_fits(kind, base,
     ]
     assert all("# " in line for line in fields), "each value has its reason"
     assert cli.main(["plan", "own.yaml"]) == 0
+
+
+def test_rows_with_names_of_their_own_are_mapped(base, rows):
+    looked = {
+        kind: first_recipe.look(first_recipe.Asked(rows(kind), str(base), "cpu-1", "price"))
+        for kind in ("sft", "own names", "input and output")
+    }
+    assert looked["sft"].columns == {}
+    assert looked["own names"].columns == {"instruction": "question", "output": "answer"}
+    assert looked["input and output"].columns == {"instruction": "input", "output": "output"}
+    assert len({sample.longest for sample in looked.values()}) == 1, "no question is there twice"
+
+
+def test_questions_are_for_rewards_where_that_is_asked(base, rows, capsys):
+    given = ["--base", str(base), "--yes", "--objective", "grpo"]
+    assert cli.main(["init", rows("own names"), *given, "--out", "own.yaml"]) == 0
+    made = read_recipe("own.yaml")
+    assert made.objective.name == "grpo"
+    assert [reward.name for reward in made.objective.rewards] == ["exact_answer"]
+    assert planner.make(made, [shape_named("this-machine")], samples=64).verdict == "fits"
+    assert cli.main(["init", rows("text"), *given, "--out", "text.yaml"]) == 1
+    assert (
+        "--objective grpo: its rows have no column completion, answer, reference" in capsys.readouterr().err
+    )
 
 
 def test_no_file_is_overwritten(base, rows, capsys):
