@@ -62,6 +62,7 @@ PARTS: dict[str, list[str]] = {
     ),
     "types": pytest(_FURTHER, ["models", "data"]),
     "matrices": pytest(_FURTHER, ["models", "data"], beside=True),
+    "python312": ["make", "test", "PYTHON=python3.12", "ENVIRONMENT=.venv-3.12"],
     "cpu_default": ["make", "test-cpus", "CPUS=default"],
     "cpu_avx2": ["make", "test-cpus", "CPUS=avx2"],
     "selftest": ["flytune", "selftest"],

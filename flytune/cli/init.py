@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = next((one for one in first_recipe.AIMS if one == aim), None)
     if chosen is None:
         raise RecipeError(f"--aim {aim:.60}: it can be one of {', '.join(first_recipe.AIMS)}")
+    sys.stderr.write(printable(f"{options.data}: reading its first rows, then trying what fits ...") + "\n")
     is_here = Path(base).expanduser().is_dir() and "path" in first_recipe.source_of(options.data)
     with nullcontext() if is_here else hub_reads.without_waiting_for_the_hub():
         text = first_recipe.recipe_text(
