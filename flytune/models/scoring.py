@@ -4,20 +4,22 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
 
 from flytune.errors import ExportError
+from flytune.recipe import Recipe
 
 IGNORED = -100
 """Label of a token that is not part of the loss."""
 GATE_SAMPLES = 8
 """Held-out samples that the live model is scored on before export; the evaluation compares the export with
 them."""
-# Rows of logits that are converted to float32 at a time: 512 MB for a vocabulary of 128k.
-_LOGIT_ROWS = 1024
+TILE = 1024
+"""Positions whose logits are there at a time: in float32, 512 MB for a vocabulary of 128k."""
 RESAMPLES = 2000
 """Number of resamples of the bootstrap."""
 
@@ -65,13 +67,28 @@ def samples_sha256(rows: Sequence[Row]) -> str:
     return digest.hexdigest()
 
 
+def uses_fused_head(recipe: Recipe) -> bool:
+    """Return whether the live model's held-out loss comes from the head of its training's loss: where samples
+    may be longer than TILE, and that head divides by no temperature."""
+    return recipe.data.max_length > TILE and getattr(recipe.objective, "temperature", 1.0) == 1.0
+
+
 def heldout_loss(
-    model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str = "loss"
+    model: Any,
+    rows: Sequence[Row],
+    pad_token_id: int,
+    batch_size: int,
+    label: str = "loss",
+    fused_head: bool = False,
 ) -> tuple[Any, Any]:
     """Return the loss of a causal language model, live or reloaded, on `rows`.
 
-    Logits are computed only at positions where a sample of the batch has a label, and converted to float32 in
-    blocks. Under ZeRO-3 every rank must call it with the same rows.
+    Logits are computed only at positions where a sample of the batch has a label, TILE of them at a time.
+    Under ZeRO-3 and FSDP every rank must call it with equally many rows.
+
+    Args:
+        fused_head: compute them with the head of the training's loss (own_logits.add_head), which the live
+            model has and which is never there completely either; every rank must say the same.
 
     Returns:
         The negative log-likelihood of each row, summed over its tokens with a label, in nats (float64, shape
@@ -85,43 +102,95 @@ def heldout_loss(
     nll, tokens = numpy.zeros(len(rows)), numpy.zeros(len(rows), dtype=numpy.int64)
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]["input_ids"]))
     device = next(model.parameters()).device
-    slices = "logits_to_keep" in inspect.signature(innermost(model).forward).parameters
+    log_probs_of = _of_training if fused_head else _of_own_head
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad(), tqdm(total=len(rows), desc=label, unit=" samples", delay=2) as bar:
             for start in range(0, len(order), batch_size):
                 batch = order[start : start + batch_size]
-                input_ids = padded([rows[index]["input_ids"] for index in batch], pad_token_id).to(device)
-                mask = padded([[1] * len(rows[index]["input_ids"]) for index in batch], 0).to(device)
-                # Position p predicts token p + 1.
-                targets = padded([rows[index]["labels"] for index in batch], IGNORED).to(device)[:, 1:]
-                positions = (targets != IGNORED).any(dim=0).nonzero().flatten()
+                inputs = {
+                    "input_ids": padded([rows[index]["input_ids"] for index in batch], pad_token_id),
+                    "attention_mask": padded([[1] * len(rows[index]["input_ids"]) for index in batch], 0),
+                }
+                inputs = {name: values.to(device) for name, values in inputs.items()}
+                labels = padded([rows[index]["labels"] for index in batch], IGNORED).to(device)
                 bar.update(len(batch))
-                if not len(positions):
+                scored = labels[:, 1:] != IGNORED
+                if not scored.any():
                     continue
-                # Numbers, not a tensor: the hidden states that they index may be on another GPU than the
-                # tokens.
-                keep = {"logits_to_keep": positions.tolist()} if slices else {}
-                logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False, **keep).logits
-                if not slices:
-                    logits = logits[:, positions]
-                targets = targets[:, positions].to(logits.device)
-                labelled = targets != IGNORED
-                # Row by row, without a copy if all positions are scored: a copy is as large as the logits.
-                by_row = [
-                    _cross_entropy(row if wanted.all() else row[wanted], target[wanted])
-                    for row, target, wanted in zip(logits, targets, labelled, strict=True)
-                ]
-                # Not beside those of the next batch: they are the largest tensors of an evaluation.
-                del logits
-                losses = torch.cat(by_row).double().cpu().numpy()
-                owner = labelled.nonzero()[:, 0].cpu().numpy()
-                nll[batch] = numpy.bincount(owner, weights=losses, minlength=len(batch))
-                tokens[batch] = numpy.bincount(owner, minlength=len(batch))
+                log_probs = log_probs_of(model, inputs | {"use_cache": False}, labels)
+                nll[batch] = -log_probs.double().sum(dim=1).cpu().numpy()
+                tokens[batch] = scored.sum(dim=1).cpu().numpy()
     finally:
         model.train(was_training)
     return nll, tokens
+
+
+def _of_training(model: Any, inputs: dict[str, Any], labels: Any) -> Any:
+    """Return the log-probability of each token but the first of a row, float32 of shape (rows, length - 1),
+    0 without a label, from the head of the training's loss."""
+    return model(**inputs, labels=labels, fused_lm_head=True).log_probs
+
+
+def _of_own_head(model: Any, inputs: dict[str, Any], labels: Any) -> Any:
+    """Return the same from the model's own logits."""
+    import torch
+
+    # Position p predicts token p + 1.
+    targets = labels[:, 1:]
+    positions = (targets != IGNORED).any(dim=0).nonzero().flatten()
+    log_probs = torch.zeros(targets.shape, dtype=torch.float32, device=targets.device)
+    for tile, logits in _tiles_of_logits(model, inputs, positions):
+        wanted = targets[:, tile]
+        # Row by row, without a copy if all positions are scored: a copy is as large as the logits.
+        for row, (own, target) in enumerate(zip(logits, wanted.to(logits.device), strict=True)):
+            is_scored = target != IGNORED
+            chosen = own if is_scored.all() else own[is_scored]
+            losses = _cross_entropy(chosen, target[is_scored])
+            log_probs[row, tile[is_scored.to(tile.device)]] = -losses.to(log_probs.device)
+        # Not beside those of the next tile: they are the largest tensors of an evaluation.
+        del logits, own, chosen
+    return log_probs
+
+
+def _tiles_of_logits(model: Any, inputs: dict[str, Any], positions: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield positions, and their logits of shape (rows, positions, vocabulary), from one pass through the
+    layers.
+
+    A model that computes the logits of all positions at once gives them at once.
+    """
+    inner = innermost(model)
+    if inner.base_model is inner or "logits_to_keep" not in inspect.signature(inner.forward).parameters:
+        logits = model(**inputs).logits
+        yield positions, logits[:, positions.to(logits.device)]
+        return
+    # Of some types the model calls the decoder in its base model itself.
+    with _layers_run_once(inner.base_model.get_decoder()):
+        for tile in positions.split(max(1, TILE // len(inputs["input_ids"]))):
+            # Numbers, not a tensor: the hidden states that they index may be on another GPU than the tokens.
+            yield tile, model(**inputs, logits_to_keep=tile.tolist()).logits
+
+
+@contextmanager
+def _layers_run_once(layers: Any) -> Iterator[None]:
+    """Let a model's layers, without its head, return their first result again within the block."""
+    original, is_own = layers.forward, "forward" in vars(layers)
+    results: list[Any] = []
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if not results:
+            results.append(original(*args, **kwargs))
+        return results[0]
+
+    layers.forward = forward
+    try:
+        yield
+    finally:
+        if is_own:
+            layers.forward = original
+        else:
+            del layers.forward
 
 
 def finite_loss(
@@ -206,7 +275,7 @@ def _cross_entropy(logits: Any, targets: Any) -> Any:
 
     if not len(targets):
         return logits.new_zeros(0, dtype=torch.float32)
-    blocks = zip(logits.split(_LOGIT_ROWS), targets.split(_LOGIT_ROWS), strict=True)
+    blocks = zip(logits.split(TILE), targets.split(TILE), strict=True)
     return torch.cat([cross_entropy(part.float(), target, reduction="none") for part, target in blocks])
 
 

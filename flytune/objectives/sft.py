@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flytune.models import Row, heldout_loss
-from flytune.models.scoring import IGNORED
+from flytune.models.scoring import IGNORED, uses_fused_head
 from flytune.objectives.base import ObjectiveBase
 from flytune.records.figures import LOSS, PERPLEXITY, Figure
 
@@ -37,7 +37,12 @@ class Supervised(ObjectiveBase):
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
         return heldout_loss(
-            trainer.model_wrapped, rows, trainer.processing_class.pad_token_id, 1, label="scoring"
+            trainer.model_wrapped,
+            rows,
+            trainer.processing_class.pad_token_id,
+            1,
+            label="scoring",
+            fused_head=uses_fused_head(self.recipe),
         )
 
 

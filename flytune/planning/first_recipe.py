@@ -316,7 +316,7 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         "data.columns": "the rows' own names of what the format needs",
         "data.chat_template": "the base has none; a shipped one",
         "objective": f"{OBJECTIVES[looked.objective]}, {'as asked' if asked.objective else 'by the columns'}",
-        "objective.rewards": "1 where the final answer is the row's own: after ####, in \\boxed, or the last number",
+        "objective.rewards": "1 where the final number, or what follows ####, is that of the row",
         "objective.group_size": "answers to each question, compared with each other",
         "objective.max_completion_length": "tokens of an answer; fewer are faster",
         "method": f"{asked.aim}: {chosen.way}",

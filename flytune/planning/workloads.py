@@ -8,7 +8,7 @@ from flytune.data import row_kind
 from flytune.errors import RecipeError
 from flytune.hardware import Shape, accelerator_named
 from flytune.hardware.accelerators import chip_of
-from flytune.models import adapter_targets, heads
+from flytune.models import adapter_targets, heads, scoring
 from flytune.models.host_memory import CPU_LOSS_TOKENS
 from flytune.objectives import objective_of
 from flytune.planning.calibration import load_factors
@@ -32,7 +32,8 @@ FLYTUNE = Framework(
     expandable_segments=True,
     # deepspeed_configs/ have offload_param.
     offloads_parameters=True,
-    # Logits in bfloat16, and the float32 copy that accelerate make of them (training/eval_loss.py).
+    # Logits in bfloat16, and the float32 copy that accelerate make of them, of samples that are scored at
+    # once (models/scoring.py: uses_fused_head).
     evaluated_row=6.0,
     # Collator takes 0.8e-6 of one core of a Xeon at 2.5 GHz, for packed rows of 4,096.
     data_seconds=1e-6,
@@ -104,6 +105,7 @@ def workload(
             FLYTUNE,
             fused_kernels=recipe.training.use_liger_kernel,
             loss=OWN_LOGITS if own_logits(recipe, geometry) else FLYTUNE.loss,
+            evaluated_row=0.0 if scoring.uses_fused_head(recipe) else FLYTUNE.evaluated_row,
         ),
         kbit_float32=method == "qlora" and sharding.kbit_float32,
         workspaces=workspace_bytes(chip_of(shape.accelerator)) if shape.is_gpu else 0.0,

@@ -66,8 +66,7 @@ def live_loss(trainer: Any, degrees: Degrees, rows: Sequence[Row], objective: Ob
     """Return the mean loss of an objective on `rows`, by their weights; every process calls it and gets the
     same.
 
-    Rows are scored one at a time: training's memory may leave no room for more, and complete logits are
-    larger than what TRL's chunked loss keeps.
+    Rows are scored one at a time: training's memory may leave no room for more.
 
     Each row is scored by one process. All make the same number of forward passes, since these gather
     parameters (ZeRO-3, FSDP) and a process with one pass fewer would leave the others waiting for ever:

@@ -47,6 +47,8 @@ def recipe_for(inputs, method, sharding, **changes):
     method = method if method == "full" or isinstance(method, dict) else {"name": method, "lora_dropout": 0.0}
     changes = {"method": method, "sharding": sharding, "training.global_batch_size": 8} | changes
     changes |= {"hardware.shape": "cpu-1" if sharding in SINGLE else "cpu-2"}
+    # So that the live model's held-out loss is that of the training's head, under every sharding.
+    changes |= {"data.max_length": scoring.TILE + 1}
     return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
 
 
