@@ -40,7 +40,7 @@ def import_before_fork(has_gpu: bool, objectives: Iterable[str]) -> None:
 
 def can_fork() -> bool:
     """Return True if a process forked from this one can compute: on Linux, where this one has not used
-    CUDA."""
+    CUDA or there is no GPU."""
     if sys.platform != "linux":
         return False
     if "torch" not in sys.modules:
@@ -54,5 +54,6 @@ def can_fork() -> bool:
 def _exit_with_cuda_state() -> None:
     import torch
 
-    # torch sets it in the child where the parent has asked CUDA for anything, even for the number of devices.
-    os._exit(int(torch.cuda._is_in_bad_fork()))
+    # torch sets it in the child where the parent has asked CUDA for anything, even for the number of devices,
+    # as torch's CUDA build does at its import on a machine without one.
+    os._exit(int(torch.cuda._is_in_bad_fork() and torch.cuda.device_count() > 0))

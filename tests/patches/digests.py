@@ -31,6 +31,8 @@ def of(place):
     found = getattr(found, "callback", found)  # of a command of click
     tree = ast.parse(textwrap.dedent(inspect.getsource(found)))
     for node in ast.walk(tree):
+        if hasattr(node, "type_params"):  # Python 3.11 has none
+            del node.type_params
         body = getattr(node, "body", None)
         if (
             isinstance(body, list)
@@ -39,7 +41,7 @@ def of(place):
             and isinstance(body[0].value, ast.Constant)
         ):
             body[0] = ast.Pass()
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
 
 
 def places():

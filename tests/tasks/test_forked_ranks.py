@@ -105,8 +105,11 @@ def test_errors_of_the_fetch_are_left_to_the_ranks(clean, tmp_path):
 
 
 def test_cuda_is_not_used_before_the_fork(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert libraries.can_fork()
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert libraries.can_fork()  # there is no GPU
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert not libraries.can_fork()
 
 
