@@ -79,8 +79,8 @@ def refuse_undivided(data: Data, name: str, samples: int) -> NoReturn:
     """
     source = ", ".join(source.name for source in data.all_sources.values())
     raise DataError(
-        f"{source}: no {name} sample: {counted(samples, 'sample')} with the same content, or the same prompt, "
-        "which stay together; add data, set data.heldout_path, or write data.heldout_fraction: 0"
+        f"{source}: no {name} sample: {counted(samples, 'sample')} with the same content, or the same "
+        "prompt, which stay together; add data, set data.heldout_path, or write data.heldout_fraction: 0"
     )
 
 

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from flytune import cli
 from flytune.errors import DataError, RecipeError
 from flytune.planning import first_rows, planner
 from flytune.recipe import Recipe, learning_rates
 from tests.support.chats import write_rows
-from tests.support.paths import ROOT
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 LONG = {"instruction": "Add the numbers. " * 40, "output": "The sum is 7."}
@@ -74,14 +72,6 @@ def test_rows_that_all_stay_together(base: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="3 samples with the same content, or the same prompt, which stay"):
         first_rows.warnings(recipe(base, rows))
     assert first_rows.warnings(recipe(base, rows, **{"data.heldout_fraction": 0})) == []
-
-
-def test_a_task_that_the_harness_does_not_know(base: Path, tmp_path: Path, capsys: Any) -> None:
-    changes = {"evaluation.tasks": ["python_module"], "evaluation.include_path": str(ROOT / "recipes/tasks")}
-    asked = recipe(base, write_pairs(tmp_path / "rows.jsonl", 20), **changes)
-    (tmp_path / "recipe.yaml").write_text(asked.to_yaml(), encoding="utf-8")
-    assert cli.main(["plan", str(tmp_path / "recipe.yaml")]) == 1
-    assert "evaluation.tasks: python_module: unknown to the harness; did you mean" in capsys.readouterr().err
 
 
 def test_a_base_without_a_tokenizer(base: Path, tmp_path: Path) -> None:
