@@ -105,10 +105,15 @@ def validated(content: Any, model: type[Model], where: str) -> Model:
     try:
         made = model.model_validate(content)
     except ValidationError as error:
-        raise RecipeError.of(where, [*mistakes(error, model), *wrong]) from None
+        raise RecipeError.of(where, with_others(mistakes(error, model), wrong)) from None
     if wrong:
         raise RecipeError.of(where, wrong)
     return made
+
+
+def with_others(lines: list[str], others: list[str]) -> list[str]:
+    """Return the lines on mistakes; of a place that has two, the one in `others`."""
+    return list({line.partition(": ")[0]: line for line in [*lines, *others]}.values())
 
 
 def wrong_values(value: Any, loc: Location = ()) -> Iterator[str]:
@@ -118,8 +123,8 @@ def wrong_values(value: Any, loc: Location = ()) -> Iterator[str]:
         yield f"{dotted(loc)}: numbers must be finite; found {value}"
     elif isinstance(value, float) and 0 < abs(value) < limits.LEAST_NUMBER:
         yield (
-            f"{dotted(loc)}: {value:g} is smaller than any number that has an effect; write 0, or a "
-            "larger one"
+            f"{dotted(loc)}: {value:g} is smaller than any number that has an effect; write a larger "
+            "one, or 0 where it may be"
         )
     elif isinstance(value, int) and abs(value) > _LARGEST:
         yield f"{dotted(loc)}: at most {_LARGEST:.0e} is read; found a number of {len(str(value))} digits"

@@ -1,6 +1,7 @@
 """`flytune plan RECIPE` and `flytune plan --compare RECIPE RECIPE`."""
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from flytune.cluster import folders, uploads
 from flytune.console import tables
 from flytune.dryrun import confirm
 from flytune.errors import FlytuneError, RecipeError, printable
+from flytune.evaluation import tasks
 from flytune.files import new_output
 from flytune.hardware import Shape, load_cluster, load_shapes, this_machine
 from flytune.planning import (
@@ -88,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         return _compare(options, console)
     if options.recipe is None:
         raise RecipeError("flytune plan: which recipe? Name its file, or two after --compare")
-    recipe, count = _read(options.recipe, options)
+    recipe, count = _read(options.recipe, options, console)
     for name in ("solve", "shape", "data"):
         if getattr(options, name) == "":
             raise RecipeError(f"--{name}: it is empty; name what you mean, or leave it out")
@@ -160,13 +162,18 @@ def _beside(recipe: Recipe, samples: int | None, plan: Plan) -> Iterator[str]:
     )
 
 
-def _read(path: str, options: argparse.Namespace) -> tuple[Recipe, sample_count.SampleCount]:
+def _read(
+    path: str, options: argparse.Namespace, console: Console
+) -> tuple[Recipe, sample_count.SampleCount]:
     """Return a recipe with the limits of the command line, and the number of its samples."""
     recipe = read_recipe(path, options.set)
     if options.max_hours or options.max_price:
         recipe = _limited(recipe, options)
     if problems := uploads.missing(recipe):
         raise RecipeError.of(f"recipe {recipe.name}: local files", problems)
+    if recipe.evaluation.tasks and importlib.util.find_spec("lm_eval"):
+        with console.status("evaluation.tasks: reading the index"):
+            tasks.jobs(recipe)
     warnings = tuple(first_rows.warnings(recipe))
     if options.samples:
         said = f"{counted(options.samples, 'training sample')}: as --samples says"
@@ -208,7 +215,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
         raise RecipeError(
             "--compare: takes two recipes and nothing else to plan; leave out what else there is"
         )
-    read = [_read(path, options) for path in options.compare]
+    read = [_read(path, options, console) for path in options.compare]
     made = [_made(recipe, count, options, console) for recipe, count in read]
     recipes, plans = (read[0][0], read[1][0]), (made[0][1], made[1][1])
     if options.json:

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import uuid
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,8 @@ from flytune.stages import local
 
 _OPTIONS = {"project": "--project", "domain": "--domain", "name": "--name"}
 """pyflyte's options that are handed on as they are."""
+_LONGEST_ARGUMENT = 2**17 - 1
+"""Bytes that Linux accepts in one argument of a command."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         # By it the run is found again, whatever becomes of its log.
         options.name = options.name or f"f{uuid.uuid4().hex[:19]}"
     if options.shape or options.set:
-        options.recipe = _written(recipe)
+        options.recipe = _in_an_argument(recipe)
     arguments = command_of_flyte_2(options) if options.flyte2 else command(options)
     program = _program_of_flyte_2() if options.flyte2 else _program()
     if options.remote:
@@ -112,12 +113,20 @@ def _run_here(options: argparse.Namespace, recipe: Recipe) -> int:
     return 0
 
 
-def _written(recipe: Recipe) -> str:
-    """Return the path of a new file with a recipe as the command line has changed it, for Flyte's command to
-    read."""
-    path = Path(tempfile.mkdtemp(prefix="flytune-recipe-")) / f"{recipe.name}.yaml"
-    path.write_text(recipe.to_yaml(), encoding="utf-8")
-    return str(path)
+def _in_an_argument(recipe: Recipe) -> str:
+    """Return a recipe as the command line has changed it, for Flyte's command to read: no file of it would
+    ever be removed, as this process becomes that command.
+
+    Raises:
+        RecipeError: it is too long.
+    """
+    text = recipe.model_dump_json(exclude_defaults=True)
+    if len(text.encode()) > _LONGEST_ARGUMENT:
+        raise RecipeError(
+            f"--set, --shape: the recipe has more than {_LONGEST_ARGUMENT:,} bytes, too many for a command; "
+            "write the changes into its file, and leave these options out"
+        )
+    return text
 
 
 def _content(given: str, name: str, kind: type) -> Any:

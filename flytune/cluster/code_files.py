@@ -18,7 +18,7 @@ PATTERNS = (
     *("chat_templates/*.jinja", "deepspeed_configs/*.json"),
     *("shapes.yaml", "cluster.yaml", "accelerators.yaml"),
 )
-"""Files of the product in a clone that git does not know."""
+"""Files of the product in a clone. What git tracks beside them, as rows in recipes/, is somebody's own."""
 PLACES = tuple(dict.fromkeys(pattern.partition("/")[0] for pattern in PATTERNS))
 """Folders and files of a clone's root that are code."""
 LIMIT = 5_000_000
@@ -51,6 +51,8 @@ def lister(upstream: Lister) -> Lister:
             step_lines.show(
                 f"not sent, because git does not track it: {_listed(unknown)}; `git add` makes it code"
             )
+        if others := sorted(set(_asked_git(root)) - _of_patterns(root)):
+            step_lines.show(f"not sent, because no file of the product is like it: {_listed(others)}")
         return [str(root / name) for name in names]
 
     return list_code
@@ -59,13 +61,17 @@ def lister(upstream: Lister) -> Lister:
 def of_clone(root: Path) -> list[str]:
     """Return the names of the product's files in a clone, in their order.
 
-    They are those that git tracks in `PLACES`; in a clone that git does not know, those of `PATTERNS`. Links
-    are none: their files may be anywhere.
+    They are those of `PATTERNS` that git tracks; all of them in a clone that git does not know. Links are
+    none: their files may be anywhere.
     """
-    names = _asked_git(root)
-    if "flytune/__init__.py" not in names:
-        names = [str(path.relative_to(root)) for pattern in PATTERNS for path in root.glob(pattern)]
-    return sorted(name for name in set(names) if (root / name).is_file() and not _is_linked(root, name))
+    names, tracked = _of_patterns(root), set(_asked_git(root))
+    if "flytune/__init__.py" in tracked:
+        names &= tracked
+    return sorted(name for name in names if (root / name).is_file() and not _is_linked(root, name))
+
+
+def _of_patterns(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for pattern in PATTERNS for path in root.glob(pattern)}
 
 
 def _is_linked(root: Path, name: str) -> bool:

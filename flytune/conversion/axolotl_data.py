@@ -80,7 +80,7 @@ def _sources(draft: Draft, one: dict[str, Any], templates: list[tuple[str, str]]
     files = [files] if isinstance(files, str) else list(files or ())
     one.pop("ds_type", None)
     made = _format(draft, kind, one, templates)
-    split = one.pop("split", None)
+    split = str(one.pop("split", None) or one.pop("train_on_split", None) or "train")
     names = one.pop("name", None), one.pop("revision", None)
     is_local = _LOCAL.search(path) or Path(path).expanduser().exists()
     for key, value in one.items():
@@ -90,6 +90,11 @@ def _sources(draft: Draft, one: dict[str, Any], templates: list[tuple[str, str]]
             draft.refuse(f"datasets: {key}: {_CHANGING[key][1]}")
         draft.note(
             f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here")
+        )
+    if split != "train" and (is_local or files):
+        draft.refuse(
+            f"datasets: split: {split}: a file is read completely; write max_samples into the source of a "
+            "recipe"
         )
     if path in _LOADERS or (is_local and files):
         return [{"path": file} | made for file in files] or draft.refuse(
@@ -104,11 +109,9 @@ def _sources(draft: Draft, one: dict[str, Any], templates: list[tuple[str, str]]
     source = {
         "dataset_name": path,
         "dataset_config": names[0],
-        "dataset_split": split,
+        "dataset_split": split if split != "train" else None,
         "revision": names[1],
     } | made
-    if split == "train":
-        del source["dataset_split"]
     return [{key: value for key, value in source.items() if value is not None}]
 
 

@@ -106,7 +106,9 @@ class Draft:
             if known is None or not known.is_refused:
                 continue
             value = self.take(key)
-            if value not in (*_OFF, known.harmless):
+            # Where a word or true changes nothing, false and none are further words, which do.
+            off = () if isinstance(known.harmless, bool | str) else _OFF
+            if value not in (*off, known.harmless):
                 shown = (
                     yaml_core.dump(value, in_one_line=True) if isinstance(value, str | int | float) else "..."
                 )

@@ -31,8 +31,6 @@ _OPTIMIZERS = {
 }
 """The optimizers of other names and libraries, with the nearest one here."""
 _SCHEDULES = {
-    "one_cycle": "cosine",
-    "rex": "cosine",
     "constant_with_warmup": "constant_with_warmup",
     "cosine_with_restart": "cosine_with_restarts",
     "wsd": "warmup_stable_decay",
@@ -108,10 +106,7 @@ def put_schedule(draft: Draft, name: str, arguments: Any) -> None:
     ours = _SCHEDULES.get(name, name)
     if ours not in SCHEDULES:
         draft.refuse(f"schedule {name}: there is none like it; the schedules are {', '.join(SCHEDULES)}")
-    near = ours != name and name in ("one_cycle", "rex")
-    draft.put(
-        "training.lr_scheduler_type", ours, f"{name} is not offered; this is the nearest" if near else ""
-    )
+    draft.put("training.lr_scheduler_type", ours)
     if arguments and isinstance(arguments, dict):
         draft.put(
             "training.lr_scheduler_kwargs",

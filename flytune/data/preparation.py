@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -68,10 +68,20 @@ def refuse_empty(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tal
                 f"{where}: no {name} sample is left; {too_long} were too long, {untrained} had no trained "
                 "token"
             )
-        raise DataError(
-            f"{source}: no {name} sample: {counted(kept, 'sample')} with the same content, or the same "
-            "prompt, which stay together; add data, set data.heldout_path, or write data.heldout_fraction: 0"
-        )
+        refuse_undivided(data, name, kept)
+
+
+def refuse_undivided(data: Data, name: str, samples: int) -> NoReturn:
+    """Refuse data whose samples all stay together in one split; `name` is the other split.
+
+    Raises:
+        DataError: always.
+    """
+    source = ", ".join(source.name for source in data.all_sources.values())
+    raise DataError(
+        f"{source}: no {name} sample: {counted(samples, 'sample')} with the same content, or the same "
+        "prompt, which stay together; add data, set data.heldout_path, or write data.heldout_fraction: 0"
+    )
 
 
 def split_at(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally]) -> int | None:

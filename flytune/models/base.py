@@ -20,7 +20,7 @@ import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,36 @@ def local_name(model: Model, weights: bool = True) -> str:
             f"model.name_or_path: {name}: no such folder (seen from {Path.cwd().name}/), and not a hub id of "
             "the form owner/name; pods of a cluster see mounted folders and addresses (s3://...) alone"
         )
+    refuse_adapter(model)
     return name
+
+
+def refuse_adapter(model: Model, ask: bool = False) -> None:
+    """Refuse a model of the hub with an adapter beside its config.json, in this machine's cache or, where it
+    may `ask`, on the hub.
+
+    Raises:
+        RecipeError: there is one.
+    """
+    from huggingface_hub import constants
+
+    name, file = model.name_or_path, "adapter_config.json"
+    if not is_on_hub(model) or not (Path(constants.HF_HUB_CACHE) / cached_name(name)).is_dir():
+        return
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, file, revision=model.revision)
+    if found is None and ask:
+        with suppress(
+            Exception
+        ):  # the hub has none, which its cache notes; or it refuses, as for config.json
+            found = hf_hub_download(name, file, revision=model.revision)
+    if isinstance(found, str) and Path(found).with_name("config.json").is_file():
+        raise RecipeError(
+            f"model.name_or_path: {name}: {file} is beside config.json ({found}), so that transformers would "
+            "load that adapter, and the base that it names, in place of this model; copy the model's files "
+            "without it into a folder, and name the folder"
+        )
 
 
 def _check_files(folder: Path) -> None:

@@ -159,14 +159,13 @@ def config_file(model: Model) -> Path:
 
     from huggingface_hub import hf_hub_download
 
+    answers = base.hub_answers()
     try:
-        return Path(
-            hf_hub_download(
-                name, "config.json", revision=model.revision, local_files_only=not base.hub_answers()
-            )
-        )
+        path = hf_hub_download(name, "config.json", revision=model.revision, local_files_only=not answers)
     except Exception as error:  # noqa: BLE001 (the hub's errors are OSErrors; those of a proxy are not)
         raise base.refused(error, where, _how_to_plan(model)) from None
+    base.refuse_adapter(model, ask=answers)
+    return Path(path)
 
 
 def _how_to_plan(model: Model) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from flytune import process_setup
 from flytune.errors import RecipeError
-from flytune.models import config_json, model_types, positions, tensor_headers, vocabulary
+from flytune.models import base, config_json, model_types, positions, tensor_headers, vocabulary
 from flytune.models.config_json import config_file, known_config, shipped_config
 from flytune.recipe import Model
 from training_estimates import config_sizes, counting
@@ -52,6 +52,7 @@ def layer_counter(model: Model) -> Callable[[int], Geometry]:
 
 def _read(model: Model) -> Geometry:
     name = model.name_or_path
+    base.refuse_adapter(model)
     if shipped := shipped_config(model):
         return _with_loss(geometry(shipped, name), shipped, model)
     try:

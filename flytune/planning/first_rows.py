@@ -5,7 +5,9 @@ from itertools import islice
 from pathlib import Path
 
 from flytune.data import readers, sources, windows
+from flytune.data.counts import ends_of
 from flytune.data.formats import check_columns
+from flytune.data.preparation import refuse_undivided
 from flytune.data.process import Chunk, Sampler, Samples
 from flytune.data.tokenizer import Encoder, check_rows, load_tokenizer
 from flytune.errors import DataError
@@ -28,13 +30,15 @@ def warnings(recipe: Recipe) -> list[str]:
     files of each day is not read.
 
     Raises:
-        DataError: as data.prepare: a row, the tokenizer or the template cannot be used; or none of the first
-            rows is trained.
+        DataError: as data.prepare: a row, the tokenizer or the template cannot be used; none of the first
+            rows is trained; or all rows that there are stay together in one split.
     """
     data = recipe.data
     tokenizer = _local_tokenizer(recipe)
     sampler = Sampler(DataRequest.of(recipe, "plan"), tokenizer)
     doubts: list[str] = []
+    split_range: list[int] = []
+    complete: list[Samples] = []
     for key, source in _readable(data).items():
         check_columns(source.columns, "data" if key == data.heldout_key else key)
         stored = readers.read_heldout(data) if key == data.heldout_key else readers.read(source, key)
@@ -52,6 +56,10 @@ def warnings(recipe: Recipe) -> list[str]:
             doubts.append(f"{which}: none can be used; {error}")
         elif tokenizer and first:
             doubts += _of_samples(samples, which, len(first), data)
+            split_range = ends_of([*split_range, *samples.tally.split_range])
+            complete += [samples] if are_all else []
+    if data.holds_out and len(complete) == len(data.all_sources) and len(set(split_range)) == 1:
+        refuse_undivided(data, "held-out or no training", sum(len(samples.lengths) for samples in complete))
     return doubts
 
 

@@ -31,7 +31,7 @@ from flytune.recipe.sections import (
 from flytune.recipe.training import Training
 from flytune.row_names import ANSWERS, RowKindName, with_row_kind
 from flytune.schema import Strict
-from flytune.written_files import load_yaml, wrong_values
+from flytune.written_files import load_yaml, with_others, wrong_values
 
 
 class Recipe(Strict):
@@ -93,7 +93,7 @@ class Recipe(Strict):
         try:
             made = handler(data)
         except ValidationError as error:
-            raise RecipeError.of(where, [*mistakes(error, cls), *wrong]) from None
+            raise RecipeError.of(where, with_others(mistakes(error, cls), wrong)) from None
         if problem := _export_problem(
             made.checkpoints.export, made.checkpoints.save_steps, made.evaluation.eval_steps
         ):

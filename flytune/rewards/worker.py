@@ -256,7 +256,10 @@ def _part(fields: dict[str, Any], column: str) -> Any:
     value: Any = fields
     for key in column.split("."):
         if not isinstance(value, dict) or key not in value:
-            raise LookupError(f"the row has no column {column}")
+            raise LookupError(
+                f"the row has no column {column}; it has {', '.join(sorted(fields))[:200] or 'none'}: write "
+                "column: NAME beside the reward's name, or map it in data.columns"
+            )
         value = value[key]
     return value
 

@@ -15,7 +15,7 @@ from flytune import cli
 from flytune.cli import run
 from flytune.hardware import this_machine
 from flytune.planning import planner
-from flytune.recipe import Recipe, read_recipe
+from flytune.recipe import Recipe, inputs, read_recipe
 from flytune.stages import local, plan
 from flytune.stages.harness import HarnessData
 from tests.support.paths import ROOT
@@ -227,12 +227,22 @@ def test_it_starts_without_flytekit(recipe, tmp_path):
     assert not {"flytekit", "torch", "transformers"} & set(done.stdout.replace("'", "").split(", "))
 
 
-def test_changes_of_the_command_line_reach_the_cluster(recipe, started, answering, capsys):
+@pytest.mark.parametrize("face", [[], ["--flyte2"]])
+def test_changes_of_the_command_line_reach_the_cluster_and_leave_no_file(
+    face, recipe, started, answering, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    changes = ["--shape", "l4-1", "--set", "training.learning_rate=3e-4"]
     with pytest.raises(SystemExit):
-        cli.main(["run", str(recipe), "--remote", "--shape", "l4-1", "--set", "training.learning_rate=3e-4"])
-    sent = Recipe.from_yaml(started[0][started[0].index("--recipe") + 1])
+        cli.main(["run", str(recipe), "--remote", *face, *changes])
+    given = started[0][started[0].index("--recipe") + 1]
+    sent = Recipe.model_validate(inputs.content(given, "--recipe", Recipe))
     assert (sent.hardware.shape, sent.training.learning_rate) == ("l4-1", 0.0003)
     assert sent.data == read_recipe(recipe).data
+    assert list(tmp_path.iterdir()) == [recipe]
+    recipe.write_text(yaml.safe_dump(content(description="x" * 2**17)))
+    assert cli.main(["run", str(recipe), "--remote", *face, *changes]) == 1
+    assert "write the changes into its file" in capsys.readouterr().err
 
 
 def test_a_run_on_this_machine_without_hardware_is_on_this_machine():

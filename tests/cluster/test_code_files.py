@@ -87,8 +87,17 @@ def test_a_module_that_git_does_not_track_is_named(clone, capsys):
     )
 
 
+def test_rows_that_git_tracks_among_the_code_are_not_sent_but_named(clone, capsys):
+    (clone / "recipes" / "rows.jsonl").write_text("private")
+    subprocess.run(["git", "add", "recipes/rows.jsonl"], cwd=clone, check=True)
+    sent = code_files.lister(list)(clone, False)
+    assert str(clone / "recipes" / "demo-qlora.yaml") in sent
+    assert str(clone / "recipes" / "rows.jsonl") not in sent
+    assert "no file of the product is like it: recipes/rows.jsonl\n" in capsys.readouterr().out
+
+
 def test_what_is_too_large_for_code_is_refused_with_the_largest_files(clone):
-    (clone / "recipes" / "rows.jsonl").write_bytes(b"x" * 5_000_000)
+    (clone / "recipes" / "rows.yaml").write_bytes(b"x" * 5_000_000)
     subprocess.run(["git", "add", "recipes"], cwd=clone, check=True)
     with pytest.raises(FlytuneError) as caught:
         code_files.lister(list)(clone, False)
@@ -97,7 +106,7 @@ def test_what_is_too_large_for_code_is_refused_with_the_largest_files(clone):
         "MB, more than the 5.0 MB that code may have; move data and models to a folder beside flytune/"
         in first
     )
-    assert "recipes/rows.jsonl: 5.0 MB" in str(caught.value)
+    assert "recipes/rows.yaml: 5.0 MB" in str(caught.value)
     assert len(largest) == 4
 
 
@@ -105,7 +114,7 @@ def test_another_project_is_left_to_the_sdk(tmp_path):
     assert code_files.lister(lambda *given: [str(given[0])])(tmp_path, False) == [str(tmp_path)]
 
 
-def test_the_patterns_are_the_tracked_files_and_images_have_the_same_places():
+def test_the_patterns_are_the_tracked_files_and_images_have_the_same():
     tracked = subprocess.run(
         ["git", "ls-files", "--", *code_files.PLACES], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
@@ -113,4 +122,4 @@ def test_the_patterns_are_the_tracked_files_and_images_have_the_same_places():
     assert matched >= {name for name in tracked if (ROOT / name).is_file()}
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     for_the_build = {"requirements*.lock", "pyproject.toml"}
-    assert {line[1:] for line in lines if line.startswith("!")} == {*code_files.PLACES, *for_the_build}
+    assert {line[1:] for line in lines if line.startswith("!")} == {*code_files.PATTERNS, *for_the_build}

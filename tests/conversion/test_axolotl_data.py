@@ -101,6 +101,7 @@ def test_a_type_of_texts_without_words_is_text(tmp_path):
         ({"message_field_training": "learn"}, "a turn's key train or weight"),
         ({"drop_system_message": True}, "system messages of the rows are kept"),
         ({"shards": 4}, "write max_samples"),
+        ({"data_files": ["a.jsonl"], "split": "train[:10%]"}, "split: train.* a file is read completely"),
     ],
 )
 def test_keys_of_a_data_set_that_change_what_is_trained_are_refused(changes, said, tmp_path):
@@ -108,6 +109,8 @@ def test_keys_of_a_data_set_that_change_what_is_trained_are_refused(changes, sai
         converted(tmp_path, datasets=[CHATS | changes])
     harmless = {"roles_to_train": ["assistant"], "train_on_eos": "turn", "message_field_training": "train"}
     assert converted(tmp_path, datasets=[CHATS | harmless])[0].data.format == "messages"
+    older = converted(tmp_path, datasets=[CHATS | {"train_on_split": "dev"}])[0]
+    assert older.data.dataset_split == "dev"
 
 
 def test_files_of_a_data_set_on_the_hub_are_its_sources(tmp_path):

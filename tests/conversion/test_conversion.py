@@ -376,6 +376,21 @@ def llamafactory(tmp_path, **changes):
     return converted(tmp_path, "a.yaml", LLAMA_FACTORY["common"] | changes)
 
 
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        (axolotl, "train_on_eos", "none"),
+        (axolotl, "curriculum_sampling", True),
+        (llamafactory, "enable_thinking", False),
+        (llamafactory, "disable_shuffling", True),
+    ],
+)
+def test_a_value_that_is_no_default_is_refused_though_it_sounds_like_off(file, key, value, tmp_path):
+    with pytest.raises(RecipeError, match=f"cannot be converted: {key}: "):
+        file(tmp_path, **{key: value})
+    assert file(tmp_path, **{key: {"none": "turn", False: True, True: False}[value]})
+
+
 def test_the_defaults_of_llama_factory_are_written(tmp_path):
     without = dict.fromkeys(
         ("lora_rank", "learning_rate", "num_train_epochs", "lr_scheduler_type", "warmup_ratio")

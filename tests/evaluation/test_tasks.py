@@ -5,6 +5,8 @@ import typing
 
 import pytest
 
+from flytune import cli
+from flytune.cluster import uploads
 from flytune.errors import RecipeError
 from flytune.evaluation import tasks
 from flytune.evaluation.task_kind import JobResult
@@ -38,12 +40,17 @@ def test_a_section_has_its_kind(recipe):
         assert type(task).model_fields["kind"].is_required(), "recipes of two kinds have two keys"
 
 
-def test_an_unknown_task_is_refused_by_its_name(recipe):
+def test_an_unknown_task_is_refused_by_its_name_in_the_plan_too(recipe, tmp_path, monkeypatch, capsys):
     (task,) = recipe.evaluation.tasks
     unknown = task.model_copy(update={"name": "no such task"})
     evaluation = recipe.evaluation.model_copy(update={"tasks": [unknown]})
+    asked = recipe.model_copy(update={"evaluation": evaluation})
     with pytest.raises(RecipeError, match="evaluation.tasks: no such task"):
-        tasks.jobs(recipe.model_copy(update={"evaluation": evaluation}))
+        tasks.jobs(asked)
+    monkeypatch.setattr(uploads, "missing", lambda recipe: [])  # files that the example names
+    (tmp_path / "recipe.yaml").write_text(asked.to_yaml(), encoding="utf-8")
+    assert cli.main(["plan", str(tmp_path / "recipe.yaml")]) == 1
+    assert "evaluation.tasks: no such task" in capsys.readouterr().err
 
 
 def test_scores_of_parts_are_those_of_the_whole(recipe, trained, tmp_path):

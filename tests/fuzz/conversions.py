@@ -63,14 +63,14 @@ _CHANGING = {
 """Keys that change what is learned, which no recipe has."""
 _UNKNOWN = ["lerning_rate", "my_own_key", "lora_rr"]
 _OUTBREAKS = [
-    "a\ndescription: BROKEN",
-    "a\r\ndescription: BROKEN #",
-    "a\x85description: BROKEN",
-    "a\u2028description: BROKEN",
+    "a\nnotify: {}  # BROKEN",
+    "a\r\nnotify: {}  # BROKEN",
+    "a\x85notify: {}  # BROKEN",
+    "a\u2028notify: {}  # BROKEN",
     "a\x1b[31mBROKEN",
     "a\x9bBROKEN",
 ]
-"""Texts that end the line of a comment, or that a terminal obeys."""
+"""Texts that end a comment and write a field that no converted recipe has, or that a terminal obeys."""
 _TRL = {
     "model_name_or_path": "Qwen/Qwen3-0.6B",
     "dataset_name": "trl-lib/Capybara",

@@ -1,11 +1,18 @@
-"""A folder as base model that is an artifact is compared with its hashes."""
+"""Base models: an artifact is compared with its hashes, and an adapter beside a model is refused."""
 
 import pytest
+from huggingface_hub import constants
 
 from flytune.errors import ExportError, RecipeError
-from flytune.models import base, remote
-from flytune.recipe import Model
+from flytune.models import base, config_json, remote
+from flytune.planning import base_sizes
+from flytune.recipe import Model, read_recipe
+from tests.support import model_hub
+from tests.support.paths import ROOT
 from tests.support.stages import seal
+
+PINNED = read_recipe(ROOT / "recipes" / "qwen3-1.7b-full.yaml").model
+"""Base whose sizes Flytune has."""
 
 
 @pytest.fixture
@@ -32,6 +39,40 @@ def test_an_adapter_beside_a_base_is_refused_before_it_is_loaded_in_its_place(fo
     assert "adapter_config.json" not in remote.files_to_fetch(
         [file.name for file in folder.iterdir()], None, False, "x"
     )
+
+
+@pytest.fixture
+def of_hub(tmp_path, monkeypatch):
+    """Model of the hub in a cache of this machine, which has an adapter beside its config.json; the hub does
+    not answer."""
+    snapshot = tmp_path / base.cached_name(PINNED.name_or_path) / "snapshots" / PINNED.revision
+    snapshot.mkdir(parents=True)
+    for name in ("config.json", "adapter_config.json"):
+        (snapshot / name).write_text("{}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(base, "hub_answers", lambda: False)
+    return PINNED
+
+
+@pytest.mark.parametrize("use", [base.local_name, base_sizes.read_geometry])
+def test_an_adapter_beside_a_base_of_the_hub_is_refused_where_it_is_planned_without_its_files_too(
+    use, of_hub
+):
+    with pytest.raises(RecipeError, match=r"adapter_config.json is beside config.json .* name the folder"):
+        use(of_hub)
+
+
+def test_the_plan_asks_the_hub_for_an_adapter_beside_the_config(folder, tmp_path, monkeypatch):
+    (folder / "adapter_config.json").write_text("{}")
+    with model_hub.serving(folder) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        with pytest.raises(RecipeError, match="adapter_config.json is beside config.json"):
+            config_json.config_file(Model(name_or_path=model_hub.NAME))
 
 
 def test_the_plan_reads_no_weights(folder):

@@ -18,9 +18,9 @@ FOLDER = f"models--{NAME.replace('/', '--')}"
 FILL = """
 import sys
 from pathlib import Path
-from flytune.models import BaseRequest, shared_cache
+from flytune.models import BaseRequest, base
 request = BaseRequest.model_validate_json(sys.argv[1])
-print(shared_cache.fill(request, Path(sys.argv[2]), Path(sys.argv[3]), read_only=sys.argv[4] == "True"))
+print(base.fill_shared_cache(request, Path(sys.argv[2]), Path(sys.argv[3]), read_only=sys.argv[4] == "True"))
 """
 LOAD = """
 import sys

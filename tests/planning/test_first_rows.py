@@ -67,6 +67,13 @@ def test_rows_of_which_none_is_trained(base: Path, tmp_path: Path) -> None:
         first_rows.warnings(recipe(base, many))
 
 
+def test_rows_that_all_stay_together(base: Path, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [{"instruction": "a", "output": "b"}] * 3)
+    with pytest.raises(DataError, match="3 samples with the same content, or the same prompt, which stay"):
+        first_rows.warnings(recipe(base, rows))
+    assert first_rows.warnings(recipe(base, rows, **{"data.heldout_fraction": 0})) == []
+
+
 def test_a_base_without_a_tokenizer(base: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()

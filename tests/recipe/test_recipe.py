@@ -305,6 +305,7 @@ def test_shipped_recipes_agree_with_the_schema_and_say_how_to_run_them(path, sch
         ("data.heldout_fraction", False, "data.heldout_fraction: must be a number; found false"),
         ("training.learning_rate", float("inf"), "training.learning_rate: numbers must be finite; found inf"),
         ("training.max_grad_norm", float("nan"), "training.max_grad_norm: numbers must be finite; found nan"),
+        ("training.hang_minutes", 1e-300, "1 mistake\n  training.hang_minutes: 1e-300 is smaller than any"),
         ("data.max_length", 10**300, "data.max_length: "),
         ("data.max_length", 10**12, "data.max_length: must be 16,777,216 or less"),
         ("data.sources", [{"path": "a", "weight": 1e12}], "data.sources[0].weight: must be 1,000 or less"),

@@ -174,8 +174,8 @@ def test_code_passes_its_tests_or_gets_nothing(completion, value):
 
 
 def test_a_missing_column_is_named():
-    with pytest.raises(RewardError, match="the row has no column answer"):
-        values(["exact_answer"], [("abc", {})])
+    with pytest.raises(RewardError, match="the row has no column answer; it has result: write column: NAME"):
+        values(["exact_answer"], [("abc", {"result": "7"})])
 
 
 def test_a_column_may_be_a_part_of_an_object():

@@ -164,9 +164,9 @@ HOOK, WALLS = "    _watch()\n\n\ndef _limit", "        walls.put_up()\n    _watc
 """Lines of worker.py that put up the two."""
 
 
-def without(folder, monkeypatch, *lines):
-    """Let the process of rewards be one without some lines."""
-    shutil.copytree(Path(process.__file__).parent, folder)
+def without(worker, folder, monkeypatch, *lines):
+    """Let the process of rewards be one without some lines of its program."""
+    shutil.copytree(worker.parent, folder)
     text = (folder / "worker.py").read_text(encoding="utf-8")
     for line in lines:
         assert text.count(line) == 1, line
@@ -181,6 +181,7 @@ def without(folder, monkeypatch, *lines):
 def test_rewards_are_behind_the_walls_without_the_audit_hook_and_behind_the_hook_without_them(
     tmp_path, monkeypatch
 ):
+    worker = process._WORKER
     (tmp_path / "secret").write_text("a secret", encoding="utf-8")
     code = READS.format(secret=str(tmp_path / "secret"))
     section = Grpo.model_validate({"name": "grpo", "rewards": [{"name": "own", "code": code}]})
@@ -190,10 +191,10 @@ def test_rewards_are_behind_the_walls_without_the_audit_hook_and_behind_the_hook
             return rewards.values([Judged("p", "a", {}, "row 1")])
 
     for name, removed, said in (("hook", HOOK, "Permission denied"), ("walls", WALLS, "may read no file")):
-        without(tmp_path / name, monkeypatch, removed)
+        without(worker, tmp_path / name, monkeypatch, removed)
         with pytest.raises(RewardError, match=f"PermissionError: .*{said}"):
             value()
-    without(tmp_path / "both", monkeypatch, WALLS, HOOK)
+    without(worker, tmp_path / "both", monkeypatch, WALLS, HOOK)
     assert value() == [[8.0]]
 
 

@@ -316,6 +316,8 @@ def test_pods_get_only_the_files_that_they_read():
         "tests/recipe/test_recipe.py",
         "docs/design.md",
         ".checkpoints/a",
+        "recipes/mine/rows.jsonl",
+        "flytune/own/model.safetensors",
     ]
     left_out += [
         "flytune/__pycache__/a.pyc",
