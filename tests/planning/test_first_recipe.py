@@ -26,9 +26,23 @@ KINDS = {
     "labels": [
         {"prompt": one, "completion": two, "label": place % 2 == 0} for place, (one, two) in enumerate(ROWS)
     ],
+    "chats_with_labels": [
+        {
+            "messages": [{"role": "user", "content": one}, {"role": "assistant", "content": two}],
+            "label": float(place % 2),
+        }
+        for place, (one, two) in enumerate(ROWS)
+    ],
     "text": [{"text": f"{question} {answer}"} for question, answer in ROWS],
 }
-OBJECTIVES = {"sft": "sft", "chats": "sft", "pairs": "dpo", "labels": "kto", "text": "sft"}
+OBJECTIVES = {
+    "sft": "sft",
+    "chats": "sft",
+    "pairs": "dpo",
+    "labels": "kto",
+    "chats_with_labels": "kto",
+    "text": "sft",
+}
 
 
 @pytest.fixture(scope="module")
