@@ -91,11 +91,8 @@ def _sources(draft: Draft, one: dict[str, Any], templates: list[tuple[str, str]]
         draft.note(
             f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here")
         )
-    if split != "train" and (is_local or files):
-        draft.refuse(
-            f"datasets: split: {split}: a file is read completely; write max_samples into the source of a "
-            "recipe"
-        )
+    if is_local or files:
+        require_whole(draft, "datasets: split", split)
     if path in _LOADERS or (is_local and files):
         return [{"path": file} | made for file in files] or draft.refuse(
             f"datasets: path: {path} without data_files"
@@ -113,6 +110,14 @@ def _sources(draft: Draft, one: dict[str, Any], templates: list[tuple[str, str]]
         "revision": names[1],
     } | made
     return [{key: value for key, value in source.items() if value is not None}]
+
+
+def require_whole(draft: Draft, label: str, split: str | None) -> None:
+    """Refuse a file of which another split than all its rows is named."""
+    if split not in (None, "train"):
+        draft.refuse(
+            f"{label}: {split}: a file is read completely; write max_samples into the source of a recipe"
+        )
 
 
 def of_hub(repository: str, file: str, revision: str | None = None) -> str:

@@ -87,6 +87,11 @@ def _source(draft: Draft, name: str, folder: str, stage: str) -> dict[str, Any]:
 def _place(draft: Draft, name: str, entry: dict[str, Any], folder: Path | None) -> dict[str, Any]:
     """Return the keys of a source that say where its rows are."""
     if hub := entry.get("hf_hub_url"):
+        if inner := entry.get("folder"):
+            draft.refuse(
+                f"dataset: {name}: folder: {inner}: of a repository all files are read; write path: "
+                f"{axolotl_data.of_hub(hub, inner)} into the source of a recipe"
+            )
         made = {
             "dataset_name": hub,
             "dataset_config": entry.get("subset"),
@@ -95,6 +100,7 @@ def _place(draft: Draft, name: str, entry: dict[str, Any], folder: Path | None) 
         return {
             key: value for key, value in made.items() if value and (key, value) != ("dataset_split", "train")
         }
+    axolotl_data.require_whole(draft, f"dataset: {name}: split", entry.get("split"))
     if address := entry.get("cloud_file_name"):
         return {"path": str(address)}
     if not (file := entry.get("file_name")):

@@ -159,6 +159,7 @@ def _source(draft: Draft, split: Any) -> dict[str, Any]:
     if not name:
         draft.refuse("dataset_name is missing")
     if _is_file(str(name)):
+        axolotl_data.require_whole(draft, "dataset_train_split", split)
         source: dict[str, Any] = {"path": str(name)}
     else:
         named = {
@@ -265,12 +266,16 @@ def _sources(draft: Draft, one: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the sources of an entry of TRL's mixture, which is one for each of its files."""
     split = str(one.get("split") or "train")
     files, path = one.get("data_files"), str(one.get("path") or "")
+    is_mapping = isinstance(files, dict)
     if isinstance(files, dict):
         files = files.get(split)
     for key in set(one) - {"path", "name", "split", "data_files", "data_dir"}:
         draft.note(
             f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here")
         )
+    if files or one.get("data_dir") or _is_file(path):
+        # The keys of a mapping are its splits.
+        axolotl_data.require_whole(draft, "datasets: split", None if is_mapping else split)
     if path in ("json", "csv", "parquet", "text", "arrow"):
         names = [files] if isinstance(files, str) else list(files or ())
         return [{"path": str(name)} for name in names] or draft.refuse(

@@ -109,9 +109,7 @@ def choose(row: dict[str, Any], form: str, columns: dict[str, str], where: str) 
     for name in fitting(row, columns):
         if has_pair and not _ends_with_answer(row, name, columns):
             break
-        label = next(
-            (label for label in names_of("label") if str(row.get(label)).strip().lower() in _LABELS), None
-        )
+        label = label_column(row)
         if label and name not in ("text", "tokens"):
             raise DataError(
                 f"{where}: the column {label} says which answers are undesirable, and objective: sft "
@@ -160,6 +158,11 @@ def fitting(row: dict[str, Any], columns: dict[str, str]) -> list[str]:
         for name, needed in REQUIRED.items()
         if all(columns.get(column, column) in row for column in needed)
     ]
+
+
+def label_column(row: dict[str, Any]) -> str | None:
+    """Return the name of the column that says whether a row's answer is desirable; None without one."""
+    return next((name for name in names_of("label") if str(row.get(name)).strip().lower() in _LABELS), None)
 
 
 def is_pair(row: dict[str, Any], columns: dict[str, str]) -> bool:

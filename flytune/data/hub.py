@@ -42,7 +42,8 @@ def resolved_revision(name: str, revision: str | None, key: str = "data") -> str
 def hub_rows(
     source: Source, name: str, key: str = "data", split: str | None = None
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the rows of a data set on the hub, streamed; offline, from the cache of this machine.
+    """Yield the rows of a data set on the hub, streamed; offline, and of a part of a split, from the cache of
+    this machine.
 
     `split` is read instead of the source's own if it is given.
 
@@ -61,7 +62,8 @@ def hub_rows(
             source.dataset_config,
             split=split,
             revision=source.revision,
-            streaming=not datasets.config.HF_HUB_OFFLINE,
+            # A part of a split (train[:10%]) or a sum (train+test) is read of the downloaded data set alone.
+            streaming=not datasets.config.HF_HUB_OFFLINE and not {"[", "+"} & {*split},
         )
         for number, row in enumerate(rows, 1):
             yield dict(row), f"{place}, row {number}"

@@ -117,7 +117,8 @@ _IGNORED = re.compile(
 )
 """Names of files in a folder of data that are not data, in addition to those that begin with a dot or an
 underscore."""
-_HELDOUT_FOLDERS = {"test", "validation", "valid", "val", "eval", "evaluation", "dev", "heldout"}
+_HELDOUT = {"test", "validation", "valid", "val", "eval", "evaluation", "dev", "heldout"}
+"""Names of folders of held-out data, and first or last words of the names of such files."""
 
 
 class Files(NamedTuple):
@@ -248,7 +249,7 @@ def _folder(path: str, root: str, key: str, storage: Storage, found: list[str]) 
 
 
 def _refuse_others(path: str, key: str, files: list[str]) -> None:
-    """Refuse files that would be left out, and folders that are most likely held-out data."""
+    """Refuse files that would be left out, and folders and files that are most likely held-out data."""
     others = [name for name in files if kind(name) is None]
     texts = [name for name in files if kind(name) == "text"]
     # Beside rows, text files are mostly notes; they have no other columns than text.
@@ -263,12 +264,30 @@ def _refuse_others(path: str, key: str, files: list[str]) -> None:
         raise DataError(f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(others)}")
     for name in files:
         folders = name.split("/")[:-1]
-        if heldout := next((folder for folder in folders if folder.lower() in _HELDOUT_FOLDERS), None):
+        if heldout := next((folder for folder in folders if folder.lower() in _HELDOUT), None):
             raise DataError(
                 f"{key}: {path}: {name}: the folder {heldout} is named like held-out data, and all files of "
                 "a folder are read; name the folder of training data, or leave this one out (data.exclude: "
                 f"[{heldout}]), and name it in data.heldout_path"
             )
+    tests = [name for name in files if _is_test(name)]
+    if tests and len(tests) < len(files):
+        file = tests[0].rpartition("/")[2]
+        raise DataError(
+            f"{key}: {path}: {tests[0]}: is named like held-out data, and all files of a folder are read; "
+            f"leave it out (data.exclude: [{file}]), and name it in data.heldout_path; to train on it, name "
+            "each file in data.sources"
+        )
+
+
+def _is_test(name: str) -> bool:
+    """Return whether the first or the last word of a file's name is one for held-out data:
+    `test-00000-of-00001.parquet`, `rows_val.jsonl`."""
+    stem = name.rpartition("/")[2].lower()
+    for compression in COMPRESSIONS:
+        stem = stem.removesuffix(compression)
+    words = re.findall("[a-z]+", stem.rpartition(".")[0])
+    return bool(_HELDOUT & {*words[:1], *words[-1:]})
 
 
 def fingerprint(data: Data) -> str:

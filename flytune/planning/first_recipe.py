@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from flytune import data, yaml_core
 from flytune.data import formats
-from flytune.data.columns import REFERENCES, likely_names
+from flytune.data.columns import REFERENCES, TURNS, likely_names
 from flytune.errors import DataError, DoesNotFit, RecipeError
 from flytune.hardware import Shape, load_shapes, this_machine
 from flytune.planning import planner, sample_count
@@ -152,9 +152,8 @@ def _objective(row: dict[str, Any]) -> str:
     if formats.is_pair(row, {}):
         return "dpo"
     names = formats.with_other_names(row, {})
-    is_labelled = "completion" in row or names.get("completion") in row
-    label = row.get(names.get("label", "label"))
-    return "kto" if is_labelled and str(label).strip().lower() in ("true", "false", "0", "1") else "sft"
+    has_answer = any(names.get(name, name) in row for name in ("completion", *TURNS))
+    return "kto" if has_answer and formats.label_column(row) else "sft"
 
 
 def _is_read(row: dict[str, Any], objective: str) -> bool:

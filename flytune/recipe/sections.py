@@ -8,13 +8,24 @@ import re
 import tempfile
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from flytune import limits
 from flytune.recipe.evaluation_tasks import EvaluationTask
 from flytune.schema import PathOrAddress, Positive, Strict
 
+
+def _with_effect(value: float) -> float:
+    if 0 < value < limits.LEAST_FACTOR:
+        raise ValueError(
+            f"{value:g} is too small to have an effect; write 0, or {limits.LEAST_FACTOR:g} or more"
+        )
+    return value
+
+
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Factor = Annotated[float, Field(ge=0, le=limits.FACTOR), AfterValidator(_with_effect)]
+"""Factor of a term of the loss, which 0 leaves out."""
 TrackerName = Literal["wandb", "mlflow", "tensorboard"]
 """A tracker; each is a file in flytune/training/trackers."""
 TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)

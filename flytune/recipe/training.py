@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from flytune import limits
 from flytune.recipe import optimizers, schedules
-from flytune.recipe.sections import Section
+from flytune.recipe.sections import Factor, Section
 from flytune.schema import Positive
 
 
@@ -81,7 +81,7 @@ class Training(Section):
     their weight."""
     logging_steps: Positive = 1
     """Optimizer steps between two logged steps."""
-    router_aux_loss_coef: Annotated[float, Field(ge=0, le=limits.FACTOR)] | None = None
+    router_aux_loss_coef: Factor | None = None
     """Factor of the balance loss of a mixture of experts; by default that of the model's config.json, 0
     leaves it out."""
     hang_minutes: Annotated[float, Field(ge=limits.LEAST_MINUTES, le=limits.MINUTES)] = 10.0

@@ -30,7 +30,7 @@ SECONDS_FOR_OTHERS = 3.0
 
 def process_group_seconds(minutes: float) -> int:
     """Return the process group's timeout, longer than every limit of the watchdog, so that stacks are written
-    first."""
+    first; but for steps whose tenfold is longer than LONGEST."""
     return int(LONGEST * minutes * 60) + 300
 
 

@@ -430,6 +430,20 @@ def test_dataset_info_beside_the_file_names_its_rows(tmp_path):
     assert third.path == "hf://datasets/llamafactory/demo_data/identity.json"
 
 
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"file_name": "ours.jsonl", "split": "train[:5%]"}, "ours: split: .* a file is read completely"),
+        ({"hf_hub_url": "a/b", "folder": "en"}, "ours: folder: en: .* write path: hf://datasets/a/b/en into"),
+    ],
+)
+def test_a_part_of_a_data_set_of_llama_factory_is_refused(entry, said, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps({"ours": entry}))
+    with pytest.raises(RecipeError, match=said):
+        llamafactory(tmp_path, dataset="ours")
+
+
 COMMAND = r"""#!/bin/bash
 # full training
 accelerate launch --config_file configs/deepspeed_zero3.yaml --num_processes 4 trl/scripts/sft.py \

@@ -34,6 +34,18 @@ def test_files_of_a_mixture_are_sources(tmp_path):
     assert "# datasets: columns: columns that no sample has are not read" in text
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dataset_name": "./rows.jsonl", "dataset_train_split": "train[:5%]"},
+        {"dataset_name": None, "datasets": [{"path": "json", "data_files": ["a.jsonl"], "split": "dev"}]},
+    ],
+)
+def test_a_part_of_a_file_is_refused(changes, tmp_path):
+    with pytest.raises(RecipeError, match="split: .* a file is read completely; write max_samples"):
+        converted(tmp_path, **changes)
+
+
 @pytest.mark.parametrize("strategy", [None, "no", False])
 def test_eval_steps_alone_evaluate_nothing(strategy, tmp_path):
     recipe, text = converted(tmp_path, eval_steps=50, eval_strategy=strategy)

@@ -40,6 +40,8 @@ for changes in (closed, none, revision, {"dataset_split": "test"}, {"dataset_con
 heldout = Data(dataset_name="owner/pairs", eval_split="validation")
 made = data.prepare(request.model_copy(update={"data": heldout}), out / "own split")
 print(made.train.samples, made.heldout.samples, [source.name for source in made.sources])
+part = Data(dataset_name="owner/pairs", dataset_split="train[:10%]", heldout_fraction=0)
+print(data.prepare(request.model_copy(update={"data": part}), out / "part").rows)
 gone = heldout.model_copy(update={"eval_split": "gone"})
 attempt(lambda: data.prepare(request.model_copy(update={"data": gone}), out / "gone"))
 for name in ("owner/closed", "owner/none"):
@@ -80,6 +82,7 @@ def test_rows_and_refusals_of_a_hub(hub: str, tmp_path: Path) -> None:
         "data.dataset_name: owner/pairs[train]: cannot be read: BuilderConfig 'en' not found. Available: "
         "['default']",
         "50 7 ['owner/pairs', 'owner/pairs[validation]']",
+        "5",
         "data.dataset_name: owner/pairs[gone]: cannot be read: Bad split: gone. Available splits: ['train', "
         "'validation']",
         f"model.name_or_path: owner/closed: {CLOSED}",

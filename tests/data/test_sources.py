@@ -334,6 +334,8 @@ def test_all_that_lies_in_a_folder_is_read_or_named(tmp_path: Path) -> None:
         ("b.parquet.gz", None, "it has b.parquet.gz, which cannot be read"),
         ("sub/1.png", None, "it has sub/1.png, which cannot be read"),
         ("test/b.jsonl", None, "test/b.jsonl: the folder test is named like held-out data"),
+        ("rows.val.jsonl.gz", None, "rows.val.jsonl.gz: is named like held-out data"),
+        ("deep/test-0-of-1.parquet", None, "deep/test-0-of-1.parquet: is named like held-out data"),
         ("_delta_log/0.json", None, "_delta_log: a Delta table"),
         ("b.jsonl", "nowhere", "b.jsonl is a link that leads nowhere; remove it"),
         ("b.jsonl", "b.jsonl", "b.jsonl is a link that leads nowhere; remove it"),

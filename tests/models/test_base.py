@@ -50,6 +50,7 @@ def of_hub(tmp_path, monkeypatch):
     for name in ("config.json", "adapter_config.json"):
         (snapshot / name).write_text("{}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(base, "hub_answers", lambda: False)
     return PINNED
 
@@ -71,6 +72,7 @@ def test_the_plan_asks_the_hub_for_an_adapter_beside_the_config(folder, tmp_path
         )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
         with pytest.raises(RecipeError, match="adapter_config.json is beside config.json"):
             config_json.config_file(Model(name_or_path=model_hub.NAME))
 

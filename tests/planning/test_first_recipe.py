@@ -26,11 +26,18 @@ KINDS = {
     "labels": [
         {"prompt": one, "completion": two, "label": place % 2 == 0} for place, (one, two) in enumerate(ROWS)
     ],
+    "chats_with_labels": [
+        {
+            "messages": [{"role": "user", "content": one}, {"role": "assistant", "content": two}],
+            "label": float(place % 2),
+        }
+        for place, (one, two) in enumerate(ROWS)
+    ],
     "text": [{"text": f"{question} {answer}"} for question, answer in ROWS],
     "own names": [{"question": question, "answer": answer, "by": "mk"} for question, answer in ROWS],
     "input and output": [{"input": question, "output": answer} for question, answer in ROWS],
 }
-OBJECTIVES = {"pairs": "dpo", "labels": "kto"}
+OBJECTIVES = {"pairs": "dpo", "labels": "kto", "chats_with_labels": "kto"}
 """Objectives by the kind of rows; sft of all others."""
 
 

@@ -124,7 +124,13 @@ def floats_of(model, prefix=""):
             yield f"{prefix}{name}"
 
 
-SMALL = {"training.hang_minutes": 1e-29, "data.sources.weight": 1e-9, "objective.rewards.weight": -1e-9}
+SMALL = {
+    "training.hang_minutes": 1e-29,
+    "training.router_aux_loss_coef": 1e-9,
+    "data.sources.weight": 1e-9,
+    "objective.rewards.weight": -1e-9,
+    "objective.center_rewards_coefficient": 1e-9,
+}
 """Numbers that float32 has, and with which a run would wait for nothing or train nothing."""
 
 
@@ -151,5 +157,10 @@ def test_numbers_without_an_effect_are_refused_in_every_field():
             made = {"tasks": ["x"], "must_not_fall": [{"task": "x", "margin": value}]}
         else:
             made[path[0]] = value
-        with pytest.raises(RecipeError, match="smaller|greater|counts for nothing|has no effect"):
-            Recipe.model_validate(content(**{section: made}))
+        refused_as_small({section: made})
+    refused_as_small({"objective": {"name": "grpo", "beta": 1e-9}})
+
+
+def refused_as_small(changes):
+    with pytest.raises(RecipeError, match="smaller|greater|counts for nothing|has no effect|too small"):
+        Recipe.model_validate(content(**changes))

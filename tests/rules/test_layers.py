@@ -45,8 +45,8 @@ ALLOWED = {
     "stages": "adapters artifacts cluster console data dryrun evaluation failures hardware inference models "
     "planning pods recipe records registry selftest sharding sweeps training",
     "conversion": "data models planning recipe",
-    "cli": "adapters artifacts cluster console conversion data doctor dryrun hardware inference models "
-    "planning recipe records registry report selftest stages",
+    "cli": "adapters artifacts cluster console conversion data doctor dryrun evaluation hardware inference "
+    "models planning recipe records registry report selftest stages",
 }
 FLOORS = re.search(
     r"<!-- floors -->\n```\n(.*?)```", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.DOTALL

@@ -9,6 +9,7 @@ from flytune import limits
 from flytune.recipe.data import Data
 from flytune.recipe.objectives.base import OF_COMPARED_ANSWERS, ObjectiveSection
 from flytune.recipe.rewards import MOST, OWN, Reward, RewardFunction
+from flytune.recipe.sections import Factor
 from flytune.recipe.training import Training
 from flytune.row_names import PROMPTS, RowKindName
 
@@ -55,7 +56,7 @@ class Grpo(ObjectiveSection):
     """Draw from so many of the most probable tokens; 0 from all."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Draw from tokens of at least this share of the largest probability."""
-    beta: Annotated[float, Field(ge=0, le=limits.FACTOR)] = 0.0
+    beta: Factor = 0.0
     """Weight of the KL divergence from the reference model; with 0 there is none."""
     use_bias_correction_kl: bool = True
     """Multiply the KL term by the importance weights, so that its gradient is that of the reverse KL

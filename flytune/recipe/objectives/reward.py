@@ -1,12 +1,9 @@
 """The section of objective reward."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
-
-from flytune import limits
 from flytune.recipe.data import Data
-from flytune.recipe.objectives.base import ComparingSection
+from flytune.recipe.objectives.base import ComparingSection, Weight
 from flytune.recipe.training import Training
 from flytune.row_names import PAIRS, RowKindName
 
@@ -19,7 +16,7 @@ class Reward(ComparingSection):
 
     name: Literal["reward"]
     """`reward` trains a reward model of pairs: one number for an answer (docs/objectives.md)."""
-    center_rewards_coefficient: Annotated[float, Field(gt=0, le=limits.FACTOR)] | None = None
+    center_rewards_coefficient: Weight | None = None
     """Weight of a term that draws the mean reward to 0 (Eisenstein et al. 2023, eq. 2); 0.01 is usual."""
 
     def problems(self, data: Data, training: Training) -> list[str]:

@@ -206,7 +206,11 @@ def check(checkpoint: Checkpoint, own: Checkpoint, resizes: bool) -> None:
         return
     said = list(differences.values()) if checkpoint.settings else ["another recipe or other data"]
     if checkpoint.decisions.rpartition("-")[2] != own.decisions.rpartition("-")[2]:
-        said.append("other prepared data, which is read from the same position on, and not before it")
+        held_out = ", and whose held-out samples may have been trained in the steps before"
+        said.append(
+            "other prepared data, which is read from the same position on, and not before it"
+            + (held_out if own.scored_on else "")
+        )
     log.warning(
         "%s: written with %s; this run's hold from step %d on", where, "; ".join(said), checkpoint.step + 1
     )
