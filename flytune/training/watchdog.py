@@ -24,6 +24,9 @@ LONGEST = 6
 compiles."""
 PAUSE = 1.0
 """Longest time in seconds between two looks at the clock."""
+STOPPED = 60.0
+"""Seconds between two looks after which the process was stopped (Ctrl-Z, a laptop that sleeps): such time is
+no part of a step or phase."""
 SECONDS_FOR_OTHERS = 3.0
 """Seconds between a rank's stack and its end, in which the other ranks write theirs."""
 
@@ -76,8 +79,13 @@ class Watch:
         return self._seconds * (LONGEST / 2 if self._phase == FIRST_STEP else LONGEST)
 
     def _watch(self) -> None:
+        looked = now()
         while not self._over.wait(min(PAUSE, self._seconds / 10)):
-            if (waited := now() - self._beat) > self.limit():
+            before, looked = looked, now()
+            if looked - before > STOPPED:
+                self._beat += looked - before
+            waited = looked - self._beat
+            if waited > self.limit():
                 self._end(waited)
 
     def _message(self, waited: float) -> str:

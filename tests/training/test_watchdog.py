@@ -46,13 +46,29 @@ def patient(monkeypatch):
 
 
 def test_a_wait_of_the_main_thread_is_interrupted_and_reported(capfd, monkeypatch):
-    waits = threading.Event()
-    # An hour passes when the main thread waits.
-    monkeypatch.setattr(watchdog, "now", lambda: 3601.0 if waits.is_set() else 0.0)
-    said = r"nothing finished for 3601 s in load, after step 0 .*:\n(.*\n)*.*time.sleep\(600\)"
+    waits, clock = threading.Event(), iter(range(0, 10**6, 30))
+    # Half a minute passes at each look when the main thread waits.
+    monkeypatch.setattr(watchdog, "now", lambda: float(next(clock)) if waits.is_set() else 0.0)
+    said = r"nothing finished for 36\d0 s in load, after step 0 .*:\n(.*\n)*.*time.sleep\(600\)"
     with pytest.raises(Hang, match=said), Watch(10.0):
         waits.set() or time.sleep(600)
     assert "Current thread" in capfd.readouterr().err
+
+
+def test_a_stopped_process_does_not_hang(monkeypatch):
+    clock, looks = [0.0], threading.Semaphore(0)
+
+    def now():
+        if threading.current_thread() is not threading.main_thread():
+            looks.release()
+        return clock[0]
+
+    monkeypatch.setattr(watchdog, "now", now)
+    with Watch(10.0):
+        # The first look is before the stop, the second after it, the third finds no hang.
+        for seconds in (0, 3601, 0, 0):
+            assert looks.acquire(timeout=600)
+            clock[0] += seconds
 
 
 def test_a_run_that_proceeds_is_not_interrupted(monkeypatch):
@@ -65,8 +81,8 @@ def test_a_run_that_proceeds_is_not_interrupted(monkeypatch):
 
     monkeypatch.setattr(watchdog, "now", now)
     with Watch(10.0) as watch:
-        for step in range(10):
-            clock[0] += 3000
+        for step in range(100):
+            clock[0] += 50
             looked.clear()
             assert looked.wait(600)
             watch.end_step(step)
