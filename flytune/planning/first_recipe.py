@@ -1,8 +1,10 @@
 """The first recipe for a person's own data, of its rows and of what the planner chooses."""
 
+import logging
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -163,8 +165,11 @@ def _is_read(row: dict[str, Any], objective: str) -> bool:
 
 
 def _prepared(draft: Recipe) -> tuple[int, str]:
-    """Return the tokens of the longest of a recipe's prepared samples, and their format."""
-    with tempfile.TemporaryDirectory(prefix="flytune-init-") as temporary:
+    """Return the tokens of the longest of a recipe's prepared samples, and their format.
+
+    Warnings of the contract are of a split that no run has, and are left to the run.
+    """
+    with tempfile.TemporaryDirectory(prefix="flytune-init-") as temporary, _quiet(data.contract.__name__):
         folder = Path(temporary) / "dataset"
         manifest = data.prepare(DataRequest.of(draft, "init"), folder, processes=1)
         kind = data.row_kind(draft.objective.row_kind)
@@ -174,6 +179,18 @@ def _prepared(draft: Recipe) -> tuple[int, str]:
             if getattr(manifest, split).rows
         ]
         return max(int(length.max()) for length in lengths), manifest.format
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Keep a logger from warning within the block."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _draft(asked: Asked, objective: str, section: dict[str, Any]) -> Recipe:

@@ -76,11 +76,12 @@ def test_each_kind_of_rows_gets_its_objective_and_a_recipe_that_fits(kind, base,
     assert cli.main(["plan", "own.yaml"]) == 0
 
 
-def test_rows_with_names_of_their_own_are_mapped(base, rows):
+def test_rows_with_names_of_their_own_are_mapped(base, rows, caplog):
     looked = {
         kind: first_recipe.look(first_recipe.Asked(rows(kind), str(base), "cpu-1", "price"))
         for kind in ("sft", "own names", "input and output")
     }
+    assert "near overlap" not in caplog.text, "a split of 0.3 is none of the run's"
     assert looked["sft"].columns == {}
     assert looked["own names"].columns == {"instruction": "question", "output": "answer"}
     assert looked["input and output"].columns == {"instruction": "input", "output": "output"}
