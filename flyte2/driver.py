@@ -2,16 +2,13 @@
 
 import flyte
 
-from flyte2 import wiring
 from flyte2.runtime import images, pods
-from flyte2.runtime.face import ENVIRONMENTS
+from flyte2.stages import ENVIRONMENTS
 from flytune.stages.table import Resources
-
-assert wiring, "it declares the stages"
 
 driver = flyte.TaskEnvironment(
     name="flytune",
     image=images.light(),
     pod_template=pods.light(Resources(1, 2)),
-    depends_on=list(ENVIRONMENTS.values()),
+    depends_on=ENVIRONMENTS,
 )

@@ -8,7 +8,7 @@ import asyncio
 from flyte.io import Dir, File
 
 from flyte2.driver import driver
-from flyte2.runtime.face import call
+from flyte2.stages import call
 from flytune.models import Generation
 from flytune.stages.table import BASE_MODEL, INFER, JOIN, SPLIT
 

@@ -7,7 +7,7 @@ from flyte.io import Dir
 
 from flyte2 import wiring
 from flyte2.driver import driver
-from flyte2.runtime.face import call
+from flyte2.stages import call
 from flytune.recipe import Recipe
 from flytune.records import Metrics, Plan
 from flytune.stages.table import CHECKPOINT, COMBINE, PREPARE

@@ -9,7 +9,7 @@ from typing import Any
 
 from flyte2 import approval, wiring
 from flyte2.driver import driver
-from flyte2.runtime.face import call
+from flyte2.stages import call
 from flytune.recipe import Recipe
 from flytune.stages.table import COMPARE_MODELS, DECIDE, PROMOTE, ROLLBACK, SKIP
 

@@ -4,7 +4,7 @@ flyte run flyte2/selftest.py selftest --shape t4-8
 """
 
 from flyte2.driver import driver
-from flyte2.runtime.face import call
+from flyte2.stages import call
 from flytune.selftest import Matrix
 from flytune.stages.table import SELFTEST
 

@@ -9,7 +9,7 @@ from flyte.io import Dir
 from flyte2 import wiring
 from flyte2.driver import driver
 from flyte2.finetune import finetune
-from flyte2.runtime.face import call
+from flyte2.stages import call
 from flytune.recipe import Recipe
 from flytune.stages.merge import UNMERGED
 from flytune.stages.table import BASE_MODEL, CHECK_STAGES, CONTINUE, MERGE, PASS_GUARDS

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from flyte2 import wiring
 from flyte2.driver import driver
-from flyte2.runtime.face import call
+from flyte2.stages import call
 from flytune.console import step_lines
 from flytune.recipe import Recipe
 from flytune.stages import points

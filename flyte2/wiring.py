@@ -7,9 +7,9 @@ from typing import Any
 
 from flyte.errors import OOMError
 
-from flyte2 import approval, stages
+from flyte2 import approval
 from flyte2.runtime import failures, pods
-from flyte2.runtime.face import call
+from flyte2.stages import call
 from flytune.console import step_lines
 from flytune.failures.table import OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY
 from flytune.hardware import shape_named
@@ -17,8 +17,6 @@ from flytune.planning import next_candidate
 from flytune.recipe import Recipe
 from flytune.stages.planned import Planned
 from flytune.stages.table import PLAN, REPORT, RUN, STORE, TRAIN, Phase, Stage
-
-assert stages, "it declares the tasks"
 
 
 async def planned(recipe: Recipe, export_only: bool = False) -> dict[str, Any]:

@@ -5,11 +5,8 @@ from typing import Any
 
 from flytune.stages.planned import Planned
 from flytune.stages.table import RUN, Stage
-from tasks import run
-from tasks.runtime.face import TASKS
+from tasks.run import TASKS
 from workflows.routing import map_on, route_to
-
-assert run, "it declares the tasks"
 
 
 def values_of(planned: Any, export_only: bool = False) -> dict[str, Any]:

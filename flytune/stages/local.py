@@ -25,13 +25,12 @@ from flytune.console import step_lines
 from flytune.errors import FlytuneError
 from flytune.failures import FailureText, reports
 from flytune.files import written_atomically
-from flytune.hardware import shape_named
 from flytune.recipe import Recipe
 from flytune.records.contents import Contents, list_files
 from flytune.registry import approval
 from flytune.schema import RecordError
 from flytune.stages import attempts, points, table
-from flytune.stages.calls import Call, StageResult, leave, processes_of, row_of
+from flytune.stages.calls import StageResult, call_of, leave
 from flytune.stages.orchestrator import Failed, Folder
 from flytune.stages.planned import Planned, Run, Running
 from flytune.stages.ranks import StageFailed
@@ -296,12 +295,8 @@ def in_worker(
     """Run a stage in this process, or in ranks that it starts; return its result, or the error that a person
     must correct."""
     stage = next(row for row in table.ROWS if row.name == name)
-    function = stage.load()
-    shape = shape_named(row_of(key)) if key else None
-    processes = processes_of(stage, key) if key else 0
-    call = Call(function, orchestrator, inputs, shape, processes, stage.load_fetch())
     try:
-        return call.run()
+        return call_of(stage, orchestrator, inputs, key).run()
     except FlytuneError as error:
         # What a light stage refuses says itself what to do; other failures have the words of the table of
         # failures.

@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from flyte2 import refresh, schedules, sweep
 from flyte2.runtime import pods
-from flyte2.runtime.face import TASKS
+from flyte2.stages import TASKS
 from flytune.errors import RecipeError
 from flytune.hardware import load_shapes, shape_named
 from flytune.recipe import Notify, Recipe
