@@ -4,12 +4,15 @@ test_job_life.py."""
 import os
 import time
 from pathlib import Path
+from unittest import mock
 
+import images
 from flytune.hardware import Shape
 from flytune.stages.orchestrator import Folder, Orchestrator
 from flytune.stages.table import Stage
 from tasks.runtime.face import on_shape
 from tasks.runtime.ranks import of_shape
+from tests.support.propeller import IMAGES
 
 COMMON = {
     "accelerator": "cpu",
@@ -67,9 +70,9 @@ def _shape(name: str, nodes: int, processes: int) -> Shape:
 
 
 QUICK = {}
-for _name, _nodes, _processes in (("cpu-1x2", 2, 1), ("cpu-2", 1, 2), ("cpu-1", 1, 1)):
-    _row = _shape(_name, _nodes, _processes)
-    _ranks = _processes if _row.world_size > 1 else 0
-    QUICK[_name] = on_shape(
-        Stage("work", "", "shape"), work, globals(), f"work_{_row.identifier}", _row, _ranks, of_shape
-    )
+with mock.patch.object(images, "TRAIN", IMAGES["train"]):
+    for _name, _nodes, _processes in (("cpu-1x2", 2, 1), ("cpu-2", 1, 2), ("cpu-1", 1, 1)):
+        _row = _shape(_name, _nodes, _processes)
+        _ranks = _processes if _row.world_size > 1 else 0
+        _job = Stage("work", "", "shape"), work, globals(), f"work_{_row.identifier}", _row, _ranks
+        QUICK[_name] = on_shape(*_job, of_shape)
