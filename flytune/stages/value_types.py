@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
-OWN = ("orchestrator", "report", "self")
+OWN = ("orchestrator", "report")
 """Parameters that are not inputs."""
 
 

@@ -58,6 +58,19 @@ def test_nodes_that_know_the_endpoint_alone_are_one_job():
     assert said == [f"rank 0 returned {ROOT}", "the other node has the result"]
 
 
+def shown(orchestrator, report):
+    report(f"rank {os.environ['RANK']}")
+    return orchestrator.is_local()
+
+
+@pytest.mark.slow
+def test_the_page_of_rank_0_is_the_stage_s():
+    pages = []
+    call = calls.Call(shown, MACHINE, {}, shape_named("cpu-2"), processes=2)
+    assert call.run(pages) == (True, ["rank 0"])
+    assert pages == ["rank 0"]
+
+
 @pytest.fixture
 def clean(monkeypatch):
     """This process as one that has not computed."""

@@ -1,5 +1,8 @@
 """Tests of all registered tasks in serialized form: resources, Elastic configuration and pod template."""
 
+import pickle
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -177,6 +180,16 @@ def test_checkpoints_of_a_local_run_are_local(tmp_path):
     for prefix in (str(tmp_path), f"file://{tmp_path}"):
         with FlyteContextManager.with_context(context(prefix)):
             assert with_checkpoint_folder(FLYTE, recipe_of()).checkpoints.address == ".checkpoints"
+
+
+def test_a_rank_in_an_interpreter_of_its_own_knows_where_the_attempt_stores_its_data():
+    with FlyteContextManager.with_context(context("s3://bucket/ab/execution-n0-0")):
+        pickled = pickle.dumps(FLYTE).hex()
+    code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).shared_address('x'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, pickled], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "s3://bucket/flytune-x"
 
 
 def context(prefix):
