@@ -12,5 +12,5 @@ from flyte2.driver import workflow
 @workflow
 async def finetune(recipe: Any) -> Any:
     async with wiring.reported(recipe):
-        made = await wiring.wire(await wiring.planned(recipe))
-    return made["artifact"]
+        values = await wiring.wire(await wiring.planned(recipe))
+    return values["artifact"]

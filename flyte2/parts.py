@@ -24,9 +24,9 @@ async def prepare_only(recipe: Any) -> Any:
 @workflow
 async def evaluate_only(recipe: Any, artifact: Any) -> Any:
     values = await wiring.wire(await wiring.planned(recipe), "prepare")
-    made = await wiring.wire(values | {"trained": artifact}, "evaluate")
+    values = await wiring.wire(values | {"trained": artifact}, "evaluate")
     return await call(COMBINE)(
-        **{name: made[name] for name in ("recipe", "metrics", "answers", "harness_data")}
+        **{name: values[name] for name in ("recipe", "metrics", "answers", "harness_data")}
     )
 
 
@@ -43,6 +43,6 @@ async def export_only(recipe: Any) -> Any:
 async def _from_checkpoint(recipe: Any, is_export_only: bool) -> Any:
     async with wiring.reported(recipe):
         values = await wiring.wire(await wiring.planned(recipe, is_export_only), "prepare")
-        found = await call(CHECKPOINT)(recipe=recipe, dataset=values["dataset"])
-        made = await wiring.wire(values | {"recipe": found}, "train", "evaluate", "store")
-    return made["artifact"]
+        checked = await call(CHECKPOINT)(recipe=recipe, dataset=values["dataset"])
+        values = await wiring.wire(values | {"recipe": checked}, "train", "evaluate", "store")
+    return values["artifact"]

@@ -28,11 +28,14 @@ _SHARED, *_OWN = RUN
 async def sweep(recipe: Any, grid: Any, changes: Any, max_points: Any, **bounds: Any) -> Any:
     asked = {"recipe": recipe, "grid": grid, "changes": changes, "max_points": max_points}
     drawn, running = await call(DRAW)(**bounds, **asked)
-    made = await _Sweep(running).run()
+    results = await _Sweep(running).run()
     going = running.after(
-        {name: str(one) if isinstance(one, BaseException) else _kept(one) for name, one in made.items()}
+        {
+            name: str(result) if isinstance(result, BaseException) else _kept(result)
+            for name, result in results.items()
+        }
     )
-    artifacts = [made[run.recipe.name][STORE.makes] for run in going.runs]
+    artifacts = [results[run.recipe.name][STORE.makes] for run in going.runs]
     return await call(COMPARE_POINTS)(points=drawn, running=going, artifact=[artifacts] if artifacts else [])
 
 
@@ -54,8 +57,8 @@ class _Sweep:
         """Return each point's values, or its error, by the recipe's name."""
         self._share()
         runs = self._running.runs
-        made = await asyncio.gather(*(self._point(run) for run in runs), return_exceptions=True)
-        return {run.recipe.name: one for run, one in zip(runs, made, strict=True)}
+        results = await asyncio.gather(*(self._point(run) for run in runs), return_exceptions=True)
+        return {run.recipe.name: result for run, result in zip(runs, results, strict=True)}
 
     def _share(self) -> None:
         """Start the stages that points share, once for equal inputs."""

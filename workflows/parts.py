@@ -28,8 +28,8 @@ def prepare_only(recipe: Any) -> Any:
 @workflow()
 def evaluate_only(recipe: Any, artifact: Any) -> Any:
     values = wire(stages_of("prepare"), values_of(make_plan(recipe=recipe)))
-    made = wire(stages_of("evaluate"), values | {"trained": artifact})
-    return combine_tasks(**{name: made[name] for name in ("recipe", "metrics", "answers", "harness_data")})
+    values = wire(stages_of("evaluate"), values | {"trained": artifact})
+    return combine_tasks(**{name: values[name] for name in ("recipe", "metrics", "answers", "harness_data")})
 
 
 @workflow(on_failure=report_failure)
@@ -44,6 +44,6 @@ def export_only(recipe: Any) -> Any:
 
 def _from_checkpoint(recipe: Any, is_export_only: bool) -> Any:
     values = wire(stages_of("prepare"), values_of(make_plan(recipe=recipe), is_export_only))
-    found = find_checkpoint(recipe=recipe, dataset=values["dataset"])
+    checked = find_checkpoint(recipe=recipe, dataset=values["dataset"])
     # The stages that follow take the recipe of the check, and so wait for it.
-    return wire(stages_of("train", "evaluate", "store"), values | {"recipe": found})["artifact"]
+    return wire(stages_of("train", "evaluate", "store"), values | {"recipe": checked})["artifact"]

@@ -22,8 +22,8 @@ PHASES = declare(RUN, globals())
 @workflow()
 def sweep(**asked: Any) -> Any:
     drawn = draw_points(**asked)
-    made = {"running": drawn.running}
+    results = {"running": drawn.running}
     for phase in PHASES:
-        done = phase(**made)
-        made = {name: getattr(done, name) for name in phase.python_interface.outputs}
-    return compare_points(points=drawn.points, **made)
+        outputs = phase(**results)
+        results = {name: getattr(outputs, name) for name in phase.python_interface.outputs}
+    return compare_points(points=drawn.points, **results)

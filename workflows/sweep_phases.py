@@ -71,8 +71,8 @@ def _declared(
     # Its pod registers the tasks of all shapes: it needs torch, so runs in the training image, and the names
     # of the images.
     pod = pods.light(Resources(1, 4), images.environment)
-    made = dynamic(container_image=images.TRAIN, **pod)(function)
-    module[name] = without_schema(without_laptop(made))
+    declared = dynamic(container_image=images.TRAIN, **pod)(function)
+    module[name] = without_schema(without_laptop(declared))
     return module[name]
 
 

@@ -44,11 +44,11 @@ def declare(stage: Stage, module: dict[str, Any], function: Callable[..., Any]) 
         given = {name: values.TYPES.to_stage(value, kinds[name]) for name, value in inputs.items()}
         call = call_of(stage, current(), given, flyte.get_custom_context().get(KEY, ""), function)
         with live.reported(call) if stage is table.TRAIN else contextlib.nullcontext(call) as shown_call:
-            made = await _made(stage, shown_call)
-        if stage.report and made.pages:
-            await flyte.report.replace.aio(made.pages[-1], do_flush=True)
+            result = await _result_of(stage, shown_call)
+        if stage.report and result.pages:
+            await flyte.report.replace.aio(result.pages[-1], do_flush=True)
         with fsspec_s_own():
-            return values.TYPES.from_stage(made.value, kinds["return"])
+            return values.TYPES.from_stage(result.value, kinds["return"])
 
     name, signature = function.__name__, values.TYPES.signature(function)
     body = as_function(run, function, module["__name__"], name, signature)
@@ -68,18 +68,21 @@ def _environment(stage: Stage) -> flyte.TaskEnvironment:
 
 
 def _arguments(stage: Stage) -> dict[str, Any]:
-    found: dict[str, Any] = {"retries": stage.retries, "report": bool(stage.report) or stage is table.TRAIN}
+    arguments: dict[str, Any] = {
+        "retries": stage.retries,
+        "report": bool(stage.report) or stage is table.TRAIN,
+    }
     if stage.cache:
         # "auto" with a version: "override" would never read the cache of local runs.
-        found["cache"] = flyte.Cache("auto", stage.cache.version, ignored_inputs=stage.cache.ignored)
-    return found
+        arguments["cache"] = flyte.Cache("auto", stage.cache.version, ignored_inputs=stage.cache.ignored)
+    return arguments
 
 
-async def _made(stage: Stage, call: Call) -> StageResult:
+async def _result_of(stage: Stage, call: Call) -> StageResult:
     """Return what a stage makes: in a pod in this process, in a local run in the worker."""
     with classified(stage.name, call.processes > 0):
         if call.orchestrator.is_local():
-            return await local.made(call)
+            return await local.run(call)
         with (
             record_phase(stage.phase, current().attempts_address())
             if stage.phase

@@ -61,13 +61,13 @@ class Call:
         """
         pages = [] if pages is None else pages
         try:
-            return self._made(pages)
+            return self._run(pages)
         except KeyboardInterrupt:
             recipe = self.inputs.get("recipe")
             is_saved = self.orchestrator.is_local() and isinstance(recipe, Recipe)
             end_interrupted(self.orchestrator, recipe if is_saved else None)
 
-    def _made(self, pages: list[str]) -> StageResult:
+    def _run(self, pages: list[str]) -> StageResult:
         if self.live:
             os.environ[LIVE] = self.live
         else:
@@ -80,14 +80,16 @@ class Call:
             return _with_pages(self.function, given, pages)
         assert self.shape is not None
         rank = {"function": self.function, "given": given, "pages": pages}
-        made: StageResult = ranks.start(_with_pages, self.shape.nodes, self.processes, forks, rank)
-        pages += made.pages
-        return made
+        result: StageResult = ranks.start(_with_pages, self.shape.nodes, self.processes, forks, rank)
+        pages += result.pages
+        return result
 
     def _fetched(self, **inputs: Any) -> Any:
         assert self.fetch is not None
         taken = inspect.signature(self.fetch).parameters
-        return self.fetch(self.orchestrator, **{name: one for name, one in inputs.items() if name in taken})
+        return self.fetch(
+            self.orchestrator, **{name: value for name, value in inputs.items() if name in taken}
+        )
 
 
 def _with_pages(function: Callable[..., Any], given: Mapping[str, Any], pages: list[str]) -> StageResult:

@@ -99,7 +99,9 @@ def as_function(
         body.__wrapped__ = of
     body.__name__ = body.__qualname__ = name
     body.__module__, body.__doc__ = module, of.__doc__
-    body.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+    body.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in signature.parameters.values()
+    }
     body.__annotations__["return"] = signature.return_annotation
     body.__signature__ = signature
     return body

@@ -35,14 +35,14 @@ def light(stage: Stage, module: dict[str, Any], function: Callable[..., Any] | N
     """Declare the task of a stage in a light pod; `function` is given where the row has several."""
     assert stage.requests is not None
     function = function or stage.load()
-    made = task(
+    declared = task(
         container_image=PLAN_IMAGE if stage.place == "plan" else images.LIGHT,
         retries=stage.retries,
         # A stage that asks registers the tasks of the answer, by the images' names.
         **pods.light(stage.requests, images.environment if stage.asks else dict),
         **_common(stage),
     )(_task_function(stage, function, module, function.__name__))
-    TASKS[stage.name] = without_schema(made)
+    TASKS[stage.name] = without_schema(declared)
     return TASKS[stage.name]
 
 
@@ -70,9 +70,9 @@ def on_shapes(
     if per_item:
         declared = {
             key: without_schema(
-                array_node_map_task(one, bound_inputs=one.python_interface.inputs.keys() - {per_item})
+                array_node_map_task(mapped, bound_inputs=mapped.python_interface.inputs.keys() - {per_item})
             )
-            for key, one in declared.items()
+            for key, mapped in declared.items()
         }
     TASKS[stage.name] = declared
     return declared
@@ -101,9 +101,9 @@ def declare_run(phases: Iterable[Phase], module: dict[str, Any]) -> dict[str, An
 
     The others keep theirs: their tasks are registered, and their results are cached, under its name.
     """
-    own = {path.stem for path in Path(module["__file__"]).parent.glob("*.py")}
+    modules = {path.stem for path in Path(module["__file__"]).parent.glob("*.py")}
     for stage in [stage for phase in phases for stage in phase.stages]:
-        if stage.name in own:
+        if stage.name in modules:
             import_module(f"{module['__package__']}.{stage.name}")
         elif stage.place == "node":
             on_shapes(stage, module)
@@ -127,35 +127,35 @@ def _task_function(
         given = {name: values.TYPES.to_stage(value, kinds[name]) for name, value in inputs.items()}
         termination.note(given.get("recipe"))
         try:
-            made = _made(stage, Call(function, FLYTE, given, shape, processes, stage.load_fetch()))
+            result = _result_of(stage, Call(function, FLYTE, given, shape, processes, stage.load_fetch()))
         finally:
             if shape is not None:
                 # torchelastic's handler raises in the main thread whatever runs there, and flytekit treats an
                 # error in an upload as final.
                 termination.ignore_sigterm()
-        if not isinstance(made, DynamicJobSpec):
-            return values.output(stage, made, kinds["return"])
+        if not isinstance(result, DynamicJobSpec):
+            return values.output(stage, result, kinds["return"])
         if stage.report:
             Deck.publish()  # flytekit leaves out the decks of such a task
-        return made
+        return result
 
     signature = values.TYPES.signature(function, values.output_type(stage, kinds["return"]))
     task_function: Callable[..., Any] = as_function(run, function, module["__name__"], name, signature)
     return task_function
 
 
-def _made(stage: Stage, call: Call) -> Any:
+def _result_of(stage: Stage, call: Call) -> Any:
     """Return what a stage makes, or the nodes that ask a person where it has left a question."""
     failures = (
         classified(trains=call.fetch is not None) if stage.retries or call.shape else contextlib.nullcontext()
     )
     phase = record_phase(stage.phase, attempts_address()) if stage.phase else contextlib.nullcontext()
     with failures, phase, _decks(stage) as pages:
-        made = termination.run(call, pages)
+        result = termination.run(call, pages)
         if not stage.asks:
-            return made
-        artifact = made if isinstance(made, Folder) else call.inputs["artifact"]
-        return approval.asked(made, call.inputs["recipe"], artifact)
+            return result
+        artifact = result if isinstance(result, Folder) else call.inputs["artifact"]
+        return approval.asked(result, call.inputs["recipe"], artifact)
 
 
 def _common(stage: Stage) -> dict[str, Any]:
