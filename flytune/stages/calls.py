@@ -134,13 +134,22 @@ def processes_of(stage: Stage, key: str) -> int:
     return int(shape.nodes > 1) if stage is SELFTEST else shape.processes
 
 
+class _State:
+    """State of this process."""
+
+    has_said = False
+    """True once a Ctrl-C has said what is saved."""
+
+
 def end_interrupted(orchestrator: Orchestrator, recipe: Recipe | None) -> NoReturn:
     """End this process at a Ctrl-C, with its workers, after it was said what is saved of a recipe's run.
 
     Raises:
         SystemExit: always.
     """
-    if recipe is not None:
+    if recipe is not None and not _State.has_said:
+        # A second Ctrl-C ends what the first one waits for.
+        _State.has_said = True
         show_saved(orchestrator, recipe, "Ctrl-C")
     for child in multiprocessing.active_children():
         with contextlib.suppress(OSError):
