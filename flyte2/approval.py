@@ -11,9 +11,9 @@ from flyte._internal.controllers import get_controller
 from flyte.errors import ConditionTimedoutError
 from flyte.io import Dir
 
-from flyte2.runtime.face import call
 from flyte2.runtime.file_systems import fsspec_s_own
 from flyte2.runtime.orchestrator import current
+from flyte2.stages import call
 from flytune.recipe import Recipe
 from flytune.registry import approval
 from flytune.registry.approval import ApprovalQuestion

@@ -4,12 +4,11 @@ flyte run --local flyte2/refresh.py refresh --recipe RECIPE --kickoff 2026-11-21
 --days 1
 """
 
-from datetime import datetime
 from typing import Any
 
 from flyte2 import approval, wiring
-from flyte2.driver import driver
-from flyte2.runtime.face import call
+from flyte2.driver import workflow
+from flyte2.stages import call
 from flytune.recipe import Recipe
 from flytune.stages.table import COMPARE_MODELS, DECIDE, PROMOTE, ROLLBACK, SKIP
 
@@ -34,20 +33,15 @@ async def _challenge(
     return outcome
 
 
-@driver.task
-async def refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int = 1) -> str:
-    """Train on the data of the `days` before the kickoff if any of it is new, and accept the model if it is
-    better."""
+@workflow
+async def refresh(recipe: Any, kickoff: Any, accepted: Any, days: Any) -> Any:
     asked = {"recipe": recipe, "kickoff": kickoff, "accepted": accepted, "days": days}
     action, challenger, champion, fingerprint, reason = await call(DECIDE)(**asked)
     if action == "train":
         return await _challenge(recipe, challenger, accepted, champion, fingerprint)
-    outcome: str = await call(SKIP)(reason=reason)
-    return outcome
+    return await call(SKIP)(reason=reason)
 
 
-@driver.task
-async def rollback(accepted: str, reason: str = "rolled back by hand") -> str:
-    """Accept the previously accepted model again; return its artifact's address."""
-    back: str = await call(ROLLBACK)(accepted=accepted, reason=reason)
-    return back
+@workflow
+async def rollback(accepted: Any, reason: Any) -> Any:
+    return await call(ROLLBACK)(accepted=accepted, reason=reason)

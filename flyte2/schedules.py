@@ -17,11 +17,8 @@ from flyte.remote import Run
 from flyte2.driver import driver
 from flyte2.refresh import refresh
 from flyte2.runtime.orchestrator import current
-from flytune.cluster import uploads
-from flytune.recipe import Notify, Recipe, read_recipe
-from flytune.registry import refresh as registry_refresh
-
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+from flytune.recipe import Notify, Recipe
+from flytune.stages.declared import scheduled_inputs
 
 
 def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days: int) -> flyte.Trigger:
@@ -34,15 +31,11 @@ def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days
         accepted: folder or fsspec address of the history of accepted models.
 
     Raises:
-        RecipeError: the recipe cannot be read, names no data.heldout_path, an adapter's base without its
-            commit, or files of this machine: a trigger uploads nothing.
+        RecipeError: the recipe cannot be scheduled (flytune/stages/declared.py: scheduled_inputs).
     """
-    recipe = read_recipe(RECIPES / recipe_file)
-    registry_refresh.check(recipe)
-    uploads.refuse(recipe, f"trigger {name}: recipe {recipe.name}")
     # Not flyte.TriggerTime: the open backend's scheduler gives a run with it that input alone.
-    inputs = {"recipe": recipe, "accepted": accepted, "days": days}
-    rules = notifications(recipe.notify) or None
+    inputs = scheduled_inputs(f"trigger {name}", recipe_file, accepted, days)
+    rules = notifications(inputs["recipe"].notify) or None
     return flyte.Trigger(name, flyte.Cron(cron), inputs=inputs, auto_activate=False, notifications=rules)
 
 
@@ -66,7 +59,8 @@ TRIGGERS = (
 @driver.task(triggers=TRIGGERS)
 async def scheduled_refresh(recipe: Recipe, accepted: str, days: int) -> str:
     """Refresh a model on the data of the `days` before the run's start."""
-    return await refresh(recipe=recipe, kickoff=await _start(), accepted=accepted, days=days)
+    outcome: str = await refresh(recipe=recipe, kickoff=await _start(), accepted=accepted, days=days)
+    return outcome
 
 
 async def _start() -> datetime:

@@ -4,20 +4,18 @@ docs/objectives.md.
 flyte run --local flyte2/sft_then_dpo.py sft_then_dpo --recipe SFT_RECIPE --preference DPO_RECIPE
 """
 
-from flyte.io import Dir
+from typing import Any
 
 from flyte2 import wiring
-from flyte2.driver import driver
+from flyte2.driver import workflow
 from flyte2.finetune import finetune
-from flyte2.runtime.face import call
-from flytune.recipe import Recipe
+from flyte2.stages import call
 from flytune.stages.merge import UNMERGED
 from flytune.stages.table import BASE_MODEL, CHECK_STAGES, CONTINUE, MERGE, PASS_GUARDS
 
 
-@driver.task
-async def sft_then_dpo(recipe: Recipe, preference: Recipe) -> Dir:
-    """Fine-tune `recipe`; if its guards hold, tune the model by `preference`, whose reference it also is."""
+@workflow
+async def sft_then_dpo(recipe: Any, preference: Any) -> Any:
     # Preference tuning that does not fit is refused before the first run begins.
     planned = await wiring.planned(preference)
     checked, _ = await call(CHECK_STAGES)(recipe=recipe, preference=preference, plan=planned["plan"])

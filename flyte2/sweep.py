@@ -12,60 +12,37 @@ import asyncio
 from typing import Any
 
 from flyte.io import Dir, File
-from pydantic import BaseModel
 
 from flyte2 import wiring
-from flyte2.driver import driver
-from flyte2.runtime.face import call
+from flyte2.driver import workflow
+from flyte2.stages import call
 from flytune.console import step_lines
-from flytune.recipe import Recipe
 from flytune.stages import points
-from flytune.stages.planned import Planned, Run, Running
+from flytune.stages.planned import Run, Running, first_values
 from flytune.stages.table import COMPARE_POINTS, DRAW, RUN, STORE, Stage
 
 _SHARED, *_OWN = RUN
 
 
-@driver.task
-async def sweep(
-    recipe: Recipe,
-    grid: dict = {},  # type: ignore[type-arg]  # noqa: B006 (Flyte's type for any JSON object; the default is only read)
-    changes: list[dict] = [],  # type: ignore[type-arg]  # noqa: B006
-    concurrency: int = 2,
-    min_success_ratio: float = 0.5,
-    max_points: int = 24,
-) -> Dir:
-    """Fine-tune every combination of `grid` ({dotted field: values}), or every one of `changes` ([{dotted
-    field: value}])."""
+@workflow
+async def sweep(recipe: Any, grid: Any, changes: Any, max_points: Any, **bounds: Any) -> Any:
     asked = {"recipe": recipe, "grid": grid, "changes": changes, "max_points": max_points}
-    drawn, running = await call(DRAW)(concurrency=concurrency, min_success_ratio=min_success_ratio, **asked)
-    made = await _Sweep(running).run()
+    drawn, running = await call(DRAW)(**bounds, **asked)
+    results = await _Sweep(running).run()
     going = running.after(
-        {name: str(one) if isinstance(one, BaseException) else _kept(one) for name, one in made.items()}
+        {
+            name: str(result) if isinstance(result, BaseException) else _kept(result)
+            for name, result in results.items()
+        }
     )
-    artifacts = [made[run.recipe.name][STORE.makes] for run in going.runs]
-    compared: Dir = await call(COMPARE_POINTS)(
-        points=drawn, running=going, artifact=[artifacts] if artifacts else []
-    )
-    return compared
+    artifacts = [results[run.recipe.name][STORE.makes] for run in going.runs]
+    return await call(COMPARE_POINTS)(points=drawn, running=going, artifact=[artifacts] if artifacts else [])
 
 
 def _kept(values: dict[str, Any]) -> dict[str, Any]:
     """Return what the stages of a point have made as its state has it: addresses, and contents of records."""
-
-    def kept(value: Any) -> Any:
-        if isinstance(value, list):
-            return [kept(one) for one in value]
-        if isinstance(value, Dir | File):
-            return value.path
-        return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
-
-    return {
-        stage.makes: kept(values[stage.makes])
-        for phase in RUN
-        for stage in phase.stages
-        if stage is not STORE
-    }
+    stages = [stage for phase in RUN for stage in phase.stages if stage is not STORE]
+    return {stage.makes: points.kept(values[stage.makes], (Dir, File)) for stage in stages}
 
 
 class _Sweep:
@@ -80,8 +57,8 @@ class _Sweep:
         """Return each point's values, or its error, by the recipe's name."""
         self._share()
         runs = self._running.runs
-        made = await asyncio.gather(*(self._point(run) for run in runs), return_exceptions=True)
-        return {run.recipe.name: one for run, one in zip(runs, made, strict=True)}
+        results = await asyncio.gather(*(self._point(run) for run in runs), return_exceptions=True)
+        return {run.recipe.name: result for run, result in zip(runs, results, strict=True)}
 
     def _share(self) -> None:
         """Start the stages that points share, once for equal inputs."""
@@ -93,8 +70,7 @@ class _Sweep:
 
     async def _point(self, run: Run) -> dict[str, Any]:
         try:
-            values = {name: getattr(run, name) for name in Planned.model_fields} | run.made
-            values["harness_data"] = Dir(path=values["harness_data"])
+            values = run.made | first_values(run, Dir(path=run.made["harness_data"]))
             for stage in _SHARED.stages:
                 group = run.value(stage.on) if stage.on else points.ALL
                 values[stage.makes] = await self._shared[stage.makes, group, run.recipe.name]

@@ -7,25 +7,22 @@ from typing import Any
 
 from flyte.errors import OOMError
 
-from flyte2 import approval, stages
+from flyte2 import approval
 from flyte2.runtime import failures, pods
-from flyte2.runtime.face import call
+from flyte2.stages import call
 from flytune.console import step_lines
 from flytune.failures.table import OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY
 from flytune.hardware import shape_named
 from flytune.planning import next_candidate
 from flytune.recipe import Recipe
-from flytune.stages.planned import Planned
+from flytune.stages.planned import first_values
 from flytune.stages.table import PLAN, REPORT, RUN, STORE, TRAIN, Phase, Stage
-
-assert stages, "it declares the tasks"
 
 
 async def planned(recipe: Recipe, export_only: bool = False) -> dict[str, Any]:
     """Plan a recipe; return the values that a run begins with."""
     made, harness_data = await call(PLAN)(recipe=recipe)
-    own = {name: getattr(made, name) for name in Planned.model_fields}
-    return own | {"harness_data": harness_data, "export_only": export_only}
+    return first_values(made, harness_data, export_only)
 
 
 async def wire(values: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -50,7 +47,7 @@ async def run_phase(phase: Phase, values: dict[str, Any]) -> dict[str, Any]:
 async def _stage(stage: Stage, values: dict[str, Any]) -> dict[str, Any]:
     if stage is TRAIN:
         return await _train(values)
-    inputs = _inputs(stage, values)
+    inputs = stage.taken(values)
     task = call(stage, values[stage.on] if stage.on else "")
     if not stage.over:
         return {stage.makes: await task(**inputs)}
@@ -80,11 +77,7 @@ async def _train(values: dict[str, Any]) -> dict[str, Any]:
 
 async def _train_once(values: dict[str, Any]) -> dict[str, Any]:
     bound = pods.deadline(values["recipe"], shape_named(values["plan"].shape))
-    return {TRAIN.makes: await call(TRAIN, values["route"], timeout=bound)(**_inputs(TRAIN, values))}
-
-
-def _inputs(stage: Stage, values: dict[str, Any]) -> dict[str, Any]:
-    return {name: values[source] for name, source in stage.inputs.items()}
+    return {TRAIN.makes: await call(TRAIN, values["route"], timeout=bound)(**TRAIN.taken(values))}
 
 
 @asynccontextmanager

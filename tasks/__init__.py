@@ -25,13 +25,13 @@ except LaunchError as _refused:
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from flytune.console import output
-from tasks.runtime import console, errors, interrupts, termination
+from tasks.runtime import console, errors, termination
 
 process_setup.skip_at_exit()
 atexit.register(termination.close_local_cache)
 # Runs before the exit functions of `atexit`, which stop the loops that the connections are closed on.
 threading._register_atexit(termination.close_file_systems)  # type: ignore[attr-defined]
-interrupts.install()
+termination.end_at_ctrl_c()
 # A pod and pyflyte call nothing of the project before they import it. Any other process that does is left as
 # it is.
 if errors.is_pyflyte():

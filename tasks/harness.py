@@ -4,7 +4,7 @@ EVALUATE_TASKS maps shapes to tasks that are mapped over the jobs; without jobs 
 """
 
 from flytune.stages import table
-from tasks.runtime.face import light, on_nodes
+from tasks.runtime.face import light, on_shapes
 
-EVALUATE_TASKS = on_nodes(table.HARNESS, globals())
+EVALUATE_TASKS = on_shapes(table.HARNESS, globals())
 combine_tasks = light(table.COMBINE, globals())

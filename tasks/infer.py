@@ -4,8 +4,8 @@ INFER maps shapes to map tasks over the parts: one for each row of shapes.yaml, 
 """
 
 from flytune.stages import table
-from tasks.runtime.face import light, on_nodes
+from tasks.runtime.face import light, on_shapes
 
 split_prompts = light(table.SPLIT, globals())
-INFER = on_nodes(table.INFER, globals(), per_item="part")
+INFER = on_shapes(table.INFER, globals(), per_item="part")
 join_answers = light(table.JOIN, globals())

@@ -4,8 +4,8 @@ COMPARE maps shapes to tasks.
 """
 
 from flytune.stages import table
-from tasks.runtime.face import light, on_nodes
+from tasks.runtime.face import light, on_shapes
 
-COMPARE = on_nodes(table.COMPARE_MODELS, globals())
+COMPARE = on_shapes(table.COMPARE_MODELS, globals())
 promote_challenger = light(table.PROMOTE, globals())
 rollback_accepted = light(table.ROLLBACK, globals())

@@ -6,6 +6,6 @@ there are none.
 """
 
 from flytune.stages import table
-from tasks.runtime.face import on_nodes
+from tasks.runtime.face import on_shapes
 
-REFERENCE = on_nodes(table.REFERENCE, globals())
+REFERENCE = on_shapes(table.REFERENCE, globals())

@@ -4,7 +4,8 @@ SELFTEST maps shapes to tasks. A row of several nodes is a job with one process 
 node's ranks.
 """
 
-from flytune.stages import selftest, table
-from tasks.runtime.face_of_ranks import on_all_nodes
+from flytune.stages import table
+from tasks.runtime.face import on_shapes
+from tasks.runtime.ranks import of_shape
 
-SELFTEST = on_all_nodes(table.SELFTEST, globals(), selftest.selftest_nodes)
+SELFTEST = on_shapes(table.SELFTEST, globals(), of_shape)

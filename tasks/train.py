@@ -2,6 +2,7 @@
 to tasks."""
 
 from flytune.stages import table
-from tasks.runtime.face_of_ranks import on_ranks
+from tasks.runtime.face import on_shapes
+from tasks.runtime.ranks import of_shape
 
-TRAIN = on_ranks(table.TRAIN, globals())
+TRAIN = on_shapes(table.TRAIN, globals(), of_shape)

@@ -18,7 +18,7 @@ from flytekit.types.directory import FlyteDirectory
 from flytune import patches, yaml_core
 from flytune.cluster import code_files, signed_uploads
 from flytune.cluster.signed_uploads import SignedUpload
-from flytune.recipe import Recipe, inputs, named_files
+from flytune.recipe import Recipe, inputs
 from flytune.written_files import load_yaml
 from tasks.runtime.errors import is_pyflyte
 from tasks.runtime.schema import ModelTransformer
@@ -111,18 +111,12 @@ def _inputs_file(file: Any) -> Any:
 
 def _parsing(upstream: Any) -> Any:
     def parse(self: Any, value: Any, param: Any) -> Any:
-        name = f"--{param.name}" if param is not None else "input"
-        content = (
-            inputs.content(value, name, self._python_type)
-            if isinstance(value, str)
-            else upstream(self, value, param)
-        )
-        if self._python_type is Recipe or self._python_type in _CHANGES:
-            content = named_files.with_contents(content)
+        name, kind = f"--{param.name}" if param is not None else "input", self._python_type
+        content = inputs.read(value, name, kind, lambda: upstream(self, value, param))
         remote = _submitting()
-        if remote is not None and self._python_type in _CHANGES:
+        if remote is not None and kind in inputs.CHANGES:
             return signed_uploads.of_content(_Admin(remote), content)
-        if remote is not None and self._python_type == dict[str, FlyteDirectory]:
+        if remote is not None and kind == dict[str, FlyteDirectory]:
             admin = _Admin(remote)
             return {
                 name: signed_uploads.of_path(admin, path, f"{param.name}.{name}")
@@ -157,8 +151,6 @@ def _submitting() -> Any:
     )
 
 
-_CHANGES: tuple[Any, ...] = (dict, list[dict])  # type: ignore[type-arg]  # as in the workflow's signature
-"""Types of a sweep's grid and changes."""
 TypeEngine.register(RecipeTransformer())
 if is_pyflyte():  # which asks the workflows for nothing else before it reads its arguments
     _install()

@@ -4,8 +4,7 @@ pyflyte run workflows/refresh.py refresh --recipe RECIPE --kickoff 2026-11-21T02
 --days 1
 """
 
-from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flytekit import conditional, workflow
 from flytekit.types.directory import FlyteDirectory
@@ -15,6 +14,7 @@ from tasks.plan import make_plan
 from tasks.promote import COMPARE, promote_challenger, rollback_accepted
 from tasks.refresh import decide_refresh, skip_refresh
 from tasks.report import report_failure
+from workflows import routing
 from workflows.routing import route_to, run_inline
 from workflows.wiring import stages_of, values_of, wire
 
@@ -42,36 +42,22 @@ def challenge(recipe: Recipe, challenger: Recipe, accepted: str, champion: str, 
     tuned = train_challenger(recipe=challenger)
     inputs = {"recipe": challenger, "artifact": tuned.artifact, "dataset": tuned.dataset, "base": tuned.base}
     comparison = route_to("compare", tuned.shape, COMPARE, champion=champion, **inputs)
+    about = {"recipe": recipe, "accepted": accepted, "champion": champion, "fingerprint": fingerprint}
     outcome: str = promote_challenger(
-        recipe=recipe,
-        accepted=accepted,
-        champion=champion,
-        fingerprint=fingerprint,
-        challenger=challenger,
-        artifact=tuned.artifact,
-        comparison=comparison,
+        **about, challenger=challenger, artifact=tuned.artifact, comparison=comparison
     )
     return outcome
 
 
-@workflow
-def refresh(recipe: Recipe, kickoff: datetime, accepted: str, days: int = 1) -> str:
-    """Train on the data of the `days` before the kickoff if any of it is new, and accept the model if it is
-    better."""
+@routing.workflow()
+def refresh(recipe: Any, kickoff: Any, accepted: Any, days: Any) -> Any:
     decided = decide_refresh(recipe=recipe, kickoff=kickoff, accepted=accepted, days=days)
-    inputs = {
-        "challenger": decided.challenger,
-        "champion": decided.champion,
-        "fingerprint": decided.fingerprint,
-    }
+    inputs = {name: getattr(decided, name) for name in ("challenger", "champion", "fingerprint")}
     branch = conditional("refresh").if_(decided.action == "train")
     branch = branch.then(run_inline(challenge, recipe=recipe, accepted=accepted, **inputs))
-    outcome: str = branch.else_().then(skip_refresh(reason=decided.reason))
-    return outcome
+    return branch.else_().then(skip_refresh(reason=decided.reason))
 
 
-@workflow
-def rollback(accepted: str, reason: str = "rolled back by hand") -> str:
-    """Accept the previously accepted model again; return its artifact's address."""
-    back: str = rollback_accepted(accepted=accepted, reason=reason)
-    return back
+@routing.workflow()
+def rollback(accepted: Any, reason: Any) -> Any:
+    return rollback_accepted(accepted=accepted, reason=reason)

@@ -1,12 +1,27 @@
-"""Conditions over tasks: routing to the task of a shape, and workflows within a branch."""
+"""Declaration of workflows, and conditions over tasks: routing to the task of a shape, and workflows within a
+branch."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import flytekit
 from flytekit import FlyteContextManager, conditional, map_task
 from flytekit.core.context_manager import BranchEvalMode
 
+from flytune.stages.declared import as_workflow
 from tasks.runtime.schema import without_schema
+from tasks.runtime.values import TYPES
+
+
+def workflow(on_failure: Any = None) -> Callable[[Callable[..., Any]], Any]:
+    """Return the decorator of a workflow that declared.py declares; the task `on_failure` reports a failed
+    run."""
+
+    def declare(body: Callable[..., Any]) -> Any:
+        return flytekit.workflow(as_workflow(body, TYPES), on_failure=on_failure)
+
+    return declare
 
 
 def route_to(name: str, choice: Any, tasks: dict[str, Any], **inputs: Any) -> Any:

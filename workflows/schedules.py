@@ -18,12 +18,10 @@ from flytekit import (
 )
 from flytekit.core.notification import Notification
 
-from flytune.cluster import uploads
-from flytune.recipe import Notify, read_recipe
-from flytune.registry import refresh as registry_refresh
+from flytune.recipe import Notify
+from flytune.stages.declared import scheduled_inputs
 from workflows.refresh import refresh
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 _PHASES = {
     "succeeded": [WorkflowExecutionPhase.SUCCEEDED],
     "failed": [
@@ -44,18 +42,15 @@ def scheduled(name: str, recipe_file: str | Path, cron: str, accepted: str, days
         accepted: folder or fsspec address of the history of accepted models.
 
     Raises:
-        RecipeError: the recipe cannot be read, names no data.heldout_path, an adapter's base without its
-            commit, or files of this machine: a launch plan uploads nothing.
+        RecipeError: the recipe cannot be scheduled (flytune/stages/declared.py: scheduled_inputs).
     """
-    recipe = read_recipe(RECIPES / recipe_file)
-    registry_refresh.check(recipe)
-    uploads.refuse(recipe, f"launch plan {name}: recipe {recipe.name}")
+    inputs = scheduled_inputs(f"launch plan {name}", recipe_file, accepted, days)
     return LaunchPlan.get_or_create(
         name=name,
         workflow=refresh,
-        fixed_inputs={"recipe": recipe, "accepted": accepted, "days": days},
+        fixed_inputs=inputs,
         schedule=CronSchedule(schedule=cron, kickoff_time_input_arg="kickoff"),
-        notifications=notifications(recipe.notify),
+        notifications=notifications(inputs["recipe"].notify),
         # A run that outlasts the time to the next is left alone; that next one is left out.
         concurrency=ConcurrencyPolicy(max_concurrency=1, behavior=ConcurrencyLimitBehavior.SKIP),
     )

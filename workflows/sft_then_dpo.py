@@ -4,20 +4,17 @@ docs/objectives.md.
 pyflyte run workflows/sft_then_dpo.py sft_then_dpo --recipe SFT_RECIPE --preference DPO_RECIPE
 """
 
-from flytekit import workflow
-from flytekit.types.directory import FlyteDirectory
+from typing import Any
 
-from flytune.recipe import Recipe
 from tasks.base_model import fetch_base_model
 from tasks.merge import MERGE, check_stages, pass_guards
 from tasks.plan import make_plan
 from workflows.finetune import finetune
-from workflows.routing import route_to
+from workflows.routing import route_to, workflow
 
 
-@workflow
-def sft_then_dpo(recipe: Recipe, preference: Recipe) -> FlyteDirectory:
-    """Fine-tune `recipe`; if its guards hold, tune the model by `preference`, whose reference it also is."""
+@workflow()
+def sft_then_dpo(recipe: Any, preference: Any) -> Any:
     # Preference tuning that does not fit is refused before the first run begins.
     planned = make_plan(recipe=preference)
     checked = check_stages(recipe=recipe, preference=preference, plan=planned.plan)
@@ -25,6 +22,4 @@ def sft_then_dpo(recipe: Recipe, preference: Recipe) -> FlyteDirectory:
     shape = pass_guards(recipe=recipe, artifact=supervised)
     base = fetch_base_model(base=planned.base)
     inputs = {"recipe": recipe, "preference": preference, "artifact": supervised, "base": base}
-    continued = route_to("merge", shape, MERGE, **inputs)
-    artifact: FlyteDirectory = finetune(recipe=continued)
-    return artifact
+    return finetune(recipe=route_to("merge", shape, MERGE, **inputs))

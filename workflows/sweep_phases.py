@@ -5,23 +5,21 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flytekit import Resources, dynamic
+from flytekit import dynamic
 
 import images
 from flytune.stages import points
 from flytune.stages.planned import Running
 from flytune.stages.points import Element
-from flytune.stages.table import Phase, Stage
-from tasks.runtime import values
+from flytune.stages.table import Phase, Resources, Stage
+from flytune.stages.value_types import as_function, hints_of, named_tuple
+from tasks.run import TASKS
+from tasks.runtime import pods, values
 from tasks.runtime.dynamic import without_laptop
-from tasks.runtime.face import TASKS, as_task_function, kinds_of
 from tasks.runtime.mapping import map_points
 from tasks.runtime.orchestrator import FLYTE
-from tasks.runtime.pods import light_pod
 from tasks.runtime.schema import without_schema
-from workflows import wiring
 
-assert wiring, "it imports the tasks of all stages"
 _PARAMETER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -34,7 +32,7 @@ def declare(phases: Sequence[Phase], module: dict[str, Any]) -> list[Any]:
     for phase in phases:
         waves, then = phase.waves, None
         fields = [("running", Running), *((stage.makes, _results(stage)) for stage in waves[-1])]
-        output = values.named_tuple(f"{phase.name.title()}Output", fields)
+        output = named_tuple(f"{phase.name.title()}Output", fields)
         for at in reversed(range(len(waves))):
             earlier = before if at == 0 else waves[at - 1]
             name = f"{phase.name}_points" + (f"_after_{earlier[-1].name}" if at else "")
@@ -56,7 +54,7 @@ def _declared(
     the phase."""
 
     def run(running: Running, **made: Any) -> Any:
-        given = {stage.makes: values.to_stage(made[stage.makes], _lists(stage)) for stage in earlier}
+        given = {stage.makes: values.TYPES.to_stage(made[stage.makes], _lists(stage)) for stage in earlier}
         going = points.after(FLYTE, running, earlier, given)
         if any(stage.is_costly for stage in stages):
             going = going.stopped_if_too_few()
@@ -69,25 +67,25 @@ def _declared(
     inputs = {"running": Running} | {stage.makes: _results(stage) for stage in earlier}
     parameters = [inspect.Parameter(name, _PARAMETER, annotation=kind) for name, kind in inputs.items()]
     signature = inspect.Signature(parameters, return_annotation=output)
-    function = as_task_function(run, _declared, module, name, signature)
+    function = as_function(run, _declared, module["__name__"], name, signature)
     # Its pod registers the tasks of all shapes: it needs torch, so runs in the training image, and the names
     # of the images.
-    template, requests = light_pod(images.environment), Resources(cpu="1", mem="4Gi")
-    made = dynamic(container_image=images.TRAIN, pod_template=template, requests=requests)(function)
-    module[name] = without_schema(without_laptop(made))
+    pod = pods.light(Resources(1, 4), images.environment)
+    declared = dynamic(container_image=images.TRAIN, **pod)(function)
+    module[name] = without_schema(without_laptop(declared))
     return module[name]
 
 
 def _lists(stage: Stage) -> Any:
     """Return the type of a stage's results: a list for each group of points, with None for each that
     failed."""
-    one: Any = kinds_of(stage)["return"] | None
+    one: Any = hints_of(stage.load())["return"] | None
     return list[list[one]]
 
 
 def _results(stage: Stage) -> Any:
     """Return Flyte's type of a stage's results."""
-    return values.flyte_type(_lists(stage))
+    return values.TYPES.type_of(_lists(stage))
 
 
 def _map(running: Running, stage: Stage) -> list[Any]:
@@ -122,5 +120,5 @@ def _map_group(
 
 
 def _constants(stage: Stage, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = kinds_of(stage)
+    kinds = hints_of(stage.load())
     return {name: values.constant(value, kinds[name]) for name, value in inputs.items()}

@@ -3,20 +3,16 @@
 from collections.abc import Iterable
 from typing import Any
 
-from flytune.stages.planned import Planned
+from flytune.stages.planned import first_values
 from flytune.stages.table import RUN, Stage
-from tasks import run
-from tasks.runtime.face import TASKS
+from tasks.run import TASKS
 from workflows.routing import map_on, route_to
-
-assert run, "it declares the tasks"
 
 
 def values_of(planned: Any, export_only: bool = False) -> dict[str, Any]:
     """Return the values that a run begins with: outputs of the plan task, with the recipe as the plan has
     completed it."""
-    own = {name: getattr(planned, name) for name in (*Planned.model_fields, "harness_data")}
-    return own | {"export_only": export_only}
+    return first_values(planned, planned.harness_data, export_only)
 
 
 def wire(stages: Iterable[Stage], values: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +23,7 @@ def wire(stages: Iterable[Stage], values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(stage: Stage, values: dict[str, Any]) -> Any:
-    tasks, inputs = TASKS[stage.name], {name: values[source] for name, source in stage.inputs.items()}
+    tasks, inputs = TASKS[stage.name], stage.taken(values)
     if not stage.on:
         return tasks(**inputs)
     if not stage.over:

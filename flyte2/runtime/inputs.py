@@ -11,10 +11,7 @@ from flyte2.runtime.uploads import DataProxy
 from flytune import patches
 from flytune.cluster import code_files, signed_uploads
 from flytune.errors import FlytuneError
-from flytune.recipe import Recipe, inputs, named_files
-
-_CHANGES: tuple[Any, ...] = (dict, list[dict])  # type: ignore[type-arg]  # as in the task's signature
-"""Types of a sweep's grid and changes."""
+from flytune.recipe import Recipe, inputs
 
 
 def install() -> None:
@@ -54,22 +51,15 @@ def _parsing(upstream: Any) -> Any:
     def parse(self: Any, value: Any, param: Any) -> Any:
         kind = self._python_type
         try:
-            read = (
-                inputs.content(value, f"--{param.name}", kind)
-                if isinstance(value, str)
-                else upstream(self, value, param)
-            )
-            if kind is not Recipe and kind not in _CHANGES:
-                return read
-            read = named_files.with_contents(read)
+            content = inputs.read(value, f"--{param.name}", kind, lambda: upstream(self, value, param))
             if kind is Recipe:
                 # Its files are uploaded when it is converted (schema.py).
-                Recipe.model_validate(read)
-            elif not _is_local():
-                read = signed_uploads.of_content(DataProxy(), read)
+                Recipe.model_validate(content)
+            elif kind in inputs.CHANGES and not _is_local():
+                content = signed_uploads.of_content(DataProxy(), content)
         except FlytuneError as error:
             raise click.ClickException(f"{type(error).__name__}: {error}") from None
-        return read
+        return content
 
     return parse
 

@@ -26,13 +26,13 @@ class _State:
     is_ending = False
 
 
-async def made(call: Call) -> StageResult:
+async def run(call: Call) -> StageResult:
     """Return what a stage makes in the worker, which runs one stage at a time."""
     _State.call = call
     if isinstance(recipe := call.inputs.get("recipe"), Recipe):
         _State.recipe = recipe
-    found: StageResult = await asyncio.to_thread(WORKER.call, call.run)
-    return found
+    result: StageResult = await asyncio.to_thread(WORKER.call, call.run)
+    return result
 
 
 def install() -> None:

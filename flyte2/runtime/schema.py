@@ -38,4 +38,6 @@ class SchemalessTransformer(PydanticTransformer):
         return await super().to_literal(python_val, python_type, expected)
 
 
-TypeEngine.register(SchemalessTransformer())
+def register() -> None:
+    """Make the SDK use the transformer."""
+    TypeEngine.register(SchemalessTransformer())

@@ -89,17 +89,6 @@ CODE_FILES = ProcessPatch(
     upstream=("flytekit.tools.script_mode:list_all_files", "flytekit.tools.script_mode:ls_files"),
     remove_when="a project can list its code",
 )
-EXECUTE = ObjectPatch(
-    name="flytekit.core.python_function_task:PythonFunctionTask.execute",
-    version=_VERSION,
-    reason="a task checks its GPUs before it fetches anything, and a finished one ignores SIGTERM while it "
-    "uploads",
-    upstream=(
-        "flytekit.core.python_function_task:PythonFunctionTask.execute",
-        "flytekit.core.base_task:PythonTask.dispatch_execute",
-    ),
-    remove_when="tasks are a class of their own (TaskPlugins), with this method",
-)
 POD = ObjectPatch(
     name="flytekit.core.python_auto_container:PythonAutoContainerTask.get_k8s_pod",
     version=_VERSION,

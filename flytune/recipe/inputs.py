@@ -1,11 +1,17 @@
 """Inputs of a workflow as a person writes them: JSON, or a file of YAML or JSON, read as strictly as recipes
 are."""
 
+from collections.abc import Callable
 from typing import Any, get_origin
 
 from flytune import files, yaml_core
 from flytune.errors import RecipeError
+from flytune.recipe import named_files
+from flytune.recipe.recipe import Recipe
 from flytune.written_files import load_json, load_yaml
+
+CHANGES: tuple[Any, ...] = (dict, list[dict])  # type: ignore[type-arg]  # as in the sweep's signature
+"""Types of a sweep's grid and changes."""
 
 
 def content(value: str, name: str, kind: Any) -> Any:
@@ -30,3 +36,19 @@ def content(value: str, name: str, kind: Any) -> Any:
         shown = "a list" if wanted is list else "a mapping"
         raise RecipeError(f"{name}: must be {shown}; found {found!r:.60}")
     return found
+
+
+def read(value: Any, name: str, kind: Any, otherwise: Callable[[], Any]) -> Any:
+    """Return the content of an input as a person writes it, with that of the files that it names.
+
+    Args:
+        value: JSON, or a path; of any other type, `otherwise` reads it.
+        name: the input, for errors.
+        kind: its type.
+        otherwise: the SDK's reader.
+
+    Raises:
+        RecipeError: it cannot be read.
+    """
+    found = content(value, name, kind) if isinstance(value, str) else otherwise()
+    return named_files.with_contents(found) if kind is Recipe or kind in CHANGES else found

@@ -10,6 +10,8 @@ attempts       texts and records of failed attempts
 ranks          the processes of a node that train
 job_end        the order in which a job's pods end
 calls, worker  stages called in a pod, or in a process of this machine
+declared       the workflows, as each orchestrator offers them
+value_types    types and values of stages in those of an orchestrator
 All other modules have the functions of one task of `tasks/` each.
 """
 
@@ -18,6 +20,7 @@ __all__ = [
     "base_model",
     "calls",
     "checkpoint",
+    "declared",
     "evaluate",
     "harness",
     "infer",
@@ -40,5 +43,6 @@ __all__ = [
     "sweep",
     "table",
     "train",
+    "value_types",
     "worker",
 ]

@@ -1,5 +1,6 @@
 """Calls of stages: a stage's function with its inputs, which a pod or a process of this machine runs."""
 
+import contextlib
 import inspect
 import multiprocessing
 import os
@@ -22,8 +23,6 @@ from flytune.training import libraries
 
 INTERRUPTED = 130
 """Exit code of a process that a Ctrl-C ends: 128 and the number of SIGINT, as in a shell."""
-OWN = ("orchestrator", "report")
-"""Parameters of stages that are not inputs."""
 
 
 class StageResult(NamedTuple):
@@ -49,23 +48,26 @@ class Call:
     live: str = ""
     """File that gets the path of the steps' log while the stage trains; empty where nobody looks."""
 
-    def run(self) -> StageResult:
+    def run(self, pages: list[str] | None = None) -> StageResult:
         """Run the stage in this process, or in ranks that this process starts.
+
+        Args:
+            pages: list that gets the pages, for a caller who shows those of a stage that fails.
 
         Raises:
             StageFailed: a rank has failed. Errors of a stage without ranks are raised as they are.
+            NoResult: another node has the result.
             SystemExit: a Ctrl-C, after what is saved was said.
         """
+        pages = [] if pages is None else pages
         try:
-            return self._made()
+            return self._run(pages)
         except KeyboardInterrupt:
             recipe = self.inputs.get("recipe")
-            if self.orchestrator.is_local() and isinstance(recipe, Recipe):
-                show_saved(self.orchestrator, recipe, "Ctrl-C")
-            raise SystemExit(INTERRUPTED) from None
+            is_saved = self.orchestrator.is_local() and isinstance(recipe, Recipe)
+            end_interrupted(self.orchestrator, recipe if is_saved else None)
 
-    def _made(self) -> StageResult:
-        pages: list[str] = []
+    def _run(self, pages: list[str]) -> StageResult:
         if self.live:
             os.environ[LIVE] = self.live
         else:
@@ -73,27 +75,49 @@ class Call:
         if self.shape is not None and not self.processes:
             check_devices(self.shape)
         forks = self.fetch is not None and ranks.prepare(self.orchestrator, self._fetched, **self.inputs)
-        own = {"orchestrator": self.orchestrator, "report": _Unshown() if self.processes else pages.append}
-        taken = inspect.signature(self.function).parameters
-        inputs = {name: one for name, one in own.items() if name in taken} | dict(self.inputs)
-        if self.processes:
-            assert self.shape is not None
-            return StageResult(
-                ranks.start(self.function, self.shape.nodes, self.processes, forks, inputs), pages
-            )
-        return StageResult(self.function(**inputs), pages)
+        given = {"orchestrator": self.orchestrator, **self.inputs}
+        if not self.processes:
+            return _with_pages(self.function, given, pages)
+        assert self.shape is not None
+        rank = {"function": self.function, "given": given, "pages": pages}
+        result: StageResult = ranks.start(_with_pages, self.shape.nodes, self.processes, forks, rank)
+        pages += result.pages
+        return result
 
     def _fetched(self, **inputs: Any) -> Any:
         assert self.fetch is not None
         taken = inspect.signature(self.fetch).parameters
-        return self.fetch(self.orchestrator, **{name: one for name, one in inputs.items() if name in taken})
+        return self.fetch(
+            self.orchestrator, **{name: value for name, value in inputs.items() if name in taken}
+        )
 
 
-class _Unshown:
-    """Report of a rank: its page stays in its process."""
+def _with_pages(function: Callable[..., Any], given: Mapping[str, Any], pages: list[str]) -> StageResult:
+    """Return what a stage's function makes in this process of what it takes, with its pages."""
+    known = {"report": pages.append, **given}
+    taken = inspect.signature(function).parameters
+    return StageResult(function(**{name: known[name] for name in known if name in taken}), pages)
 
-    def __call__(self, html: str) -> None:
-        """Drop the page."""
+
+def call_of(
+    stage: Stage,
+    orchestrator: Orchestrator,
+    inputs: Mapping[str, Any],
+    key: str = "",
+    function: Callable[..., Any] | None = None,
+) -> Call:
+    """Return the call of a stage.
+
+    Args:
+        stage: row of the table.
+        orchestrator: the system that runs it.
+        inputs: its inputs.
+        key: row of shapes.yaml, or the route, of a stage on a shape.
+        function: its function, where the row has several.
+    """
+    shape = shape_named(row_of(key)) if key else None
+    processes = processes_of(stage, key) if key else 0
+    return Call(function or stage.load(), orchestrator, inputs, shape, processes, stage.load_fetch())
 
 
 def row_of(key: str) -> str:
@@ -108,6 +132,29 @@ def processes_of(stage: Stage, key: str) -> int:
     if stage.place != "shape" or shape.world_size == 1 or key.endswith(ONE_PROCESS):
         return 0
     return int(shape.nodes > 1) if stage is SELFTEST else shape.processes
+
+
+class _State:
+    """State of this process."""
+
+    has_said = False
+    """True once a Ctrl-C has said what is saved."""
+
+
+def end_interrupted(orchestrator: Orchestrator, recipe: Recipe | None) -> NoReturn:
+    """End this process at a Ctrl-C, with its workers, after it was said what is saved of a recipe's run.
+
+    Raises:
+        SystemExit: always.
+    """
+    if recipe is not None and not _State.has_said:
+        # A second Ctrl-C ends what the first one waits for.
+        _State.has_said = True
+        show_saved(orchestrator, recipe, "Ctrl-C")
+    for child in multiprocessing.active_children():
+        with contextlib.suppress(OSError):
+            child.kill()
+    raise SystemExit(INTERRUPTED) from None
 
 
 def leave(

@@ -25,15 +25,14 @@ from flytune.console import step_lines
 from flytune.errors import FlytuneError
 from flytune.failures import FailureText, reports
 from flytune.files import written_atomically
-from flytune.hardware import shape_named
 from flytune.recipe import Recipe
 from flytune.records.contents import Contents, list_files
 from flytune.registry import approval
 from flytune.schema import RecordError
 from flytune.stages import attempts, points, table
-from flytune.stages.calls import Call, StageResult, leave, processes_of, row_of
+from flytune.stages.calls import StageResult, call_of, leave
 from flytune.stages.orchestrator import Failed, Folder
-from flytune.stages.planned import Planned, Run, Running
+from flytune.stages.planned import Run, Running, first_values
 from flytune.stages.ranks import StageFailed
 from flytune.stages.table import Stage
 from flytune.stages.worker import Worker
@@ -179,17 +178,14 @@ class _Machine:
 
     def plan(self, recipe: Recipe) -> dict[str, Any]:
         """Plan a recipe; return the values that a run begins with."""
-        planned, harness_data = self.call(table.PLAN, recipe=recipe)
-        own = {name: getattr(planned, name) for name in Planned.model_fields}
-        return own | {"harness_data": harness_data, "export_only": False}
+        return first_values(*self.call(table.PLAN, recipe=recipe))
 
     def run_point(self, running: Running, point: Run, results: Mapping[str, Any]) -> dict[str, Any]:
         """Run a planned point of a sweep; return what its stages have made."""
         failed = sum(isinstance(result, str) for result in results.values())
         points.refuse(failed, running.spare)
         step_lines.show(running.titles([point])[0])
-        values = {name: getattr(point, name) for name in Planned.model_fields} | point.made
-        values["harness_data"] = Folder.here(Path(values["harness_data"]))
+        values = point.made | first_values(point, Folder.here(Path(point.made["harness_data"])))
         made: dict[str, Any] = {}
         for phase in table.RUN:
             for stage in phase.stages:
@@ -200,7 +196,7 @@ class _Machine:
     def call_in_run(self, stage: Stage, values: Mapping[str, Any]) -> Any:
         """Return what a stage of a run makes of the run's values: one result, or one for each item of its
         list."""
-        inputs = {name: values[source] for name, source in stage.inputs.items()}
+        inputs = stage.taken(values)
         key = values[stage.on] if stage.on else ""
         if not stage.over:
             return self.call(stage, key, **inputs)
@@ -296,12 +292,8 @@ def in_worker(
     """Run a stage in this process, or in ranks that it starts; return its result, or the error that a person
     must correct."""
     stage = next(row for row in table.ROWS if row.name == name)
-    function = stage.load()
-    shape = shape_named(row_of(key)) if key else None
-    processes = processes_of(stage, key) if key else 0
-    call = Call(function, orchestrator, inputs, shape, processes, stage.load_fetch())
     try:
-        return call.run()
+        return call_of(stage, orchestrator, inputs, key).run()
     except FlytuneError as error:
         # What a light stage refuses says itself what to do; other failures have the words of the table of
         # failures.

@@ -37,6 +37,12 @@ class Planned(Strict):
     """Key of the reference task."""
 
 
+def first_values(planned: Any, harness_data: Any, export_only: bool = False) -> dict[str, Any]:
+    """Return the values that a run begins with, by the names under which its stages take them."""
+    values = {name: getattr(planned, name) for name in Planned.model_fields}
+    return values | {"harness_data": harness_data, "export_only": export_only}
+
+
 class Run(Planned):
     """Point of a sweep that can run, with what its stages have made so far."""
 

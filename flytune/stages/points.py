@@ -116,13 +116,15 @@ def refuse(failed: int, allowed: int) -> None:
         )
 
 
-def kept(value: Any) -> Any:
+def kept(value: Any, stored: Any = ()) -> Any:
     """Return a result as it is kept in the state of a sweep: an address, or the content of a record; a list
-    of them."""
+    of them; `stored` are the face's types of files and folders."""
     if isinstance(value, list):
-        return [kept(item) for item in value]
+        return [kept(item, stored) for item in value]
     if isinstance(value, Stored):
         return value.address
+    if isinstance(value, stored):
+        return value.path
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
 
 

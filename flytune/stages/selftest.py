@@ -1,5 +1,7 @@
 """Self-test on the machines that train."""
 
+import os
+
 from flytune.errors import TrainingError
 from flytune.selftest import Matrix, Nodes, Trials, matrix, table
 from flytune.stages.orchestrator import Orchestrator, Report
@@ -7,18 +9,17 @@ from flytune.stages.orchestrator import Orchestrator, Report
 
 def selftest_machine(orchestrator: Orchestrator, report: Report, pairs: str) -> Matrix:
     """Compare every pair of method and sharding, or the named ones, with plain training; show the table."""
-    return _shown(report, matrix.fill(orchestrator.new_folder() / "selftest", matrix.pairs_named(pairs)))
-
-
-def selftest_nodes(orchestrator: Orchestrator, report: Report, pairs: str) -> Matrix:
-    """Run the self-test over all nodes, in one process of each; the table of the first is returned."""
-    named, nodes = matrix.pairs_named(pairs), Nodes()
+    named, folder = matrix.pairs_named(pairs), orchestrator.new_folder() / "selftest"
+    if "RANK" not in os.environ:
+        return _shown(report, matrix.fill(folder, named))
+    # One of several nodes, with one rank each.
+    nodes = Nodes()
     if nodes.rank > 0:
-        Trials(orchestrator.new_folder() / "selftest", nodes=nodes).follow()
+        Trials(folder, nodes=nodes).follow()
         # Only the value of rank 0 is kept.
         return Matrix(machine="", global_batch_size=0, cells=[], seconds=0.0)
     try:
-        return _shown(report, matrix.fill(orchestrator.new_folder() / "selftest", named, nodes=nodes))
+        return _shown(report, matrix.fill(folder, named, nodes=nodes))
     finally:
         nodes.end()
 

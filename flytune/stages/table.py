@@ -79,6 +79,10 @@ class Stage:
     is_costly: bool = False
     """True if a sweep runs it for no point once too few points can succeed."""
 
+    def taken(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return its inputs out of the values of a run."""
+        return {name: values[source] for name, source in self.inputs.items()}
+
     def load(self) -> Callable[..., Any]:
         """Return its function."""
         return _imported(self.function)

@@ -1,218 +1,191 @@
 """Stages as Flyte's tasks: a stage's function and its row of the table become the task of a module."""
 
 import contextlib
-import inspect
-import typing
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from flytekit import Cache, Deck, Resources, task
+from flytekit import Cache, Deck, task
 from flytekit.core.array_node_map_task import array_node_map_task
 from flytekit.models.dynamic_job import DynamicJobSpec
 
 import images
-from flytune.hardware import load_cluster, load_shapes
+from flytune.hardware import Shape, load_cluster, load_shapes
+from flytune.sharding import ONE_PROCESS
+from flytune.stages.attempts import record_phase
+from flytune.stages.calls import Call, processes_of
 from flytune.stages.orchestrator import Folder
 from flytune.stages.table import Phase, Stage
-from tasks.runtime import approval, interrupts, values
-from tasks.runtime.orchestrator import FLYTE
-from tasks.runtime.pods import declare, light_pod
-from tasks.runtime.retries import classify_failures, record_phase
+from flytune.stages.value_types import as_function, hints_of
+from tasks.runtime import approval, pods, termination, values
+from tasks.runtime.orchestrator import FLYTE, attempts_address
+from tasks.runtime.retries import classified
 from tasks.runtime.schema import without_schema
 from tasks.runtime.secrets import secrets
 
 TASKS: dict[str, Any] = {}
 """Declared tasks by the names of their stages; of a stage on shapes, a dict by the keys of the shapes."""
-_FUNCTIONS: dict[str, Callable[..., Any]] = {}
 PLAN_IMAGE = images.TRAIN if load_cluster().plan_in_training_image else images.LIGHT
 """Image of the tasks that plan."""
-OWN = ("orchestrator", "report")
-"""Parameters of stages that are not inputs."""
 
 
 def light(stage: Stage, module: dict[str, Any], function: Callable[..., Any] | None = None) -> Any:
     """Declare the task of a stage in a light pod; `function` is given where the row has several."""
-    limits = {"limits": _resources(stage)} if stage.requests and stage.requests.is_limit else {}
-    made = task(
+    assert stage.requests is not None
+    function = function or stage.load()
+    declared = task(
         container_image=PLAN_IMAGE if stage.place == "plan" else images.LIGHT,
-        # A stage that asks registers the tasks of the answer, by the images' names.
-        pod_template=light_pod(images.environment) if stage.asks else light_pod(),
         retries=stage.retries,
-        requests=_resources(stage),
-        **limits,
-        **common(stage),
-    )(
-        task_function(
-            stage,
-            function or stage.load(),
-            module,
-            classify_failures if stage.retries else contextlib.nullcontext,
-        )
-    )
-    TASKS[stage.name] = without_schema(made)
+        # A stage that asks registers the tasks of the answer, by the images' names.
+        **pods.light(stage.requests, images.environment if stage.asks else dict),
+        **_common(stage),
+    )(_task_function(stage, function, module, function.__name__))
+    TASKS[stage.name] = without_schema(declared)
     return TASKS[stage.name]
 
 
-def on_nodes(stage: Stage, module: dict[str, Any], per_item: str = "") -> dict[str, Any]:
-    """Declare the tasks of a stage on one node of each row of shapes.yaml; return them by the rows' names.
+def on_shapes(
+    stage: Stage, module: dict[str, Any], job: Callable[[Shape, int], Any] | None = None, per_item: str = ""
+) -> dict[str, Any]:
+    """Declare the tasks of a stage on each row of shapes.yaml; return them by the rows' names, or routes.
 
-    With `per_item` they are map tasks over that input.
+    A stage in all processes of a row is an Elastic (torchrun) task where these are several; one that trains
+    has on one node with several GPUs a second task of one process, without Elastic.
+
+    Args:
+        job: function that returns the configuration of the job of a shape's ranks.
+        per_item: input over which the tasks are map tasks.
     """
     function = stage.load()
-    made, name = task_function(stage, function, module, classify_failures), function.__name__
-    on_nodes = {
-        shape.name: declare(
-            made,
-            f"{name}_{shape.identifier}",
-            shape.one_node,
-            module,
-            container_image=images.TRAIN,
-            **common(stage),
-        )
-        for shape in load_shapes()
-    }
+    on_all = stage.place == "shape"
+    declared: dict[str, Any] = {}
+    for shape in load_shapes():
+        has_routes = on_all and stage.fetch and shape.nodes == 1 and shape.is_gpu and shape.processes > 1
+        for key in (shape.name, shape.name + ONE_PROCESS) if has_routes else (shape.name,):
+            name = f"{stage.name if on_all else function.__name__}_{key.replace('-', '_')}"
+            machines = shape if on_all else shape.one_node
+            declared[key] = on_shape(stage, function, module, name, machines, processes_of(stage, key), job)
     if per_item:
-        shared = set(inspect.signature(made).parameters) - {per_item}
-        on_nodes = {
-            key: without_schema(array_node_map_task(one, bound_inputs=shared))
-            for key, one in on_nodes.items()
+        declared = {
+            key: without_schema(
+                array_node_map_task(mapped, bound_inputs=mapped.python_interface.inputs.keys() - {per_item})
+            )
+            for key, mapped in declared.items()
         }
-    TASKS[stage.name] = on_nodes
-    return on_nodes
+    TASKS[stage.name] = declared
+    return declared
 
 
-def declare_run(phases: Iterable[Phase], module: dict[str, Any]) -> None:
-    """Declare the stages of a run; one without a module of tasks/ gets its tasks in `module`.
-
-    The others keep theirs: their tasks are registered, and their results are cached, under its name.
-    """
-    own = {path.stem for path in Path(module["__file__"]).parent.glob("*.py")}
-    for stage in [stage for phase in phases for stage in phase.stages]:
-        if stage.name in own:
-            import_module(f"{module['__package__']}.{stage.name}")
-        elif stage.place == "node":
-            on_nodes(stage, module)
-        else:
-            module[stage.function.partition(".")[2]] = light(stage, module)
-
-
-def task_function(
+def on_shape(
     stage: Stage,
     function: Callable[..., Any],
     module: dict[str, Any],
-    failures: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
-    before: Callable[..., Any] | None = None,
-) -> Callable[..., Any]:
-    """Return a stage's function with Flyte's types, in a module of tasks.
+    name: str,
+    shape: Shape,
+    processes: int = 0,
+    job: Callable[[Shape, int], Any] | None = None,
+) -> Any:
+    """Declare a stage's function as a task of a module on one shape, with `processes` ranks a node; 0 if its
+    process is the only one."""
+    config = {"task_config": job(shape, processes)} if job and processes else {}
+    body = _task_function(stage, function, module, name, shape, processes)
+    module[name] = without_schema(task(**config, **pods.on_shape(shape), **_common(stage))(body))
+    return module[name]
 
-    Args:
-        failures: context in which the stage's errors are raised as recoverable or final.
-        before: function that gets Flyte's inputs before the stage.
+
+def declare_run(phases: Iterable[Phase], module: dict[str, Any]) -> dict[str, Any]:
+    """Declare the stages of a run, and return all declared tasks; a stage without a module of tasks/ gets its
+    tasks in `module`.
+
+    The others keep theirs: their tasks are registered, and their results are cached, under its name.
     """
-    _FUNCTIONS[stage.name] = function
-    kinds = kinds_of(stage)
-    parameters = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.name not in OWN
-    ]
-    result = values.output_type(kinds["return"], stage.has_separate_fields)
-
-    def run(**inputs: Any) -> Any:
-        given = {name: values.to_stage(value, kinds[name]) for name, value in inputs.items()}
-        if "recipe" in inputs:
-            interrupts.note(inputs["recipe"])
-        phase = record_phase(stage.phase) if stage.phase else contextlib.nullcontext()
-        with failures(), phase, _report(stage) as report:
-            if before is not None:
-                before(**inputs)
-            own = {"orchestrator": FLYTE, "report": report}
-            made = function(**{name: one for name, one in own.items() if name in kinds}, **given)
-            if stage.asks:
-                made = approval.asked(
-                    made, given["recipe"], made if isinstance(made, Folder) else given["artifact"]
-                )
-                if isinstance(made, DynamicJobSpec):
-                    if stage.report:
-                        Deck.publish()  # flytekit leaves out the decks of such a task
-                    return made
-        return values.output(made, kinds["return"], result)
-
-    types = {parameter.name: values.flyte_type(kinds[parameter.name]) for parameter in parameters}
-    shown = [parameter.replace(annotation=types[parameter.name]) for parameter in parameters]
-    return as_task_function(
-        run, function, module, function.__name__, inspect.Signature(shown, return_annotation=result)
-    )
+    modules = {path.stem for path in Path(module["__file__"]).parent.glob("*.py")}
+    for stage in [stage for phase in phases for stage in phase.stages]:
+        if stage.name in modules:
+            import_module(f"{module['__package__']}.{stage.name}")
+        elif stage.place == "node":
+            on_shapes(stage, module)
+        else:
+            module[stage.function.partition(".")[2]] = light(stage, module)
+    return TASKS
 
 
-def function_of(stage: Stage) -> Callable[..., Any]:
-    """Return the function of a declared stage."""
-    return _FUNCTIONS[stage.name]
-
-
-def kinds_of(stage: Stage) -> dict[str, Any]:
-    """Return the types of the inputs and of the result of a declared stage."""
-    return typing.get_type_hints(function_of(stage), include_extras=True)
-
-
-def as_task_function(
-    run: Callable[..., Any],
-    of: Callable[..., Any],
+def _task_function(
+    stage: Stage,
+    function: Callable[..., Any],
     module: dict[str, Any],
     name: str,
-    signature: inspect.Signature,
+    shape: Shape | None = None,
+    processes: int = 0,
 ) -> Callable[..., Any]:
-    """Return `run` as the function of a task of a module: flytekit takes no inner function, unless it wraps
-    an outer one."""
-    run.__name__ = run.__qualname__ = name
-    run.__module__, run.__doc__ = module["__name__"], of.__doc__
-    run.__annotations__ = {
-        parameter.name: parameter.annotation for parameter in signature.parameters.values()
-    }
-    run.__annotations__["return"] = signature.return_annotation
-    run.__dict__ |= {"__wrapped__": of, "__signature__": signature}
-    return run
+    """Return a stage's function with Flyte's types, in a module of tasks."""
+    kinds = hints_of(function)
+
+    def run(**inputs: Any) -> Any:
+        given = {name: values.TYPES.to_stage(value, kinds[name]) for name, value in inputs.items()}
+        termination.note(given.get("recipe"))
+        try:
+            result = _result_of(stage, Call(function, FLYTE, given, shape, processes, stage.load_fetch()))
+        finally:
+            if shape is not None:
+                # torchelastic's handler raises in the main thread whatever runs there, and flytekit treats an
+                # error in an upload as final.
+                termination.ignore_sigterm()
+        if not isinstance(result, DynamicJobSpec):
+            return values.output(stage, result, kinds["return"])
+        if stage.report:
+            Deck.publish()  # flytekit leaves out the decks of such a task
+        return result
+
+    signature = values.TYPES.signature(function, values.output_type(stage, kinds["return"]))
+    task_function: Callable[..., Any] = as_function(run, function, module["__name__"], name, signature)
+    return task_function
 
 
-def _resources(stage: Stage) -> Resources:
-    assert stage.requests is not None
-    disk = stage.requests.disk_gib
-    return Resources(
-        cpu=str(stage.requests.cpu),
-        mem=f"{stage.requests.memory_gib}Gi",
-        ephemeral_storage=None if disk is None else f"{disk}Gi",
+def _result_of(stage: Stage, call: Call) -> Any:
+    """Return what a stage makes, or the nodes that ask a person where it has left a question."""
+    failures = (
+        classified(trains=call.fetch is not None) if stage.retries or call.shape else contextlib.nullcontext()
     )
+    phase = record_phase(stage.phase, attempts_address()) if stage.phase else contextlib.nullcontext()
+    with failures, phase, _decks(stage) as pages:
+        result = termination.run(call, pages)
+        if not stage.asks:
+            return result
+        artifact = result if isinstance(result, Folder) else call.inputs["artifact"]
+        return approval.asked(result, call.inputs["recipe"], artifact)
 
 
-def common(stage: Stage) -> dict[str, Any]:
+def _common(stage: Stage) -> dict[str, Any]:
     """Return the arguments of a task that light pods and shapes share."""
-    found: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "secret_requests": [secret for kind in stage.secrets for secret in secrets(kind)]
     }
     if stage.report:
-        found |= {"enable_deck": True, "deck_fields": ()}
+        arguments |= {"enable_deck": True, "deck_fields": ()}
     if stage.cache:
-        found["cache"] = Cache(version=stage.cache.version, ignored_inputs=stage.cache.ignored)
-    return found
+        arguments["cache"] = Cache(version=stage.cache.version, ignored_inputs=stage.cache.ignored)
+    return arguments
 
 
 @contextmanager
-def _report(stage: Stage) -> Iterator[Callable[[str], None]]:
-    """Yield the function that shows the stage's page as a deck, which Flyte itself leaves out for a task that
+def _decks(stage: Stage) -> Iterator[list[str]]:
+    """Yield the list of a stage's pages, which become decks; flytekit itself leaves them out for a task that
     fails."""
-    shown: list[str] = []
-
-    def show(html: str) -> None:
-        shown.append(html)
-        Deck(stage.report, html)
-
+    pages: list[str] = []
     try:
-        yield show
+        yield pages
     except Exception:
-        if shown:
-            with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):
+            _show(stage, pages)
+            if pages:
                 Deck.publish()
         raise
+    _show(stage, pages)
+
+
+def _show(stage: Stage, pages: list[str]) -> None:
+    for page in pages:
+        Deck(stage.report, page)

@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from flytekit import FlyteContextManager, current_context
 from flytekit.core.data_persistence import FileAccessProvider
@@ -16,6 +17,11 @@ from flytune.pods import spec
 
 class Flyte:
     """Flyte, as stages know their orchestrator."""
+
+    def __reduce__(self) -> Any:
+        """Pickle it for a rank in an interpreter of its own, which does not know where the attempt stores its
+        data."""
+        return _in_rank, (_files().raw_output_prefix,)
 
     def fetch(self, address: str, target: Path, is_folder: bool = False) -> None:
         """Copy a stored file or folder to a path.
@@ -67,6 +73,13 @@ class Flyte:
 
 
 FLYTE = Flyte()
+
+
+def _in_rank(raw_output_prefix: str) -> Flyte:
+    files = FileAccessProvider(tempfile.mkdtemp(prefix="flytune-"), raw_output_prefix)
+    context = FlyteContextManager.current_context().with_file_access(files)
+    FlyteContextManager.push_context(context.build())
+    return FLYTE
 
 
 def _files() -> FileAccessProvider:

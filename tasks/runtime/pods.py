@@ -1,24 +1,17 @@
-"""Pod templates and declarations of tasks for the rows of shapes.yaml and for cluster.yaml."""
+"""Pods of the rows of shapes.yaml and of the light tasks, as arguments of flytekit's `task`."""
 
-import functools
-import inspect
-import types
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
-from flytekit import PodTemplate, task
+from flytekit import PodTemplate, Resources
 from flytekit.extras import accelerators
 
 import images
-from flytune import patches
 from flytune.hardware import Cluster, Shape, load_cluster, load_shapes
 from flytune.pods import Image, spec
 from flytune.pods.security import PRIMARY
-from flytune.stages.calls import check_devices
-from tasks.runtime import termination
-from tasks.runtime.retries import classify_failures
-from tasks.runtime.schema import without_schema
+from flytune.stages import table
 
 
 class LazyPodTemplate(PodTemplate):
@@ -54,6 +47,21 @@ def light_pod(environment: Callable[[], Mapping[str, str]] = dict) -> PodTemplat
     return LazyPodTemplate(lambda: spec.of_light_task(load_cluster(), _image(), environment()))
 
 
+def light(requests: table.Resources, environment: Callable[[], Mapping[str, str]] = dict) -> dict[str, Any]:
+    """Return the arguments of a light task: its pod, and what it requests."""
+    disk = requests.disk_gib
+    resources = Resources(
+        cpu=str(requests.cpu),
+        mem=f"{requests.memory_gib}Gi",
+        ephemeral_storage=None if disk is None else f"{disk}Gi",
+    )
+    return {
+        "pod_template": light_pod(environment),
+        "requests": resources,
+        "limits": resources if requests.is_limit else None,
+    }
+
+
 def _image() -> Image:
     return Image(images.HAS_NUMERIC_USER, images.PYTHONPATH)
 
@@ -64,44 +72,15 @@ def accelerator(shape: Shape) -> Any:
     return getattr(accelerators, shape.accelerator.replace("-", "_"), None) if shape.is_gpu else None
 
 
-def _after_device_check(execute: Callable[..., Any], shape: Shape) -> Callable[..., Any]:
-    """Return a task's `execute` that first compares the node's GPUs with the row, before it fetches or loads
-    a model."""
-
-    def checked(**inputs: Any) -> Any:
-        with classify_failures():
-            check_devices(shape)
-        return execute(**inputs)
-
-    return checked
-
-
-def declare(
-    function: Callable[..., Any], name: str, shape: Shape, module: dict[str, Any], **arguments: Any
-) -> Any:
-    """Declare a separate Flyte task for one shape: a copy of `function` under `name`, with the shape's pod.
-
-    The copy is added to `module` under that name, because a pod loads its task by module and name. Flyte
-    refuses tasks made from inner functions, and one function cannot be two tasks.
-    """
-    code, known = function.__code__, function.__globals__
-    copy = types.FunctionType(code, known, name, function.__defaults__, function.__closure__)
-    functools.update_wrapper(copy, function, assigned=("__annotations__", "__doc__", "__module__"))
-    # By it flytekit knows a function that another module has made.
-    copy.__wrapped__ = inspect.unwrap(function)  # type: ignore[attr-defined]
-    copy.__qualname__ = name
+def on_shape(shape: Shape) -> dict[str, Any]:
+    """Return the arguments of a task on a shape: its pod, image, and attempts."""
     cluster = load_cluster()
     cluster.check_shapes({row.name for row in load_shapes()})
-    made = task(
-        pod_template=pod_template(shape, cluster),
-        accelerator=accelerator(shape),
-        interruptible=shape.spot,
-        retries=shape.retries,
-        labels=spec.job_labels(shape, cluster),
-        **arguments,
-    )(copy)
-    if "task_config" not in arguments:  # ranks check for themselves, in their own processes
-        patches.flytekit.EXECUTE.on(made, _after_device_check(made.execute, shape))
-    patches.flytekit.EXECUTE.on(made, termination.ignoring_sigterm_after(made.execute))
-    module[name] = without_schema(made)
-    return module[name]
+    return {
+        "container_image": images.TRAIN,
+        "pod_template": pod_template(shape, cluster),
+        "accelerator": accelerator(shape),
+        "interruptible": shape.spot,
+        "retries": shape.retries,
+        "labels": spec.job_labels(shape, cluster),
+    }

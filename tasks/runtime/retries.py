@@ -3,16 +3,15 @@
 flytekit treats every exception other than FlyteRecoverableException as final.
 """
 
-import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
+from flytekit.core.base_task import IgnoreOutputs
 from flytekit.exceptions.base import FlyteException
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytune.failures import Failure, FailureText, reports
-from flytune.stages import attempts
-from tasks.runtime import interrupts
+from flytune.stages import attempts, ranks
 from tasks.runtime.orchestrator import attempts_address
 
 
@@ -36,42 +35,25 @@ class AttemptFailed(RunFailed, FlyteRecoverableException):
 
 
 @contextmanager
-def report_failures() -> Iterator[None]:
-    """Report a rank's exception to its parent process, and raise it as recoverable or final by the table of
-    failures."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if "RANK" in os.environ:
-            # The process that has started the ranks gets the signal, too.
-            raise
-        interrupts.stop()
-    except Exception as error:
-        failure = reports.of_error(error, int(os.environ.get("RANK", "0")))
-        reports.report(failure)
-        raise flyte_error(failure) from error
+def classified(trains: bool = False) -> Iterator[None]:
+    """Raise failures as those that make Flyte retry or stop, by the table of failures.
 
+    Final errors of a task that starts no ranks and does not train are raised unchanged.
 
-@contextmanager
-def classify_failures() -> Iterator[None]:
-    """Raise exceptions that the table of failures calls recoverable as AttemptFailed, for tasks of one
-    process with retries.
-
-    All other exceptions are raised unchanged.
+    Args:
+        trains: True to raise all failures so, with their rank.
     """
     try:
         yield
-    except Exception as error:
-        failure = reports.of_error(error, rank=0)
-        if failure.recoverable:
-            raise flyte_error(failure, is_alone=True) from error
+    except IgnoreOutputs:
         raise
-
-
-def record_phase(phase: str) -> AbstractContextManager[None]:
-    """Keep the record of a task of one process that loads a model; refuse a third attempt where two were
-    killed."""
-    return attempts.record_phase(phase, attempts_address())
+    except ranks.StageFailed as error:
+        raise flyte_error(error.failure) from None
+    except Exception as error:
+        failure = reports.of_error(error, ranks.first_rank())
+        if trains or failure.recoverable:
+            raise flyte_error(failure, is_alone=not trains) from error
+        raise
 
 
 def flyte_error(failure: Failure, is_alone: bool = False) -> RunFailed:
@@ -80,6 +62,5 @@ def flyte_error(failure: Failure, is_alone: bool = False) -> RunFailed:
 
     Of several nodes' errors, Flyte shows the earliest.
     """
-    address = None if "LOCAL_RANK" in os.environ else attempts_address()
-    text = attempts.text_of(failure, is_alone, address=address)
+    text = attempts.text_of(failure, is_alone, address=attempts_address())
     return (AttemptFailed if failure.recoverable else RunFailed)(text, timestamp=failure.time)

@@ -1,39 +1,48 @@
-"""Termination of pods: results are stored before a pod exits, and the pods of a job exit in an order that
-keeps its result."""
+"""Termination of pods and of local runs: results are stored before a pod exits, the pods of a job exit in an
+order that keeps its result, and a Ctrl-C says what is saved."""
 
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
 from typing import Any
 
 from flytekit import FlyteContextManager, current_context
+from flytekit.core.base_task import IgnoreOutputs
 from flytekit.core.context_manager import ExecutionState
 from flytekit.utils.asyn import run_sync
 
 from flytune import storage
-from flytune.stages import job_end
+from flytune.recipe import Recipe
+from flytune.stages import calls, job_end
+from flytune.stages.ranks import NoResult, StageFailed
+from tasks.runtime.orchestrator import FLYTE
 
 log = logging.getLogger(__name__)
 
 
-def ignoring_sigterm_after(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a task's `execute`, after which the pod ignores SIGTERM while flytekit stores the result or the
-    error.
+class _State:
+    """Recipe of the run or of the sweep's point that this process works on."""
 
-    torchelastic's handler raises in the main thread whatever runs there, and flytekit treats an error in an
-    upload as final.
-    """
+    recipe: Recipe | None = None
 
-    def run(**inputs: Any) -> Any:
-        try:
-            return execute(**inputs)
-        finally:
-            ignore_sigterm()
 
-    return run
+def note(recipe: Recipe | None) -> None:
+    """Note the recipe of a stage of a local run, for a Ctrl-C."""
+    if recipe is not None and FLYTE.is_local():
+        _State.recipe = recipe
+
+
+def end_at_ctrl_c() -> None:
+    """Make flytekit's handler of SIGINT, which ends the process without a word, say what is saved."""
+    FlyteContextManager.add_signal_handler(_end)
+
+
+def _end(*_: Any) -> None:
+    recipe, _State.recipe = _State.recipe, None
+    calls.end_interrupted(FLYTE, recipe)
 
 
 def ignore_sigterm() -> None:
@@ -46,6 +55,31 @@ def _on_sigterm(handler: Any) -> None:
     in_pod = state is not None and state.mode == ExecutionState.Mode.TASK_EXECUTION
     if in_pod and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
+
+
+def run(call: calls.Call, pages: list[str]) -> Any:
+    """Return what a stage makes in this pod, which may be one of several.
+
+    Raises:
+        IgnoreOutputs: another pod of the job has the result, or the cause of the failure.
+        StageFailed: a rank has failed.
+    """
+    try:
+        return call.run(pages).value
+    except NoResult:
+        ignore_sigterm()
+        plan = call.inputs.get("plan")
+        # Exported parameters have four bytes at most.
+        wait_for_outputs(4 * plan.trained_parameters if plan else 0)
+        raise IgnoreOutputs from None
+    except StageFailed as error:
+        ignore_sigterm()
+        if not error.failure.notices or call.shape is None or call.shape.nodes == 1:
+            raise
+        if another_pod_reports():
+            raise IgnoreOutputs from None
+        # Flyte shows the earliest error; a cause that another pod reports after this one must be earlier.
+        raise StageFailed(error.failure.model_copy(update={"time": time.time()})) from None
 
 
 def wait_for_outputs(size: int) -> None:

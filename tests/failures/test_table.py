@@ -429,16 +429,16 @@ def test_the_plan_keeps_its_global_batch(tmp_path):
 def test_tasks_of_one_process_raise_temporary_failures_as_recoverable(monkeypatch):
     from flytekit.exceptions.user import FlyteRecoverableException
 
-    from tasks.runtime.retries import classify_failures
+    from tasks.runtime.retries import classified
 
     monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", "1")
     with (
         pytest.raises(
             FlyteRecoverableException, match="(?s)^hub busy: .*503.*recoverable: attempt 2 of 4"
         ) as caught,
-        classify_failures(),
+        classified(),
     ):
         hub_answers(503)
     assert caught.value.__cause__ is not None
-    with pytest.raises(DataError, match="^no EOS$"), classify_failures():
+    with pytest.raises(DataError, match="^no EOS$"), classified():
         raise DataError("no EOS")

@@ -1,23 +1,42 @@
 """Both faces declare the stages of one table; neither has logic of its own."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from importlib import import_module
 
 import pytest
 from flyte._internal.runtime.types_serde import transform_native_to_typed_interface
+from flyte._task import TaskTemplate
+from flytekit.core.workflow import PythonFunctionWorkflow
 
-from flyte2.runtime.face import ENVIRONMENTS, FUNCTIONS, TASKS
+from flyte2.runtime.face import environments
+from flyte2.stages import TASKS
 from flytune.failures.table import KINDS
-from flytune.stages import table
+from flytune.stages import declared, table
 from flytune.stages.table import Stage
 from tasks.runtime import face
 from tests.support.paths import ROOT
 
-assert import_module("flyte2.stages")
 for _path in (ROOT / "tasks").glob("*.py"):
     import_module(f"tasks.{_path.stem}")
+NAMES = ("finetune", "infer", "parts", "refresh", "selftest", "sft_then_dpo", "sweep", "upstream")
+
+
+def offered(face, kind):
+    """Return the workflows of a face by their names."""
+    values = [item for name in NAMES for item in vars(import_module(f"{face}.{name}")).items()]
+    return {name: value for name, value in values if isinstance(value, kind)}
+
+
+FIRST, SECOND = offered("workflows", PythonFunctionWorkflow), offered("flyte2", TaskTemplate)
+WORKFLOWS = {
+    name: function
+    for name, function in vars(declared).items()
+    if inspect.isfunction(function) and function.__module__ == declared.__name__
+}
+del WORKFLOWS["as_workflow"], WORKFLOWS["scheduled_inputs"]
 ROWS = {row.name: row for row in vars(table).values() if isinstance(row, Stage)}
 ROOM = ("doctor/flyte2", "cluster/debug_program", "cluster/flyte2_sdk", "cluster/runs_of_flyte2")
 CLIENTS = {ROOT / f"flytune/{name}.py" for name in ROOM}
@@ -27,8 +46,6 @@ FILES = sorted((ROOT / "flyte2").rglob("*.py"))
 
 def test_both_faces_declare_exactly_the_table():
     assert set(ROWS) == set(TASKS) == set(face.TASKS)
-    for name, row in ROWS.items():
-        assert FUNCTIONS[name].__module__ == face.function_of(row).__module__
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -49,7 +66,7 @@ def test_a_row_is_declared_as_flyte_1_declares_it(name):
         if first.security_context
         else []
     )
-    assert [(one.key, one.group, one.as_env_var) for one in ENVIRONMENTS[name].secrets or []] == asked
+    assert [(one.key, one.group, one.as_env_var) for one in environments[name].secrets or []] == asked
     cached = first.metadata.cache
     assert second.cache.is_enabled() == cached if hasattr(second.cache, "is_enabled") else not cached
     if cached:
@@ -62,26 +79,17 @@ def test_an_interface_carries_no_schema():
         assert transform_native_to_typed_interface(task.native_interface).ByteSize() < 2000
 
 
-@pytest.mark.parametrize(
-    "module", ["finetune", "infer", "parts", "refresh", "selftest", "sft_then_dpo", "sweep", "upstream"]
-)
-def test_every_workflow_of_flyte_1_is_a_task_of_flyte_2_with_the_same_inputs(module):
-    from flytekit.core.workflow import PythonFunctionWorkflow
-
-    first, second = import_module(f"workflows.{module}"), import_module(f"flyte2.{module}")
-    own = {
-        name: var
-        for name, var in vars(first).items()
-        if isinstance(var, PythonFunctionWorkflow) and module in var.name
-    }
-    own = {
-        name: one for name, one in own.items() if name not in ("train_challenger", "challenge")
-    }  # steps of refresh
-    assert own
-    for name, workflow in own.items():
-        assert list(getattr(second, name).native_interface.inputs) == list(
-            workflow.python_interface.inputs
-        ), name
+@pytest.mark.parametrize("name", sorted(WORKFLOWS))
+def test_both_faces_offer_a_workflow_as_it_is_declared(name):
+    function = WORKFLOWS[name]
+    first, second = FIRST[name], SECOND[name]
+    parameters = inspect.signature(function).parameters.values()
+    given = {one.name: one.default for one in parameters}
+    assert {key: value for key, (_, value) in second.native_interface.inputs.items()} == given
+    given = {key: None if value is inspect.Parameter.empty else value for key, value in given.items()}
+    assert {key: value for key, (_, value) in first.python_interface.inputs_with_defaults.items()} == given
+    assert first.docs.short_description == function.__doc__.splitlines()[0]
+    assert second.func.__doc__ == function.__doc__
 
 
 def test_the_library_and_the_first_face_import_no_sdk_of_flyte_2():

@@ -1,7 +1,5 @@
 """Specs of all rows as Flyte 2 gets them: their pods are Flyte 1's, and they are small."""
 
-from pathlib import Path
-
 import pytest
 from flyte._internal.runtime.task_serde import translate_task_to_wire
 from flyte.models import SerializationContext
@@ -10,7 +8,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict
 
 from flyte2 import refresh, schedules, sweep
 from flyte2.runtime import pods
-from flyte2.runtime.face import TASKS
+from flyte2.stages import TASKS
 from flytune.errors import RecipeError
 from flytune.hardware import load_shapes, shape_named
 from flytune.recipe import Notify, Recipe
@@ -129,7 +127,6 @@ def test_triggers_are_deployed_inactive():
         ("weekly", str(schedules.flyte.Cron("0 2 * * 1")), False),
     ]
     assert schedules.scheduled_refresh.triggers == schedules.TRIGGERS
-    assert Path(schedules.RECIPES, "refresh-lora.yaml").is_file()
 
 
 def test_a_trigger_notifies_as_its_recipe_asks():

@@ -16,8 +16,8 @@ from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from flyteidl2.task.common_pb2 import Inputs
 
-from flyte2.runtime.face import TASKS
 from flyte2.runtime.orchestrator import Flyte2
+from flyte2.stages import TASKS
 from flytune.errors import RecipeError, StorageError
 from flytune.recipe import read_recipe
 from tests.support.flyte2_actions import ETCD, QUEUED

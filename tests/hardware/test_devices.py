@@ -11,7 +11,8 @@ from flytune.errors import DeviceError
 from flytune.failures import reports
 from flytune.hardware import devices, load_shapes, shape_named
 from flytune.hardware.shapes import GIB
-from tasks.runtime import pods
+from flytune.stages.table import Stage
+from tasks.runtime.face import on_shape
 from tasks.runtime.retries import AttemptFailed
 from tests.support.paths import ROOT
 
@@ -157,15 +158,22 @@ def test_memory_may_differ_as_drivers_do_and_no_more(cuda):
     devices.check(shape_named("l4-1"))
 
 
+def look(recipe: str) -> str:
+    DONE.append(recipe)
+    return recipe
+
+
+DONE = []
+LOOK = on_shape(Stage("look", "", "node"), look, globals(), "look_l4_1", shape_named("l4-1"))
+
+
 def test_a_declared_task_looks_before_it_does_anything(cuda):
     cuda.has_driver("535.104.05")
     cuda.fails("The NVIDIA driver on your system is too old")
-    done = []
-    made = pods._after_device_check(lambda **inputs: done.append(inputs), shape_named("l4-1"))
     with pytest.raises(AttemptFailed, match="shape l4-1: .*too old"):
-        made(recipe="r")
-    assert done == []
+        LOOK(recipe="r")
+    assert DONE == []
     cuda._error = None
     cuda.has(1)
-    made(recipe="r")
-    assert done == [{"recipe": "r"}]
+    assert LOOK(recipe="r") == "r"
+    assert DONE == ["r"]

@@ -12,6 +12,7 @@ from flytekit.core.context_manager import FlyteEntities
 from flytune.stages import table
 from flytune.stages.planned import Planned
 from flytune.stages.table import RUN, Stage
+from flytune.stages.value_types import OWN
 from tasks.runtime import face
 from tests.support.paths import ROOT
 
@@ -51,8 +52,8 @@ def test_every_row_is_declared_under_a_name_of_its_own():
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_a_stage_of_a_run_is_given_what_its_function_takes(stage):
-    function = face.function_of(stage)
-    own = [name for name in inspect.signature(function).parameters if name not in face.OWN]
+    function = stage.load()
+    own = [name for name in inspect.signature(function).parameters if name not in OWN]
     assert set(stage.inputs) == set(own)
     assert stage.over == "" or stage.over in own
     assert stage.name in face.TASKS
@@ -74,7 +75,7 @@ def test_a_stage_in_a_light_pod_says_what_it_requests_and_one_on_a_shape_does_no
 
 def test_types_of_stages_are_no_types_of_flyte():
     for stage in STAGES:
-        for kind in typing.get_type_hints(face.function_of(stage)).values():
+        for kind in typing.get_type_hints(stage.load()).values():
             assert not str(kind).startswith("flytekit"), stage.name
 
 

@@ -4,14 +4,14 @@ test_job_life.py."""
 import os
 import time
 from pathlib import Path
+from unittest import mock
 
-from flytekit.types.directory import FlyteDirectory
-
+import images
 from flytune.hardware import Shape
-from tasks.runtime.elastic import ranks
-from tasks.runtime.orchestrator import FLYTE
-from tasks.runtime.pods import declare
-from tasks.runtime.retries import report_failures
+from flytune.stages.orchestrator import Folder, Orchestrator
+from flytune.stages.table import Stage
+from tasks.runtime.face import on_shape
+from tasks.runtime.ranks import of_shape
 from tests.support.propeller import IMAGES
 
 COMMON = {
@@ -24,32 +24,31 @@ COMMON = {
 }
 
 
-def work(size: int, steps: int, fault: str = "") -> FlyteDirectory:
+def work(orchestrator: Orchestrator, size: int, steps: int, fault: str = "") -> Folder:
     """Run steps, then write a file of `size` bytes on rank 0. `fault` strikes in attempt 0:
     "FAULT RANK STEP", or "stay RANK export".
     """
     import torch
 
-    out = FLYTE.new_folder() / "result"
-    with report_failures():
-        say("training begins")
-        rank, is_alone = int(os.environ.get("RANK", "0")), "RANK" not in os.environ
+    out = orchestrator.new_folder() / "result"
+    say("training begins")
+    rank, is_alone = int(os.environ.get("RANK", "0")), "RANK" not in os.environ
+    if not is_alone:
+        torch.distributed.init_process_group("gloo")
+    for step in range(steps):
+        strike(fault, rank, step)
         if not is_alone:
-            torch.distributed.init_process_group("gloo")
-        for step in range(steps):
-            strike(fault, rank, step)
-            if not is_alone:
-                torch.distributed.all_reduce(torch.ones(1))
-            say(f"step {step}")
-        say("export begins")
-        strike(fault, rank, "export")
-        out.mkdir()
-        if rank == 0:
-            Path(out, "model.safetensors").write_bytes(os.urandom(size))
-        if not is_alone:
-            torch.distributed.barrier()
-            torch.distributed.destroy_process_group()
-    return FlyteDirectory(str(out))
+            torch.distributed.all_reduce(torch.ones(1))
+        say(f"step {step}")
+    say("export begins")
+    strike(fault, rank, "export")
+    out.mkdir()
+    if rank == 0:
+        Path(out, "model.safetensors").write_bytes(os.urandom(size))
+    if not is_alone:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    return Folder.here(out)
 
 
 def say(text: str) -> None:
@@ -71,9 +70,9 @@ def _shape(name: str, nodes: int, processes: int) -> Shape:
 
 
 QUICK = {}
-for _name, _nodes, _processes in (("cpu-1x2", 2, 1), ("cpu-2", 1, 2), ("cpu-1", 1, 1)):
-    _row = _shape(_name, _nodes, _processes)
-    _config = {"task_config": ranks(_row, _row.processes)} if _row.world_size > 1 else {}
-    QUICK[_name] = declare(
-        work, f"work_{_row.identifier}", _row, globals(), container_image=IMAGES["train"], **_config
-    )
+with mock.patch.object(images, "TRAIN", IMAGES["train"]):
+    for _name, _nodes, _processes in (("cpu-1x2", 2, 1), ("cpu-2", 1, 2), ("cpu-1", 1, 1)):
+        _row = _shape(_name, _nodes, _processes)
+        _ranks = _processes if _row.world_size > 1 else 0
+        _job = Stage("work", "", "shape"), work, globals(), f"work_{_row.identifier}", _row, _ranks
+        QUICK[_name] = on_shape(*_job, of_shape)

@@ -26,7 +26,7 @@ from tasks.evaluate import EVALUATE
 from tasks.plan import make_plan
 from tasks.prepare import prepare_data
 from tasks.runtime.orchestrator import FLYTE
-from tasks.runtime.values import to_stage
+from tasks.runtime.values import TYPES
 from tasks.train import TRAIN
 from tests.support.model_hub import FIRST, NAME, SECOND, serving
 from tests.support.paths import ROOT
@@ -161,7 +161,7 @@ def test_a_missing_stored_base_model_says_what_to_do(storage, monkeypatch, tmp_p
     gone = FlyteDirectory("unused")
     gone._remote_source = f"{storage[0]}/gone"
     with pytest.raises(Exception, match=r"the stored base model is gone; run again with --overwrite-cache"):
-        base_model.unpack(FLYTE, to_stage(gone, Folder))
+        base_model.unpack(FLYTE, TYPES.to_stage(gone, Folder))
 
 
 def test_a_model_cache_on_a_volume_replaces_the_copy(storage, monkeypatch, tmp_path):
@@ -201,7 +201,7 @@ def test_a_model_cache_on_a_volume_replaces_the_copy(storage, monkeypatch, tmp_p
             if not str(made.path).startswith("s3://"):  # as flytekit stores an output
                 made = FlyteDirectory(stored.store(FLYTE, Path(made.path)).address)
             made._remote_source = str(made.path)
-            base_model.unpack(FLYTE, to_stage(made, Folder))
+            base_model.unpack(FLYTE, TYPES.to_stage(made, Folder))
         return tmp_path / "node" / f"models--{NAME.replace('/', '--')}" / "snapshots" / commit
 
     linked = fetched(read_only=False, commit=FIRST)

@@ -183,7 +183,7 @@ def test_rendezvous_waits_as_long_as_nodes_may_take_to_start():
 def declared(monkeypatch, cluster, shape, **arguments):
     """Return the registered template of a task that is declared on that cluster."""
     monkeypatch.setattr(pods, "load_cluster", lambda: cluster)
-    entity = pods.declare(small, "declared", shape, {}, container_image="i:t", **arguments)
+    entity = task(**pods.on_shape(shape) | {"container_image": "i:t"} | arguments)(small)
     return get_serializable(OrderedDict(), SETTINGS, entity).template.to_flyte_idl()
 
 

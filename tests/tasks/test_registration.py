@@ -1,5 +1,8 @@
 """Tests of all registered tasks in serialized form: resources, Elastic configuration and pod template."""
 
+import pickle
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from google.protobuf import json_format
 
 from flytune.errors import RecipeError
 from flytune.failures.table import RETRIES
-from flytune.hardware import load_cluster, load_shapes, shape_named
+from flytune.hardware import load_shapes, shape_named
 from flytune.recipe import Recipe
 from flytune.sharding import ONE_PROCESS
 from flytune.stages.stored import with_checkpoint_folder
@@ -72,7 +75,6 @@ def test_a_shape_is_a_train_task_with_its_machines(shape):
         elastic = task.task_config
         assert (elastic.nnodes, elastic.nproc_per_node) == (shape.nodes, shape.processes)
         assert elastic.increase_shared_mem is False
-        assert set(elastic.rdzv_configs.values()) == {load_cluster().node_start_minutes * 60}
 
 
 def test_device_map_runs_in_one_process_without_elastic_on_every_single_node_of_gpus():
@@ -108,13 +110,13 @@ def test_pods_find_their_tasks_by_module_and_name():
 def test_ranks_are_declared_as_the_plugin_does_but_without_torch():
     from flytekitplugins.kfpytorch.task import PytorchElasticFunctionTask
 
-    from tasks.runtime.elastic import ranks
+    from tasks.runtime.ranks import of_shape
 
     for name, task in TRAIN.items():
         shape = shape_named(name.removesuffix(ONE_PROCESS))
         if shape.world_size == 1 or name != shape.name:
             continue
-        theirs = PytorchElasticFunctionTask(ranks(shape, shape.processes), task.task_function)
+        theirs = PytorchElasticFunctionTask(of_shape(shape, shape.processes), task.task_function)
         for attribute in ("task_type", "task_type_version", "min_nodes", "max_nodes", "rdzv_backend"):
             assert getattr(task, attribute) == getattr(theirs, attribute), (name, attribute)
         assert set(vars(theirs)) <= set(vars(task)), name
@@ -178,6 +180,16 @@ def test_checkpoints_of_a_local_run_are_local(tmp_path):
     for prefix in (str(tmp_path), f"file://{tmp_path}"):
         with FlyteContextManager.with_context(context(prefix)):
             assert with_checkpoint_folder(FLYTE, recipe_of()).checkpoints.address == ".checkpoints"
+
+
+def test_a_rank_in_an_interpreter_of_its_own_knows_where_the_attempt_stores_its_data():
+    with FlyteContextManager.with_context(context("s3://bucket/ab/execution-n0-0")):
+        pickled = pickle.dumps(FLYTE).hex()
+    code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).shared_address('x'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, pickled], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "s3://bucket/flytune-x"
 
 
 def context(prefix):

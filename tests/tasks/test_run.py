@@ -18,7 +18,7 @@ from flytune.stages.orchestrator import Folder
 from flytune.stages.stored import local
 from tasks.prepare import prepare_data
 from tasks.runtime.orchestrator import FLYTE, Flyte
-from tasks.runtime.values import to_stage
+from tasks.runtime.values import TYPES
 from tests.support.faults import planted
 from tests.support.pyflyte import pyflyte
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -157,7 +157,7 @@ def test_a_retry_continues_a_killed_attempt_and_leaves_nothing(
         if len(saves) == 4:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="130"):
         patch.setattr(progress, "save", killing)
         prepare_data(request=asked(rows), scratch_folder=str(keep))
     (left,) = keep.iterdir()
@@ -198,7 +198,7 @@ def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path, monkeypat
         # Each worker has its own FlyteDirectory, as after unpickling.
         directory = FlyteDirectory(str(tmp_path / "local"), remote_directory=False)
         directory._remote_source = "s3://bucket/x"
-        sizes.append((local(FLYTE, to_stage(directory, Folder)) / "x").stat().st_size)
+        sizes.append((local(FLYTE, TYPES.to_stage(directory, Folder)) / "x").stat().st_size)
 
     monkeypatch.setattr(Flyte, "fetch", download)
     sizes = []
@@ -213,7 +213,7 @@ def test_workers_of_a_node_download_once_and_see_whole_files(tmp_path, monkeypat
 
 def test_a_missing_cached_folder_says_what_to_do(tmp_path):
     with pytest.raises(DataError, match="clear the cache with `pyflyte local-cache clear`"):
-        local(FLYTE, to_stage(FlyteDirectory(str(tmp_path / "gone")), Folder))
+        local(FLYTE, TYPES.to_stage(FlyteDirectory(str(tmp_path / "gone")), Folder))
 
 
 def test_the_recipe_is_one_value_for_the_console():

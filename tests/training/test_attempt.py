@@ -172,8 +172,8 @@ def evaluate(place, attempt, number):
     os.environ["FLYTE_ATTEMPT_NUMBER"] = str(attempt)
     with (
         mock.patch.object(retries, "attempts_address", return_value=place),
-        retries.classify_failures(),
-        retries.record_phase("evaluate"),
+        retries.classified(),
+        attempts.record_phase("evaluate", place),
     ):
         if number:
             os.kill(os.getpid(), number)
