@@ -5,6 +5,7 @@ import hashlib
 import os
 import sys
 import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ class Flyte:
 
     def new_address(self) -> str:
         """Return an address of this attempt's own where nothing is stored yet."""
-        return str(_files().get_random_remote_directory())
+        # Not by flytekit's generator: forked ranks and their parent would draw the same name.
+        return str(_files().join(_files().raw_output_prefix, uuid.uuid4().hex))
 
     def new_folder(self) -> Path:
         """Create an empty folder in this attempt's working directory."""

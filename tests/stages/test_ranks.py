@@ -21,6 +21,7 @@ from flytune.recipe import DataRequest, Recipe
 from flytune.stages import calls, ranks
 from flytune.stages.local import ThisMachine
 from flytune.training import libraries
+from tasks.runtime.orchestrator import FLYTE
 from tests.support import ranks as support_ranks
 from tests.support.paths import ROOT
 from tests.support.process_kills import end_at_once
@@ -110,6 +111,10 @@ def test_a_rank_has_no_handlers_and_exit_functions_of_its_parent(tmp_path):
         atexit.unregister(parents)
     assert handlers == [signal.SIG_DFL, signal.SIG_DFL]
     assert [path.name for path in tmp_path.iterdir()] == ["tracker"]
+
+
+def test_addresses_of_forked_ranks_differ():
+    assert in_fork(FLYTE.new_address) != in_fork(FLYTE.new_address)
 
 
 def test_a_rank_has_the_threads_of_torchrun(monkeypatch):
