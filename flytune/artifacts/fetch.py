@@ -70,7 +70,8 @@ def fetch(address: str, out: Path, reader: Reader | None = None) -> None:
     if out.exists() and any(out.iterdir()):
         raise ExportError(f"{out}: not empty; give a new folder")
     if (reader := reader or _reader(address)) is None:
-        raise ExportError(f"{address}: a folder of this machine already")
+        is_here = Path(address.removeprefix("file://")).exists()
+        raise ExportError(f"{address}: {'a folder of this machine already' if is_here else 'no such folder'}")
     _fetch(reader, _contents(reader, address), out, address)
 
 

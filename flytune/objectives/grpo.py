@@ -168,6 +168,11 @@ class GroupPolicy(ObjectiveBase):
                 f"training.on_bad_loss: skip with {where}: the loss of a step says nothing about its data; "
                 "write stop"
             )
+        if self.recipe.training.max_loss_jump is not None:
+            found.append(
+                f"training.max_loss_jump with {where}: its loss is about 0, of either sign, and has no usual "
+                "size; remove it"
+            )
         return found
 
     def reference(self) -> ReferenceKind:

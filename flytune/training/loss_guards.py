@@ -70,7 +70,8 @@ class LossGuard:
         if self._limit is None or len(self._recent) < FEWEST:
             return None
         usual = median(self._recent)
-        if loss <= self._limit * usual:
+        # A loss with a margin is 0 for batches that are all beyond it: then there is no usual loss.
+        if usual <= 0 or loss <= self._limit * usual:
             return None
         return (
             f"the loss is {loss:.4g}, {loss / usual:.1f} times the usual {usual:.4g} "

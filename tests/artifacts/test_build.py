@@ -460,3 +460,12 @@ def test_an_artifact_without_an_identity_is_completed_by_an_equal_publication_at
     assert build.publish(release, str(tmp_path / "models"), name) == str(there)
     assert names(there) == names(release)
     verify(there)
+
+
+def test_a_folder_of_this_machine_is_not_fetched(tmp_path):
+    for address, said in (
+        (tmp_path, "a folder of this machine already"),
+        (tmp_path / "none", "no such folder"),
+    ):
+        with pytest.raises(ExportError, match=said):
+            fetch.fetch(str(address), tmp_path / "out")

@@ -70,6 +70,7 @@ def test_a_section_that_makes_no_sense_is_refused(objective, changes, said):
         ({}, {"method": {"name": "lora", "init_lora_weights": "pissa"}}, "init_lora_weights"),
         ({}, {"model.trust_remote_code": True}, "trust_remote_code"),
         ({}, {"training.on_bad_loss": "skip"}, "on_bad_loss"),
+        ({}, {"training.max_loss_jump": 3.0}, "max_loss_jump"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(objective, changes, said):

@@ -75,6 +75,9 @@ def test_losses_that_vary_or_have_no_predecessors_are_fine(tmp_path):
     guard = guarded(tmp_path, max_loss_jump=2)
     for step, loss in enumerate((9.0, 1.0, 9.0, 1.0, 8.0), 1):
         guard.check(step, lambda: 0, loss, None)
+    guard = guarded(tmp_path, max_loss_jump=2)
+    for step, loss in enumerate((0.5, 0.0, 0.0, 0.0, 0.01), 1):
+        guard.check(step, lambda: 0, loss, None)
     guarded(tmp_path, can_overflow=True).check(1, lambda: 0, 1.0, float("inf"))
 
 
