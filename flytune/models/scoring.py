@@ -161,15 +161,17 @@ def _tiles_of_logits(model: Any, inputs: dict[str, Any], positions: Any) -> Iter
     A model that computes the logits of all positions at once gives them at once.
     """
     inner = innermost(model)
-    if inner.base_model is inner or "logits_to_keep" not in inspect.signature(inner.forward).parameters:
+    # Numbers, not a tensor: the hidden states that they index may be on another GPU than the tokens.
+    if "logits_to_keep" not in inspect.signature(inner.forward).parameters:
         logits = model(**inputs).logits
         yield positions, logits[:, positions.to(logits.device)]
-        return
-    # Of some types the model calls the decoder in its base model itself.
-    with _layers_run_once(inner.base_model.get_decoder()):
-        for tile in positions.split(max(1, TILE // len(inputs["input_ids"]))):
-            # Numbers, not a tensor: the hidden states that they index may be on another GPU than the tokens.
-            yield tile, model(**inputs, logits_to_keep=tile.tolist()).logits
+    elif getattr(inner, "base_model", inner) is inner:
+        yield positions, model(**inputs, logits_to_keep=positions.tolist()).logits
+    else:
+        # Of some types the model calls the decoder in its base model itself.
+        with _layers_run_once(inner.base_model.get_decoder()):
+            for tile in positions.split(max(1, TILE // len(inputs["input_ids"]))):
+                yield tile, model(**inputs, logits_to_keep=tile.tolist()).logits
 
 
 @contextmanager

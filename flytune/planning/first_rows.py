@@ -58,8 +58,10 @@ def warnings(recipe: Recipe) -> list[str]:
             doubts += _of_samples(samples, which, len(first), data)
             split_range = ends_of([*split_range, *samples.tally.split_range])
             complete += [samples] if are_all else []
-    if data.holds_out and len(complete) == len(data.all_sources) and len(set(split_range)) == 1:
-        refuse_undivided(data, "held-out or no training", sum(len(samples.lengths) for samples in complete))
+    is_all = len(complete) == len(data.all_sources)
+    count = sum(len(samples.lengths) for samples in complete)
+    if data.holds_out and is_all and count > 1 and len(set(split_range)) == 1:
+        refuse_undivided(data, "held-out or no training", count)
     return doubts
 
 
