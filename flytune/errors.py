@@ -10,8 +10,8 @@
     in the same phase: which, at how much memory, and what was planned │   ├── Hang         no step finished
     for too long: the stack of each rank │   └── BadLoss      a NaN loss or a loss spike: which step, and
     which batches are skipped ├── ExportError      gate: which tensor, what was expected, what was found;
-    nothing is stored └── AcceptedError    history of accepted models: which one is accepted by now, or why it
-    cannot be read
+    nothing is stored ├── ServingError     verify: which server, and what it did not answer └── AcceptedError
+    history of accepted models: which one is accepted by now, or why it cannot be read
 
 Each takes one string, so that it can be pickled: torchrun pickles the errors of its workers.
 None is a ValueError: pydantic would wrap that into a ValidationError and hide the message.
@@ -148,6 +148,10 @@ class StorageRefused(StorageError):
 
 class ExportError(FlytuneError):
     """Exported weights that differ from the trained ones; nothing was stored."""
+
+
+class ServingError(FlytuneError):
+    """Server that cannot be asked, or that does not answer as its API says."""
 
 
 class AcceptedError(FlytuneError):

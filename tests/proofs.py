@@ -68,6 +68,7 @@ PARTS: dict[str, list[str]] = {
     "chaos": ["python", "-m", "tests.chaos"],
     "fuzz": ["python", "-m", "tests.fuzz"],
     "removals": ["python", "-m", "tests.fuzz", "--removals"],
+    "served": ["python", "-m", "tests.served"],
 }
 """The command of each part. CONTRIBUTING.md says which change owes which part."""
 

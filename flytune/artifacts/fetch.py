@@ -23,16 +23,21 @@ from flytune.records.contents import (
     read_contents,
     refuse_other,
     unreadable,
+    without_weights,
 )
 from flytune.storage import Storage
 
 
-def local_folder(address: str | Path) -> Path:
+def local_folder(address: str | Path, weights: bool = True) -> Path:
     """Return a local folder with the complete artifact; `flytune.artifacts.opening` verifies it before it is
     used.
 
-    `address` is a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, the head of
-    main. Downloads are kept next to the hub's cache, which belongs to the user.
+    Downloads are kept next to the hub's cache, which belongs to the user.
+
+    Args:
+        address: a folder, an fsspec address, or hf://owner/name@REVISION; without a revision, the head of
+            main.
+        weights: whether the weights are needed; without them a download is small.
 
     Raises:
         ExportError: there is no complete artifact, it cannot be read, or a file differs from its
@@ -48,11 +53,12 @@ def local_folder(address: str | Path) -> Path:
         return local
     content = _contents(reader, address)
     refuse_other(kind_of(content), address)
-    folder = caches.hub_folder("artifacts") / hashlib.sha256(content).hexdigest()[:16]
+    name = hashlib.sha256(content).hexdigest()[:16]
+    folder = caches.hub_folder("artifacts") / (name if weights else f"{name}-records")
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / CONTENTS).exists():
             shutil.rmtree(folder, ignore_errors=True)
-            _fetch(reader, content, folder, str(address))
+            _fetch(reader, content, folder, str(address), weights)
     return folder
 
 
@@ -159,9 +165,11 @@ def _contents(reader: Reader, address: str | Path) -> bytes:
         raise unreadable(address, error) from error
 
 
-def _fetch(reader: Reader, content: bytes, out: Path, address: str) -> None:
+def _fetch(reader: Reader, content: bytes, out: Path, address: str, weights: bool = True) -> None:
     """Download into the new folder `out`."""
     contents = read_contents(content, f"{address}/{CONTENTS}")
+    if not weights:
+        contents = without_weights(contents)
     with new_output(out) as folder:
         folder.mkdir()
         _download(reader, contents, folder, address)

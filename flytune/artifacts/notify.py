@@ -4,13 +4,11 @@ never shown."""
 import json
 import logging
 import os
-import queue
-import threading
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Literal
 
+from flytune.artifacts.exchange import answer_to
 from flytune.failures import shortened, without_secrets
 from flytune.failures.text import MOST
 from flytune.recipe import Recipe
@@ -51,45 +49,18 @@ def send(recipe: Recipe, ended: Literal["succeeded", "failed", "approval"], text
         return False
     try:
         request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
-        _post(request)
-        return True
-    except urllib.error.HTTPError as error:
-        with error:  # it holds the connection
-            log.warning(
-                "notify.webhook: the address in %s answered %d, so no message was sent", WEBHOOK, error.code
-            )
+        status = answer_to(request, SECONDS, largest=0).status
     except Exception as error:  # noqa: BLE001 (a lost message must not fail a run; the text may contain the address)
         log.warning(
             "notify.webhook: the address in %s was not reached: %s; no message was sent",
             WEBHOOK,
             type(error).__name__,
         )
-    return False
-
-
-def _post(request: urllib.request.Request) -> None:
-    """Send a request, and raise what it raises; TimeoutError if the whole exchange takes longer than SECONDS.
-
-    A socket's own limit is that of one read: a server that sends a byte from time to time would never reach
-    it.
-    """
-    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-
-    def exchange() -> None:
-        try:
-            with urllib.request.urlopen(request, timeout=SECONDS):
-                ended.put(None)
-        except Exception as error:  # noqa: BLE001 (the other thread raises it)
-            ended.put(error)
-
-    # A daemon, so that no process waits for it at its end.
-    threading.Thread(target=exchange, name="webhook", daemon=True).start()
-    try:
-        error = ended.get(timeout=SECONDS)
-    except queue.Empty:
-        raise TimeoutError(f"no answer in {SECONDS:g} s") from None
-    if error is not None:
-        raise error
+        return False
+    if not 200 <= status < 300:
+        log.warning("notify.webhook: the address in %s answered %d, so no message was sent", WEBHOOK, status)
+        return False
+    return True
 
 
 def success_message(recipe: Recipe, metrics: Metrics, address: str, broken: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ _OUTPUTS = {
 }
 """Option or argument with the path that a command writes to."""
 _NUMBERS: dict[str, tuple[float, float]] = {
+    "bound": (1e-9, limits.FACTOR),
     "density": (0, 1),
     "gpus": (1, limits.SHARDS),
     "max_hours": (1e-9, limits.HOURS),

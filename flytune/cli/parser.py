@@ -19,6 +19,7 @@ COMMANDS = {
     "chat": "ask an artifact's model on this machine; answers are shown as it writes them",
     "infer": "answer a file of prompts with an artifact's model on this machine",
     "gguf": "write an artifact's model as a GGUF file, with llama.cpp's converter",
+    "verify": "ask a server of models whether it answers as an artifact's model",
     "adapters": "list artifacts with base model, data, held-out figures, time and size",
     "fetch": "download an artifact, or what else an execution has made, into a folder, and verify its files",
     "combine": "combine several adapters on the same base model into one",

@@ -33,6 +33,8 @@ PROMPTS = (
 )
 MAX_TOKENS = 48
 """Maximum tokens of a prompt; the last ones are used."""
+HALF = 0.5
+"""Share of an adapter's scale with which it is recorded too."""
 _BATCH = 4
 
 
@@ -48,12 +50,17 @@ class Answers:
     """Logits after the last token of each prompt, float32 (prompts, vocabulary); of a reward model (prompts,
     1)."""
     loss: Any
-    """Logits after the last token of each prompt, float32 (prompts, vocabulary); rewards of a reward model
-    (prompts, 1)."""
+    """Mean loss over the tokens of each prompt after its first, float32 (prompts,) in nats; 0 of a reward
+    model."""
 
     experts: Any = None
     """Numbers of each expert's adapter (expert_probe.fingerprints), float64; None without adapters on
     experts."""
+    base: Any = None
+    """Logits of the base alone, float16 (prompts, vocabulary); None where all weights are trained, and in
+    records of earlier versions."""
+    scaled: Any = None
+    """Logits with the adapter at HALF of its scale, float16 (prompts, vocabulary); None as `base`."""
 
     def write(self, file: Path) -> None:
         from safetensors.torch import save_file
@@ -90,20 +97,35 @@ def tokenized(tokenizer: Any) -> list[list[int]]:
     return [list(ids[-MAX_TOKENS:]) for ids in found]
 
 
-def record(trainer: Any, tokenizer: Any, file: Path, sharding: Any) -> None:
+def record(trainer: Any, tokenizer: Any, file: Path, sharding: Any, on_base: bool) -> None:
     """Record the answers of a trainer's live model in `file`. Every process calls it; the first one writes.
 
     All processes run the same forward passes, which gather parameters under ZeRO-3 and FSDP.
 
     Args:
         sharding: what gathers its parameters.
+        on_base: whether the model is an adapter on the base as it was published, so that the base's answers
+            and those of a scaled adapter are recorded too.
     """
-    answers = ask(trainer.model_wrapped, tokenized(tokenizer))
-    sharding.before_gather(trainer.model_wrapped)
+    prompts = tokenized(tokenizer)
+    answers = ask(trainer.model_wrapped, prompts)
     model = trainer.accelerator.unwrap_model(trainer.model)
+    if on_base and not heads.is_reward_model(model):
+        answers = dataclasses.replace(answers, **_without_adapter(trainer.model_wrapped, model, prompts))
+    sharding.before_gather(trainer.model_wrapped)
     answers = dataclasses.replace(answers, experts=fingerprints(model, sharding.gather))
     if trainer.is_world_process_zero():
         answers.write(file)
+
+
+def _without_adapter(wrapped: Any, model: Any, prompts: list[list[int]]) -> dict[str, Any]:
+    """Return the logits of an adapter's base, and of the base with the adapter at HALF of its scale."""
+    from peft.helpers import rescale_adapter_scale
+
+    with model.disable_adapter():
+        base = ask(wrapped, prompts).logits.half()
+    with rescale_adapter_scale(model, HALF):
+        return {"base": base, "scaled": ask(wrapped, prompts).logits.half()}
 
 
 def ask(model: Any, prompts: list[list[int]]) -> Answers:

@@ -1,6 +1,7 @@
 """artifact.json, the list of an artifact's files, and functions that list files and read records."""
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -117,14 +118,23 @@ def refuse_other(kind: str, where: object) -> None:
         raise ExportError(f"{where}: the folder of {_KINDS.get(kind, kind)}, and no artifact{todo}")
 
 
-def verify(folder: Path, listed: Contents | None = None, elsewhere: bool = False) -> Contents:
+def without_weights(contents: Contents) -> Contents:
+    """Return the list of all files but the weights, which are the safetensors of the folder itself."""
+    small = [file for file in contents.files if not re.fullmatch(r"[^/]+\.safetensors", file.file)]
+    return contents.model_copy(update={"files": small})
+
+
+def verify(
+    folder: Path, listed: Contents | None = None, elsewhere: bool = False, weights: bool = True
+) -> Contents:
     """Compare every file of an artifact on this machine with its size and hash in artifact.json, and return
     that list.
 
     Args:
         folder: the artifact. Files that are not listed may be there, unless a library would load them by
         their names. listed: the list, where it is not artifact.json. elsewhere: whether files may be missing,
-        because they are in another storage.
+        because they are in another storage. weights: whether the weights are compared, which may be missing
+        otherwise.
 
     Raises:
         ExportError: artifact.json is missing, damaged, or that of no artifact; a file is missing, differs, is
@@ -152,12 +162,13 @@ def verify(folder: Path, listed: Contents | None = None, elsewhere: bool = False
             )
         if path.is_symlink() and not is_hidden and (led := _link_problem(folder, name.as_posix())):
             raise ExportError(f"{folder}: {led}; {_AGAIN}")
-    total = sum(file.size for file in listed.files)
+    compared = (listed if weights else without_weights(listed)).files
+    total = sum(file.size for file in compared)
     with (
         tqdm(total=total, desc=f"verifying {folder.name}", unit="B", unit_scale=True, delay=2) as bar,
         ThreadPool(4) as pool,
     ):
-        for problem in pool.imap(lambda file: _problem(folder, file, elsewhere, bar.update), listed.files):
+        for problem in pool.imap(lambda file: _problem(folder, file, elsewhere, bar.update), compared):
             if problem:
                 raise ExportError(f"{folder}: {problem}; {_AGAIN}")
     return listed

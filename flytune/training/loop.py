@@ -104,7 +104,9 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     heldout_loss = live_loss(trainer, run.plan.degrees, *of_gate(recipe, rows)) if rows else None
     if heldout_loss is not None:
         recorder.score(heldout_loss, len(rows), heads.head_of(recipe).loss_unit)
-    probe.record(trainer, trainer.processing_class, out / probe.PROBE, run.sharding)
+    # PiSSA trains on what its singular values leave of the base.
+    on_base = recipe.method.name != "full" and not recipe.method.is_pissa
+    probe.record(trainer, trainer.processing_class, out / probe.PROBE, run.sharding, on_base)
     run.peaks.enter(EXPORT)
     # The digest of the exported step's checkpoint lets a later attempt complete an interrupted export.
     write.write(trainer, recipe, run.dataset / "tokenizer", out, exported.digest)

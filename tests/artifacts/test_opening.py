@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flytune import cli
+from flytune import cli, serving
 from flytune.adapters import combining, gguf, loading, merging
 from flytune.artifacts import catalog, fetch, opening, publish, reproduction
 from flytune.artifacts.opening import Consent
@@ -76,6 +76,7 @@ def users(artifact, out):
         "compare": lambda: reproduction.compare(artifact, artifact),
         "publish": lambda: publish.publish(artifact, str(out), "name"),
         "fetch": lambda: fetch.fetch("memory://readers/artifact", out),
+        "verify": lambda: serving.verify("http://127.0.0.1:1", artifact),
     }
 
 

@@ -13,6 +13,7 @@ from flytune import data
 from flytune.artifacts import build
 from flytune.export import write
 from flytune.hardware import shape_named
+from flytune.models import probe
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.report import model_card
@@ -57,6 +58,8 @@ def artifacts(base, tmp_path_factory):
             "model.dtype": "bfloat16",
             "training.max_steps": 1,
             "training.warmup_steps": 0,
+            # An adapter that one step has moved further than bfloat16 rounds.
+            "training.learning_rate": 0.1 if method == "lora" else 1e-3,
         }
         changes["checkpoints.save_steps"] = 1
         recipe = Recipe.model_validate(tiny_recipe(base, write_pairs(folder / "pairs.jsonl", 64), changes))
@@ -177,6 +180,27 @@ def test_the_cards_rank_is_one_that_vllm_takes(artifacts):
     rank = int(re.findall(r"--max-lora-rank (\d+)", text)[0])
     assert rank in model_card.VLLM_RANKS
     assert rank >= Recipe.from_yaml(artifacts["lora"] / "recipe.yaml").method.r
+
+
+def test_the_record_of_an_adapters_answers_has_its_base_and_half_its_scale(artifacts, base):
+    """`flytune verify` names a server that has forgotten the adapter or its scale by them."""
+    import torch
+    from peft import PeftModel
+    from peft.helpers import rescale_adapter_scale
+    from transformers import AutoModelForCausalLM
+
+    assert probe.Answers.read(artifacts["full"] / probe.PROBE).base is None
+    recorded = probe.Answers.read(artifacts["lora"] / probe.PROBE)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    alone = probe.ask(model, recorded.prompts).logits
+    assert float(probe.distance(alone, recorded.base.float()).max()) < 0.02
+    tuned = PeftModel.from_pretrained(model, artifacts["lora"]).eval()
+    with rescale_adapter_scale(tuned, probe.HALF):
+        halved = probe.ask(tuned, recorded.prompts).logits
+    # Nearer to the adapter at half its scale than to the base or to the whole of it.
+    distance = float(probe.distance(halved, recorded.scaled.float()).mean())
+    for other in (recorded.base, recorded.logits):
+        assert distance < 0.5 * float(probe.distance(halved, other.float()).mean())
 
 
 def gguf_names(layers):

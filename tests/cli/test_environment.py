@@ -30,6 +30,7 @@ COMMANDS = {
     "run": ["run", "nothing.yaml"],
     "schema": ["schema"],
     "selftest": ["selftest", "--pairs", "full/none", "--json"],
+    "verify": ["verify", "http://127.0.0.1:1", str(RELEASE / "artifact")],
     "xray": ["xray", "recipe.yaml", "--rows", "20", "--out", "OUT"],
 }
 """A call of each command."""

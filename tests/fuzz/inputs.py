@@ -31,6 +31,7 @@ from tests.fuzz import (
     prepared,
     runs,
     saved,
+    served,
 )
 from tests.fuzz.isolation import Outcome, content_of, names_of
 from tests.fuzz.kinds import KINDS, Samples
@@ -49,6 +50,7 @@ _REGISTERED = (
     prepared,
     runs,
     saved,
+    served,
 )
 CHUNK = 25
 """Inputs that are drawn together."""

@@ -120,11 +120,35 @@ def _never_rolled_back(old: Any) -> Any:
     return lambda decisions: [decision for decision in decisions if decision.outcome == "accepted"]
 
 
-def _unlimited(request: Any) -> None:
+def _unlimited(request: Any, seconds: float, largest: int) -> Any:
     import urllib.request
 
-    with urllib.request.urlopen(request):
-        pass
+    from flytune.artifacts.exchange import HttpAnswer, _EachStatus
+
+    with urllib.request.build_opener(_EachStatus).open(request) as response:
+        return HttpAnswer(response.status, response.read() if largest else b"")
+
+
+def _following(request: Any, seconds: float) -> Any:
+    import urllib.request
+
+    return urllib.request.urlopen(request, timeout=seconds)
+
+
+class _Fields(dict[str, Any]):
+    """Object of a JSON text, whose fields are attributes too."""
+
+    __getattr__ = dict.__getitem__
+
+
+def _of_any_form(old: Any) -> Any:
+    import json
+
+    def read(self: Any, path: str, content: bytes | None, kind: Any) -> Any:
+        status, body = self._answer(path, content)
+        return json.loads(body, object_hook=_Fields) if status == 200 else old(self, path, content, kind)
+
+    return read
 
 
 def _worker(**changes: str) -> Callable[[Path], Path]:
@@ -365,10 +389,22 @@ REMOVALS = [
         instead("flytune.artifacts.notify:without_secrets", lambda old: str),
     ),
     Removal(
-        "messages have a limit of time",
-        "flytune/artifacts/notify.py",
-        ("webhook",),
-        instead("flytune.artifacts.notify:_post", lambda old: _unlimited),
+        "exchanges have a limit of time",
+        "flytune/artifacts/exchange.py",
+        ("webhook", "served"),
+        instead("flytune.artifacts.exchange:answer_to", lambda old: _unlimited),
+    ),
+    Removal(
+        "no redirect is followed",
+        "flytune/artifacts/exchange.py",
+        ("served",),
+        instead("flytune.artifacts.exchange:_open", lambda old: _following),
+    ),
+    Removal(
+        "answers of servers have their form",
+        "flytune/serving/endpoint.py",
+        ("served",),
+        instead("flytune.serving.endpoint:Client._read", _of_any_form),
     ),
     Removal(
         "messages have a limit of length",

@@ -42,11 +42,12 @@ ALLOWED = {
     "registry": "artifacts console data evaluation export models recipe records",
     "selftest": "console data hardware models objectives planning recipe records sharding training",
     "inference": "adapters artifacts console data evaluation export models recipe records",
+    "serving": "artifacts models recipe records",
     "stages": "adapters artifacts cluster console data dryrun evaluation failures hardware inference models "
     "planning pods recipe records registry selftest sharding sweeps training",
     "conversion": "data models planning recipe",
     "cli": "adapters artifacts cluster console conversion data doctor dryrun hardware inference models "
-    "planning recipe records registry report selftest stages",
+    "planning recipe records registry report selftest serving stages",
 }
 FLOORS = re.search(
     r"<!-- floors -->\n```\n(.*?)```", (ROOT / "docs/design.md").read_text(encoding="utf-8"), re.DOTALL

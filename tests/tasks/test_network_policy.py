@@ -8,9 +8,8 @@ from kubernetes import client
 
 from flytune.hardware import Cluster, shape_named
 from tasks.runtime import pods
+from tests.support.kubernetes_models import model
 from tests.support.paths import ROOT
-
-KINDS = re.compile(r"(list|dict)[\[(](?:str, )?(\w+)[\])]", re.IGNORECASE)
 
 
 def policy():
@@ -23,29 +22,8 @@ def policy():
     return found
 
 
-def model(kind, content, where="policy"):
-    """Return content as Kubernetes' model, whose setters check what is required; refuse keys that the model
-    does not have."""
-    if match := KINDS.fullmatch(kind):
-        wanted = list if match[1].lower() == "list" else dict
-        assert isinstance(content, wanted), where
-        items = enumerate(content) if wanted is list else content.items()
-        made = {key: model(match[2], item, f"{where}.{key}") for key, item in items}
-        return list(made.values()) if wanted is list else made
-    if kind in ("str", "int", "object"):
-        assert isinstance(content, {"str": str, "int": int, "object": (str, int)}[kind]), where
-        return content
-    made = getattr(client, kind)
-    names = {key: name for name, key in made.attribute_map.items()}
-    assert set(content) <= set(names), f"{where}: {set(content) - set(names)}"
-    types = made.openapi_types
-    return made(
-        **{names[key]: model(types[names[key]], item, f"{where}.{key}") for key, item in content.items()}
-    )
-
-
 def test_the_policy_is_one_that_kubernetes_takes():
-    made = model("V1NetworkPolicy", policy())
+    made = model("V1NetworkPolicy", policy(), "policy")
     assert client.ApiClient().sanitize_for_serialization(made) == policy()
     assert set(made.spec.policy_types) == {"Ingress", "Egress"}
 

@@ -1,0 +1,196 @@
+"""Cases: how a server is started with an artifact, and what `flytune verify` must say of it, as it was
+trained and with each fault."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.served.models import Models
+
+_BASE = "it answers as the base does"
+_SCALED = "it answers as the adapter does at some 0.5 of its scale"
+_TEMPLATE = "it makes another prompt of a chat: another chat template"
+_TOKENIZER = "it makes other tokens of texts: another tokenizer"
+_FURTHER = "it is further from the trained model than the bound"
+_ROUNDED = "it is near to the trained model, but not equal: a quantized build"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A call of `flytune verify`, and its verdict."""
+
+    model: str | None = None
+    """Name of the model at the server."""
+    bound: float | None = None
+    problem: str = ""
+    """Beginning of what must be said; empty for yes."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A server with an artifact."""
+
+    name: str
+    artifact: str
+    """Name of its run."""
+    server: str
+    """`vllm` or `llama`."""
+    words: Callable[[Models], Sequence[str | Path]]
+    """Function that returns the server's arguments."""
+    asked: tuple[Question, ...] = (Question(),)
+
+
+def _adapters(models: Models) -> list[str | Path]:
+    modules = [f"lora={models.artifact('lora')}", f"halved={models.halved('lora')}"]
+    return ["--model", models.base, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", *modules]
+
+
+def _experts(models: Models) -> list[str | Path]:
+    module = f'{{"name": "experts", "path": "{models.artifact("experts")}", "is_3d_lora_weight": true}}'
+    words = [
+        "--enable-lora",
+        "--max-lora-rank",
+        "8",
+        "--enable-mixed-moe-lora-format",
+        "--lora-modules",
+        module,
+    ]
+    return ["--model", models.base_of("experts"), *words]
+
+
+def _on_base(models: Models, *words: str | Path) -> list[str | Path]:
+    return ["-m", models.gguf(models.base, "f32"), *words]
+
+
+_Q8 = 0.02
+"""Bound of q8_0 in nats per token."""
+
+CASES = [
+    Case(
+        "vllm-full",
+        "full",
+        "vllm",
+        lambda models: ["--model", models.artifact("full"), "--served-model-name", "full"],
+    ),
+    Case(
+        "vllm-lora",
+        "lora",
+        "vllm",
+        _adapters,
+        (Question(), Question("halved", problem=_SCALED), Question("BASE", problem=_BASE)),
+    ),
+    Case("vllm-merged", "lora", "vllm", lambda models: ["--model", models.merged("lora")]),
+    Case(
+        "vllm-merged-qlora",
+        "qlora",
+        "vllm",
+        lambda models: ["--model", models.merged("qlora")],
+        (Question(bound=0.01),),
+    ),
+    Case("vllm-tokens", "tokens", "vllm", lambda models: ["--model", models.merged("tokens")]),
+    Case("vllm-experts", "experts", "vllm", _experts, (Question(), Question("BASE", problem=_BASE))),
+    Case("vllm-merged-experts", "experts", "vllm", lambda models: ["--model", models.merged("experts")]),
+    Case(
+        "vllm-template",
+        "full",
+        "vllm",
+        lambda models: ["--model", models.artifact("full"), "--chat-template", models.other_template],
+        (Question(problem=_TEMPLATE),),
+    ),
+    Case(
+        "vllm-tokenizer",
+        "full",
+        "vllm",
+        lambda models: [
+            "--model",
+            models.artifact("full"),
+            "--tokenizer",
+            models.with_other_tokenizer(models.artifact("full")),
+        ],
+        (Question(problem=_TOKENIZER),),
+    ),
+    Case("llama-full", "full", "llama", lambda models: ["-m", models.gguf(models.artifact("full"), "f32")]),
+    Case(
+        "llama-smollm2",
+        "smollm2",
+        "llama",
+        lambda models: ["-m", models.gguf(models.artifact("smollm2"), "f32")],
+    ),
+    Case(
+        "llama-q8",
+        "smollm2",
+        "llama",
+        lambda models: ["-m", models.gguf(models.artifact("smollm2"), "q8_0")],
+        (Question(bound=_Q8), Question(problem=_ROUNDED)),
+    ),
+    Case(
+        "llama-q4",
+        "smollm2",
+        "llama",
+        lambda models: ["-m", models.quantized(models.artifact("smollm2"), "Q4_0")],
+        (Question(bound=_Q8, problem=_FURTHER), Question(problem=_ROUNDED)),
+    ),
+    Case("llama-merged", "lora", "llama", lambda models: ["-m", models.gguf(models.artifact("lora"), "f32")]),
+    Case("llama-lora", "lora", "llama", lambda models: _on_base(models, "--lora", models.lora_gguf("lora"))),
+    Case(
+        "llama-own-template",
+        "template",
+        "llama",
+        lambda models: _on_base(
+            models,
+            *("--lora", models.lora_gguf("template")),
+            *("--chat-template-file", models.artifact("template") / "chat_template.jinja"),
+        ),
+    ),
+    Case(
+        "llama-bases-template",
+        "template",
+        "llama",
+        lambda models: _on_base(models, "--lora", models.lora_gguf("template")),
+        (Question(problem=_TEMPLATE),),
+    ),
+    Case("llama-base", "lora", "llama", _on_base, (Question(problem=_BASE),)),
+    Case(
+        "llama-halved",
+        "lora",
+        "llama",
+        lambda models: _on_base(models, "--lora-scaled", f"{models.lora_gguf('lora')}:0.5"),
+        (Question(problem=_SCALED),),
+    ),
+    Case(
+        "llama-tokens",
+        "tokens",
+        "llama",
+        lambda models: ["-m", models.gguf(models.artifact("tokens"), "f32")],
+    ),
+    Case(
+        "llama-experts",
+        "experts",
+        "llama",
+        lambda models: ["-m", models.gguf(models.artifact("experts"), "f32")],
+    ),
+    Case(
+        "llama-merged-qlora",
+        "qlora",
+        "llama",
+        lambda models: ["-m", models.gguf(models.artifact("qlora"), "f32")],
+        (Question(bound=0.01),),
+    ),
+    Case(
+        "llama-template",
+        "full",
+        "llama",
+        lambda models: [
+            *("-m", models.gguf(models.artifact("full"), "f32")),
+            *("--chat-template-file", models.other_template),
+        ],
+        (Question(problem=_TEMPLATE),),
+    ),
+    Case(
+        "llama-tokenizer",
+        "full",
+        "llama",
+        lambda models: ["-m", models.gguf(models.with_other_tokenizer(models.artifact("full")), "f32")],
+        (Question(problem=_TOKENIZER),),
+    ),
+]
