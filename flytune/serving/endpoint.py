@@ -95,7 +95,7 @@ class Refusal(NamedTuple):
 
     status: int
     text: str
-    """Its message in one line."""
+    """Message of the answer in one line."""
 
 
 class Endpoint(ABC):

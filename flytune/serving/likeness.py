@@ -8,7 +8,7 @@ from typing import Any, Literal
 from flytune.models.probe import HALF, Answers
 
 Kind = Literal["trained", "base", "scaled", "rounded", "other"]
-"""What answers look like: the trained model, its base, its adapter at another scale, a rounded build of it,
+"""Likeness of answers: to the trained model, its base, its adapter at another scale, a rounded build of it,
 or another model."""
 _SCALES = (0.0, 0.125, 0.25, 0.5, 0.75, 1.5, 2.0)
 """Scales of an adapter that are compared, in units of the trained one; 0 is the base."""
@@ -25,7 +25,7 @@ logits, of what looks like a rounded build."""
 
 @dataclass(frozen=True)
 class Likeness:
-    """How far a server's next tokens are from those of the trained model."""
+    """Comparison of a server's next tokens with those of the trained model."""
 
     kind: Kind
     scale: float | None

@@ -61,9 +61,9 @@ class Verification(Record):
     chat: Compared
     """Comparison of the prompts of chats; `unknown` too if the artifact has no chat template."""
     problems: list[str]
-    """What is not as it was trained, each with what it looks like."""
+    """Differences from the trained model, each with its likeness."""
     doubts: list[str]
-    """What this verification cannot tell."""
+    """Limits of this verification, as far as they matter for its result."""
 
     @property
     def sentence(self) -> str:

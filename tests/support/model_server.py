@@ -17,7 +17,7 @@ from tests.support.json_server import JsonHandler
 
 @dataclass
 class ModelServer:
-    """What the server has, and what it was asked."""
+    """Models of the server, and the requests to it."""
 
     dialect: str
     models: Mapping[str, Any]
