@@ -61,8 +61,8 @@ def _answers(samples: Samples) -> st.SearchStrategy[tuple[str, str, Any]]:
 
 @kind("served", _answers, share=0.3)
 def check_served(samples: Samples, given: tuple[str, str, Any], folder: Path) -> None:
-    """What a server says is what is compared, or is refused; no answer costs more than its limits, and the
-    key goes nowhere else."""
+    """An answer of a server is compared as it is, or refused; none costs more than its limits, and the key
+    goes nowhere else."""
     server, changed, answer = given
     endpoint.SECONDS = 2.0
     os.environ[endpoint.KEY] = OF_ENVIRONMENT

@@ -62,6 +62,11 @@ def _on_base(models: Models, *words: str | Path) -> list[str | Path]:
     return ["-m", models.gguf(models.base, "f32"), *words]
 
 
+def _as_gguf(name: str, outtype: str = "f32") -> Callable[[Models], Sequence[str | Path]]:
+    """Return the arguments for the artifact of a run as GGUF."""
+    return lambda models: ["-m", models.gguf(models.artifact(name), outtype)]
+
+
 _Q8 = 0.02
 """Bound of q8_0 in nats per token."""
 
@@ -109,18 +114,18 @@ CASES = [
         ],
         (Question(problem=_TOKENIZER),),
     ),
-    Case("llama-full", "full", "llama", lambda models: ["-m", models.gguf(models.artifact("full"), "f32")]),
+    Case("llama-full", "full", "llama", _as_gguf("full")),
     Case(
         "llama-smollm2",
         "smollm2",
         "llama",
-        lambda models: ["-m", models.gguf(models.artifact("smollm2"), "f32")],
+        _as_gguf("smollm2"),
     ),
     Case(
         "llama-q8",
         "smollm2",
         "llama",
-        lambda models: ["-m", models.gguf(models.artifact("smollm2"), "q8_0")],
+        _as_gguf("smollm2", "q8_0"),
         (Question(bound=_Q8), Question(problem=_ROUNDED)),
     ),
     Case(
@@ -130,7 +135,7 @@ CASES = [
         lambda models: ["-m", models.quantized(models.artifact("smollm2"), "Q4_0")],
         (Question(bound=_Q8, problem=_FURTHER), Question(problem=_ROUNDED)),
     ),
-    Case("llama-merged", "lora", "llama", lambda models: ["-m", models.gguf(models.artifact("lora"), "f32")]),
+    Case("llama-merged", "lora", "llama", _as_gguf("lora")),
     Case("llama-lora", "lora", "llama", lambda models: _on_base(models, "--lora", models.lora_gguf("lora"))),
     Case(
         "llama-own-template",
@@ -161,19 +166,19 @@ CASES = [
         "llama-tokens",
         "tokens",
         "llama",
-        lambda models: ["-m", models.gguf(models.artifact("tokens"), "f32")],
+        _as_gguf("tokens"),
     ),
     Case(
         "llama-experts",
         "experts",
         "llama",
-        lambda models: ["-m", models.gguf(models.artifact("experts"), "f32")],
+        _as_gguf("experts"),
     ),
     Case(
         "llama-merged-qlora",
         "qlora",
         "llama",
-        lambda models: ["-m", models.gguf(models.artifact("qlora"), "f32")],
+        _as_gguf("qlora"),
         (Question(bound=0.01),),
     ),
     Case(
