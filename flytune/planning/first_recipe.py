@@ -1,6 +1,7 @@
 """The first recipe for a person's own data, of its rows and of what the planner chooses."""
 
 import logging
+import math
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -274,12 +275,11 @@ def _recipe(
     if not any(shape.is_gpu for shape in possible):
         dtype = "float32"
     batch = 4 if samples is not None and samples < _FEW else 16
+    # Each process gets as many samples of a step, and each prompt all answers of its group.
+    unit = 1 if asked.on == "auto" else max(shape.world_size for shape in possible)
     if looked.objective == "grpo":
-        batch = 2 * _GRPO["group_size"]
-    if asked.on != "auto":
-        # Each process gets as many samples of a step.
-        world = max(shape.world_size for shape in possible)
-        batch = -(-batch // world) * world
+        batch, unit = 2 * _GRPO["group_size"], math.lcm(unit, _GRPO["group_size"])
+    batch = -(-batch // unit) * unit
     section: dict[str, Any] = source_of(asked.data) | {"max_length": looked.kept}
     section["heldout_fraction"] = (
         0.02 if samples is None else round(min(0.2, max(0.02, _HELD_OUT / samples)), 3)

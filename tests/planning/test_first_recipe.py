@@ -101,6 +101,14 @@ def test_questions_are_for_rewards_where_that_is_asked(base, rows, capsys):
     )
 
 
+def test_a_step_has_complete_groups_on_any_number_of_processes(base, rows):
+    machine = shape_named("cpu-2").model_copy(update={"processes": 3})
+    assert machine.world_size == 3
+    asked = first_recipe.Asked(rows("own names"), str(base), machine.name, "price", "grpo")
+    recipe = first_recipe._recipe(asked, first_recipe.look(asked), 64, "lora", [machine])
+    assert recipe.training.global_batch_size == 24
+
+
 def test_no_file_is_overwritten(base, rows, capsys):
     path = rows("sft")
     assert cli.main(["init", path, "--base", str(base), "--yes", "--out", path]) == 1
