@@ -83,7 +83,8 @@ class Watch:
         while not self._over.wait(min(PAUSE, self._seconds / 10)):
             before, looked = looked, now()
             if looked - before > STOPPED:
-                self._beat += looked - before
+                # No later than now: a step may have ended since the process goes on.
+                self._beat = min(self._beat + looked - before, looked)
             waited = looked - self._beat
             if waited > self.limit():
                 self._end(waited)
