@@ -57,6 +57,10 @@ RATE = 1e9
 """TFLOP/s, GB/s."""
 SEED = 2**32 - 1
 """numpy's largest seed; negative ones are errors of it."""
+IMAGE_BYTES = 10**8
+"""Bytes of the file of an image."""
+PIXELS = 10**8
+"""Pixels of an image; at three bytes each they take 300 MB when it is opened."""
 TEXT = 100_000
 """Characters of a text: a system prompt, a description."""
 PATH = 4096

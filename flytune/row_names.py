@@ -2,11 +2,12 @@
 
 from typing import Any, Literal
 
-RowKindName = Literal["answers", "pairs", "labelled_answers", "prompts"]
+RowKindName = Literal["answers", "pairs", "labelled_answers", "prompts", "image_answers"]
 ANSWERS: RowKindName = "answers"
 PAIRS: RowKindName = "pairs"
 LABELLED_ANSWERS: RowKindName = "labelled_answers"
 PROMPTS: RowKindName = "prompts"
+IMAGE_ANSWERS: RowKindName = "image_answers"
 
 
 def with_row_kind(record: Any) -> Any:

@@ -69,12 +69,16 @@ def build(config: dict[str, Any], name: str) -> Built:
     """
     import torch
     import transformers
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
     kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    reads_images = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    if not isinstance(kind, str) or (kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not reads_images):
         raise SizesError(
             f"{name}: transformers {transformers.__version__} builds no causal language model of the type "
             f"{shown(kind)} that its config.json names"
@@ -82,7 +86,9 @@ def build(config: dict[str, Any], name: str) -> Built:
     content = {key: _floats(value) for key, value in config.items() if key not in _UNREAD}
     try:
         with _quiet(), torch.device("meta"):
-            build_from: Any = AutoModelForCausalLM.from_config
+            build_from: Any = (
+                AutoModelForCausalLM if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForImageTextToText
+            ).from_config
             model = build_from(CONFIG_MAPPING[kind].from_dict(content), trust_remote_code=False)
             return _describe(model)
     except Exception as error:  # noqa: BLE001 (a config from outside fails anywhere in the model's code)

@@ -226,11 +226,9 @@ def load(folder: Path, consent: Consent = opening.NONE) -> Any:
     Raises:
         ExportError: as `check_merged`; or it cannot be loaded.
     """
-    from transformers import AutoModelForCausalLM
-
     check_merged(folder, consent)
     with named(f"{folder}: the merged model cannot be loaded", ExportError):
-        return AutoModelForCausalLM.from_pretrained(
+        return heads.loader_of(folder).from_pretrained(
             folder,
             dtype="auto",
             trust_remote_code=consent.trust_remote_code,
@@ -272,9 +270,7 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
     """Return the base in a dtype, with the deltas of `trained` added layer by layer in float32 and rounded
     once."""
     import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
+    model = heads.head_of(recipe).loader().from_pretrained(
         models_base.local_name(recipe.model),
         revision=recipe.model.revision,
         dtype=dtype,

@@ -40,6 +40,7 @@ _COLUMNS = (
     Column("chosen", ("chosen_response", "preferred_output")),
     Column("rejected", ("rejected_response", "non_preferred_output"), unread=("rejected_messages",)),
     Column("label", ("kto_tag",)),
+    Column("images"),
 )
 COLUMNS = {column.name: column for column in _COLUMNS}
 TURN_KEYS = ("role", "content", "from", "value")
@@ -188,8 +189,10 @@ ADVICE = {
     "segments": "(axolotl's input_output) is not read; write prompt and completion, or input_ids and labels",
     **dict.fromkeys(
         MEDIA,
-        "has content, and images, video and audio cannot be trained on; remove the column, or the rows that "
-        "have some",
+        "has content, and video and audio cannot be trained on; remove the column, or the rows that have some",
+    ),
+    **dict.fromkeys(
+        MEDIA[:2], "has content, which is read with data.images: true and a vision-language model alone"
     ),
 }
 

@@ -14,6 +14,8 @@ Message = dict[str, Any]
 be trained on, and missing on all others. The thoughts of an answer are in its content, or in one of
 THOUGHT_KEYS (thoughts.py)."""
 
+IMAGE = "\U0010ff7f"
+"""Character for private use that stands for an image in a content."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 SHAREGPT_ROLES = {
     "system": "system",
@@ -332,7 +334,8 @@ def _refuse_keys(message: dict[str, Any], name: str, where: str) -> None:
             continue
         if key in MEDIA:
             raise DataError(
-                f"{where}: {name}.{key} has content; images, video and audio cannot be trained on"
+                f"{where}: {name}.{key} has content, which is not read; write images as parts of the content, and data.images: true; video "
+                "and audio cannot be trained on"
             )
         if key == "refusal":
             raise DataError(
@@ -389,7 +392,7 @@ def _content(value: Any, name: str, where: str) -> str:
         ):
             raise DataError(
                 f"{where}: {name}[{index}] must be a text part, {{type: text, text: ...}}, found "
-                f"{part!r:.60}; images and audio cannot be trained on"
+                f"{part!r:.60}; images need data.images: true, and video and audio cannot be trained on"
             )
         texts.append(part[key])
         known = (key, *_OF_PARTS)
@@ -400,7 +403,8 @@ def _content(value: Any, name: str, where: str) -> str:
         ]:
             raise DataError(
                 f"{where}: {name}[{index}] has {', '.join(left_out):.60} beside its text, which would be "
-                "left out; images, video and audio cannot be trained on: remove the part, or the row"
+                "left out; images need data.images: true, and video and audio cannot be trained on: remove the "
+                "part, or the row"
             )
     return text_of("".join(texts), name, where)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flytune.data.labels import Encoded
+from flytune.models.images import StoredImages
 from flytune.models.scoring import IGNORED
 
 WINDOW_TOKENS = 4_000_000
@@ -108,7 +109,10 @@ class Collator:
     """True for FlashAttention, which reads position_ids of a single row only: packed rows are joined into
     one, with the boundaries of the samples."""
 
-    def __call__(self, rows: list[dict[str, list[int]]]) -> dict[str, Any]:
+    images: StoredImages | None = None
+    """Images of rows that may have some."""
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch of int64 tensors [rows, length]; flattened, [1, rows x max_length].
 
         The keys are input_ids, labels, and attention_mask or position_ids; flattened, also FlashAttention's
@@ -119,7 +123,8 @@ class Collator:
         if "seq_lengths" not in rows[0]:
             width = max(len(row["input_ids"]) for row in rows)
             mask = [_padded([1] * len(row["input_ids"]), width, 0) for row in rows]
-            return self._tokens(rows, width) | {"attention_mask": torch.tensor(mask)}
+            batch = self._tokens(rows, width) | {"attention_mask": torch.tensor(mask)}
+            return batch | (self.images.inputs(rows, batch["input_ids"]) if self.images else {})
         batch = self._tokens(rows, self.max_length)
         positions = [[place for length in row["seq_lengths"] for place in range(length)] for row in rows]
         batch["position_ids"] = torch.tensor([_padded(row, self.max_length, 0) for row in positions])

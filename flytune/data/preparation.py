@@ -24,7 +24,7 @@ from flytune.data.stored_samples import StoredSamples, part_of, parts
 from flytune.data.tokenizer import check_rows, load_tokenizer
 from flytune.errors import DataError
 from flytune.files import written_atomically
-from flytune.models import config_json, tokenizers, trial
+from flytune.models import config_json, images, tokenizers, trial
 from flytune.recipe import Data, DataRequest
 from flytune.records import Bin, Manifest, SourceCounts, SplitCounts
 from flytune.row_names import RowKindName
@@ -149,6 +149,7 @@ def manifest_of(
         tokenizer_sha256=tokenizer.hexdigest(),
         other_tokens=other_tokens,
         content_sha256=content_hash(shard for split in counts.values() for shard in split.shards),
+        max_pixels=data.max_pixels,
         row_kind=row_kind,
     )
 
@@ -202,7 +203,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         size = bytes_of(data)
         bar = opened.enter_context(_bar(size))
         bad = opened.enter_context(BadRows(out, data.max_bad_fraction).opened())
-        workers = opened.enter_context(Workers(request, tokenizer, processes, size, before.heldout_below))
+        workers = opened.enter_context(Workers(request, tokenizer, processes, size, before.heldout_below, out))
         length = data.max_length if data.packing else None
         tallies = {
             key: from_json(before.tallies[key]) if before.tallies else tally
@@ -243,6 +244,8 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     refuse_empty(data, counts, list(tallies.values()))
     tokenizers.note_difference(tokenizer, _first_texts(tokenizer, parts(out, counts["train"])))
     tokenizers.write_files(tokenizer, request.model, out / "tokenizer")
+    if row_kind(request.row_kind).has_images:
+        images.write_files(request.model, out / "tokenizer")
     manifest = manifest_of(data, counts, list(tallies.values()), out, request.row_kind, tokenizer.otherwise)
     write_examples(
         [example for tally in tallies.values() for example in tally.examples], data.max_length, out
@@ -352,6 +355,7 @@ def _digests(out: Path, before: Progress, each: int) -> set[bytes]:
             part.ids[start : start + length],
             part.labelled[start : start + length],
             None if part.desirable is None else bool(part.desirable[number]),
+            "" if part.images is None else part.images[number],
         )
         for counts in (before.train, before.heldout)
         for part in parts(out, counts)

@@ -29,6 +29,7 @@ from flytune.console import output
 from flytune.data import left_out, row_forms
 from flytune.data.control_tokens import ControlTokens
 from flytune.data.counts import Tally, count_tokens, ends_of
+from flytune.data.image_rows import ImageReader, Picture
 from flytune.data.formats import CHATS, RAW, Chat, Plain, Sample, Tokens
 from flytune.data.labels import Encoded, encode, validated
 from flytune.data.readers import Row
@@ -101,10 +102,14 @@ class Sampler:
     """Maker of the samples of one request."""
 
     def __init__(
-        self, request: DataRequest, tokenizer: Encoder | None, heldout_below: int | None = None
+        self,
+        request: DataRequest,
+        tokenizer: Encoder | None,
+        heldout_below: int | None = None,
+        out: Path | None = None,
     ) -> None:
         """Make one that holds out rows with numbers below `heldout_below`, by default a share of
-        data.heldout_fraction.
+        data.heldout_fraction, and stores images below the prepared data set `out`, if there is one.
 
         Without a tokenizer it only reads rows: `samples` raises the same errors of columns and their content,
         and is empty.
@@ -112,6 +117,7 @@ class Sampler:
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
         self._heldout_below = self._data.heldout_fraction * 2**64 if heldout_below is None else heldout_below
         self._kind = row_kind(request.row_kind)
+        self._images = ImageReader(request, out) if self._kind.has_images else None
         self._sources: dict[str, Source] = dict(request.data.all_sources)
         if request.data.heldout_key:
             self._sources[request.data.heldout_key] = request.data
@@ -154,7 +160,10 @@ class Sampler:
                 samples.labels != IGNORED, starts, dtype=numpy.int64
             ).tolist()
         if self._data.deduplicate:
-            samples.digests = [digest(ids, labels != IGNORED, label) for ids, labels, label in kept]
+            samples.digests = [
+                digest(ids, labels != IGNORED, label, values[0] if self._images else "")
+                for (ids, labels, label), values in zip(kept, samples.values, strict=True)
+            ]
         return samples
 
     def _kept(
@@ -211,10 +220,14 @@ class Sampler:
             try:
                 if isinstance(row, DataError):
                     raise row
-                _refuse_large(row, where)
+                if self._images is None:
+                    _refuse_large(row, where)
                 row = self._read(row, source, where, None if chunk.again else tally)
+                row, pictures = self._images.read(row, source, where) if self._images else (row, [])
+                if self._images is not None:
+                    _refuse_large(row, where)
                 form = tally.form or self._kind.form(row, source, where)
-                item = self._item(row, form, source, where, tally, chunk.again)
+                item = self._item(row, form, source, where, tally, chunk.again, pictures)
             except _RequestError:
                 raise
             except DataError as error:
@@ -239,12 +252,23 @@ class Sampler:
         return self._kind.known(row_forms.known(row, source.columns, where), source.columns)
 
     def _item(
-        self, row: dict[str, Any], form: str, source: Source, where: str, made: Tally, again: bool
+        self,
+        row: dict[str, Any],
+        form: str,
+        source: Source,
+        where: str,
+        made: Tally,
+        again: bool,
+        pictures: Sequence[Picture],
     ) -> _Item:
         """Return the content of a row; its counts are made where it is not read `again`."""
         tally = None if again else made
         content = self._kind.content(row, form, source, where, self._data.system_prompt)
         samples = content.samples
+        if self._images is not None:
+            content = content._replace(fields=" ".join(picture.digest for picture in pictures))
+            if not isinstance(samples[0], Chat):
+                raise _RequestError(f"data.images: only chats ({', '.join(CHATS)}) can have images")
         variant = self._kind.variant(samples)
         if variant != (made.kind or variant):
             raise DataError(
@@ -260,6 +284,8 @@ class Sampler:
             if self._tokenizer is not None
             else []
         )
+        if self._images is not None:
+            texts = [self._images.expanded(text, pictures, where) for text in texts]  # type: ignore[arg-type]
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
@@ -352,8 +378,9 @@ class Sampler:
             return content.prompt.encode()
         sample = content.samples[0]
         if isinstance(sample, Chat) and self._template is not None and self._template.has_date:
-            return json.dumps([sample.messages, sample.tools], sort_keys=True, default=str).encode()
-        return bytes(ids.tobytes())
+            told = [sample.messages, sample.tools, *([content.fields] if self._images else [])]
+            return json.dumps(told, sort_keys=True, default=str).encode()
+        return bytes(ids.tobytes()) + (content.fields.encode() if self._images else b"")
 
     def _split_number(self, content: bytes) -> int:
         """Return the 64 bits that decide about a row's split: a hash of its content (_identity), so that
@@ -383,11 +410,12 @@ def _size(value: Any) -> int:
     return 1
 
 
-def digest(ids: Any, labelled: Any, label: bool | None = None) -> bytes:
-    """Return 16 bytes of a hash of a sample: of its tokens (int32), of which of them are trained (bool), and
-    of the label of an answer that has one: equal answers with different labels are not equal samples."""
+def digest(ids: Any, labelled: Any, label: bool | None = None, images: str = "") -> bytes:
+    """Return 16 bytes of a hash of a sample: of its tokens (int32), of which of them are trained (bool), of
+    the label of an answer that has one (equal answers with different labels are not equal samples), and of
+    the hashes of its images."""
     return hashlib.sha256(
-        ids.tobytes() + labelled.tobytes() + (b"" if label is None else bytes([label]))
+        ids.tobytes() + labelled.tobytes() + (b"" if label is None else bytes([label])) + images.encode()
     ).digest()[:16]
 
 
@@ -465,11 +493,12 @@ class Workers:
         processes: int | None = None,
         size: int | None = None,
         heldout_below: int | None = None,
+        out: Path | None = None,
     ) -> None:
         """Start the worker processes if `size` (of all files, in bytes, if known) is large; `heldout_below`
-        as in Sampler."""
+        and `out` as in Sampler."""
         encoder = Encoder(tokenizer)
-        self._arguments = request, encoder, heldout_below
+        self._arguments = request, encoder, heldout_below, out
         self._processes = cores() if processes is None else processes
         self._sampler = Sampler(*self._arguments)
         self._pool: ProcessPoolExecutor | None = None
@@ -561,13 +590,15 @@ def cores() -> int:
         return found
 
 
-def _initialize(request: DataRequest, encoder: Encoder, heldout_below: int | None) -> None:
+def _initialize(
+    request: DataRequest, encoder: Encoder, heldout_below: int | None, out: Path | None
+) -> None:
     """Initialize a worker process."""
     global _sampler
     output.install()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends at a Ctrl-C, and this process with it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process for each core is enough
-    _sampler = Sampler(request, encoder, heldout_below)
+    _sampler = Sampler(request, encoder, heldout_below, out)
     gc.freeze()  # imported objects stay, so the garbage collector need not scan them again
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

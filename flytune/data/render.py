@@ -42,7 +42,7 @@ from typing import Any
 from flytune import json_core
 from flytune.data.chat_template import Span, Template, Tools
 from flytune.data.formats import Chat, Plain
-from flytune.data.messages import Message, is_answer, with_suffix
+from flytune.data.messages import IMAGE, Message, is_answer, with_suffix
 from flytune.data.thoughts import (
     NO_THOUGHTS,
     ThoughtCounts,
@@ -78,14 +78,14 @@ class Completeness:
         """
         at = 0
         for index, message in enumerate(chat.messages):
-            content = answer_of(message).strip()
-            # Contents mostly follow one another: a search of all of the text for each would take the square
-            # of the turns.
-            found = text.find(content, at)
-            if found >= 0:
-                at = found + len(content)
-            elif content not in text and not _is_in(content, text):
-                raise _error(f"messages[{index}] ({message['role']})", where)
+            for content in map(str.strip, answer_of(message).split(IMAGE)):
+                # Contents mostly follow one another: a search of all of the text for each would take the
+                # square of the turns.
+                found = text.find(content, at)
+                if found >= 0:
+                    at = found + len(content)
+                elif content not in text and not _is_in(content, text):
+                    raise _error(f"messages[{index}] ({message['role']})", where)
         pattern = tuple([(message["role"], not message["content"].strip()) for message in chat.messages])
         if pattern not in self._left_out and len(self._left_out) < _MOST_PATTERNS:
             self._left_out[pattern] = self._find_left_out(chat)

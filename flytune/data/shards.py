@@ -16,7 +16,8 @@ from flytune.data.packing import PackingWindow
 from flytune.data.rows import row_kind
 from flytune.errors import DataError, PreparedDataError
 from flytune.files import sha256_of
-from flytune.models import Row
+from flytune.models import Row, tokenizers
+from flytune.models.images import STORED, Processor, StoredImages
 from flytune.models.scoring import IGNORED
 from flytune.names import NameRefused, inside
 from flytune.records import Manifest, Shard, SplitCounts
@@ -315,6 +316,9 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
                 f"{dataset}: {shard.file} cannot be read ({' '.join(str(error).split())}); {AGAIN}"
             ) from None
         rows += table.slice(0, limit - len(rows)).to_pylist()
+    if row_kind(manifest.row_kind).has_images:
+        stored = stored_images(dataset)
+        rows = [row | {STORED: stored} for row in rows]
     has_labels = row_kind(manifest.row_kind).trains_labels
     if (
         has_labels
@@ -325,6 +329,13 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
             f"{dataset}: no held-out token to score; raise data.heldout_fraction or set data.heldout_path"
         )
     return rows
+
+
+def stored_images(dataset: Path) -> StoredImages:
+    """Return the images of a prepared data set."""
+    max_pixels = read_manifest(dataset).max_pixels
+    tokenizer = tokenizers.load(dataset / "tokenizer", PreparedDataError, AGAIN)
+    return StoredImages(dataset, Processor(str(dataset / "tokenizer"), None, tokenizer, max_pixels))
 
 
 def heldout_sources(dataset: Path, limit: int) -> list[str]:

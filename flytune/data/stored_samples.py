@@ -1,6 +1,7 @@
 """Stored samples as flat arrays, one row group of a shard at a time: reading all of them takes the memory of
 one group."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any
 
 from flytune.data.contract.duplicates import fingerprints
 from flytune.data.shards import numbers_of
+from flytune.models.images import COLUMN
 from flytune.models.scoring import IGNORED
 from flytune.records import SplitCounts
 
@@ -32,6 +34,9 @@ class StoredSamples:
     desirable: Any = None
     """bool [samples]: the label of each answer; None where answers have none."""
 
+    images: list[str] | None = None
+    """The images of each sample, as COLUMN has them; None where samples have none."""
+
     @cached_property
     def starts(self) -> Any:
         """int64 [samples]: the index of a sample's first token."""
@@ -47,12 +52,27 @@ class StoredSamples:
 
     @cached_property
     def hashes(self) -> Any:
-        """uint64 [samples]: hashes of the samples' tokens; equal samples have equal hashes."""
-        return fingerprints(self.ids, self.starts, self.lengths)
+        """uint64 [samples]: hashes of the samples' tokens and images; equal samples have equal hashes."""
+        import numpy
+
+        hashes = fingerprints(self.ids, self.starts, self.lengths)
+        if self.images is None:
+            return hashes
+        digests = b"".join(hashlib.sha256(one.encode()).digest()[:8] for one in self.images)
+        return hashes ^ numpy.frombuffer(digests, numpy.uint64)
 
     def tokens(self, sample: int) -> Any:
         """Return the tokens of one sample: int32."""
         return self.ids[self.starts[sample] : self.starts[sample] + self.lengths[sample]]
+
+    def compared_tokens(self, sample: int) -> Any:
+        """Return a copy of the tokens of one sample by which nearly equal ones are found: those of equal text
+        about other images have none in common."""
+        tokens = self.tokens(sample).copy()
+        if self.images is None or not self.images[sample]:
+            return tokens
+        digest = hashlib.sha256(self.images[sample].encode()).digest()
+        return tokens ^ (int.from_bytes(digest[:4]) >> 1)
 
     def where(self, sample: int) -> str:
         """Return the location of a sample: `train/00000.parquet row 12`."""
@@ -97,5 +117,12 @@ def part_of(file: str, table: Any, first_row: int) -> StoredSamples:
         columns["label"].to_numpy(zero_copy_only=False)[has_tokens] == 1 if "label" in columns else None
     )
     return StoredSamples(
-        file, ids, labels != IGNORED, lengths[has_tokens], rows[has_tokens], inconsistent, desirable
+        file,
+        ids,
+        labels != IGNORED,
+        lengths[has_tokens],
+        rows[has_tokens],
+        inconsistent,
+        desirable,
+        columns[COLUMN].to_pylist() if COLUMN in columns else None,
     )

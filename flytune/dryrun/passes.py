@@ -117,7 +117,7 @@ def _batch(case: Case) -> dict[str, Any]:
     trained."""
     data, flash, length = case.recipe.data, is_flash(case), case.recipe.data.max_length
     objective = objective_of(case.recipe)
-    row = row_kind(case.recipe.objective.row_kind).traced(length, data.packing)
+    row = row_kind(case.recipe.row_kind).traced(length, data.packing)
     collate = objective.collator(0) or Collator(0, length, flatten=flash)
     batch = objective.model_inputs(collate([row] * case.micro_batch))
     if flash or (case.profile.fixed_length and not data.packing):

@@ -118,7 +118,9 @@ def _measure(model: Any, heldout: HeldoutRows, questions: Questions, label: str)
     prompts = [prompt for prompt, _ in questions.prompts]
     settings = Generation(max_new_tokens=section.max_new_tokens, batch_size=section.batch_size)
     with tqdm(total=len(prompts), desc=f"{label}: answers", delay=2) as bar:
-        answers = generation.answer(model, questions.tokenizer, prompts, settings, questions.ends, bar)
+        answers = generation.answer(
+            model, questions.tokenizer, prompts, settings, questions.ends, bar, rows=questions.asked
+        )
     return _Measured(ModelScores(nll, tokens, heldout.own_scores(model, label)), answers, expert_tokens)
 
 

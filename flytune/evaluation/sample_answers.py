@@ -5,6 +5,7 @@ from typing import Any
 
 from flytune.evaluation import breakdown
 from flytune.models import Row, generation
+from flytune.models.images import STORED
 from flytune.models.scoring import IGNORED
 from flytune.recipe import Evaluation
 from flytune.records import Answer
@@ -20,6 +21,8 @@ class Questions:
     tokenizer: Any
     prompts: list[tuple[list[int], list[int]]]
     """Tokens of each prompt and of its reference answer."""
+    asked: list[Row]
+    """Rows of the prompts, up to the end of each, where they have images; else none."""
     ends: list[int]
     """Tokens that end an answer."""
     pad: int
@@ -34,8 +37,14 @@ class Questions:
         ends = sorted({tokenizer.eos_token_id, *(_end_marker(row, tokenizer) for row in rows)} - {None})
         # Padding is masked in any case; any token will do.
         pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
-        prompts = [_prompt(row, tokenizer) for row in rows[:asked][: section.sample_answers]]
-        return cls(section, rows, tokenizer, prompts, ends, pad)
+        chosen = rows[:asked][: section.sample_answers]
+        prompts = [_prompt(row, tokenizer) for row in chosen]
+        with_images = [
+            row[STORED].of_tokens(row, prompt)
+            for row, (prompt, _) in zip(chosen, prompts, strict=True)
+            if STORED in row
+        ]
+        return cls(section, rows, tokenizer, prompts, with_images, ends, pad)
 
     def text(self, tokens: list[int]) -> str:
         """Decode tokens for readers, without special tokens and surrounding space."""

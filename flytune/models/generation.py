@@ -12,8 +12,8 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_va
 from flytune import limits
 from flytune.errors import ExportError, OutOfMemory, RecipeError
 from flytune.mistakes import mistakes
-from flytune.models import chat_templates, positions
-from flytune.models.scoring import padded
+from flytune.models import chat_templates, images, positions
+from flytune.models.scoring import Row, padded
 from flytune.schema import Strict
 from flytune.sentences import counted
 
@@ -120,11 +120,14 @@ def answer(
     ends: list[int],
     bar: Any = None,
     salt: str = "",
+    rows: Sequence[Row] = (),
 ) -> list[GeneratedAnswer]:
     """Return the model's answers to tokenized prompts, in their order; batches have similar lengths, the
     longest first.
 
     An answer ends where the model has no further positions.
+
+    `rows` are the held-out rows of the prompts, where they have images.
 
     Sampled answers depend on generation.seed, `salt` and the prompts alone.
 
@@ -146,11 +149,13 @@ def answer(
         if limit and limit.is_bound:
             left = max(1, limit.tokens - len(prompts[batch[0]]))
             model.generation_config.max_new_tokens = min(generation.max_new_tokens, left)
-        input_ids = padded([prompts[index] for index in batch], pad, left=True).to(device)
-        mask = padded([[1] * len(prompts[index]) for index in batch], 0, left=True).to(device)
+        input_ids = padded([prompts[index] for index in batch], pad, left=True)
+        mask = padded([[1] * len(prompts[index]) for index in batch], 0, left=True)
+        inputs = images.inputs_of([rows[index] for index in batch], input_ids) if rows else {}
+        inputs = {"input_ids": input_ids, "attention_mask": mask} | inputs
         try:
             with torch.no_grad():
-                output = model.generate(input_ids=input_ids, attention_mask=mask)
+                output = model.generate(**{name: values.to(device) for name, values in inputs.items()})
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(
                 f"batch_size {generation.batch_size}: {counted(len(batch), 'prompt')} of "

@@ -225,6 +225,9 @@ class Head:
         """Return the sources of those first values for sharded loading, by parameter."""
         return {}
 
+    def freeze(self, model: Any, recipe: Recipe) -> None:
+        """Freeze what a full fine-tune of a base model does not train."""
+
     def complete(self, model: Any, pad_token_id: Callable[[], int]) -> None:
         """Set what a base model's configuration may lack, before its adapter is loaded."""
 
@@ -281,10 +284,38 @@ class ScalarHead(Head):
         return float(pair_losses(found, recipe.objective.center_rewards_coefficient).mean())
 
 
-LANGUAGE_MODEL = Head()
-HEADS: dict[str, Head] = {head.name: head for head in (LANGUAGE_MODEL, ScalarHead())}
+class VisionHead(Head):
+    """The head of a language model that reads images too."""
+
+    name = "vision_language_model"
+    auto_class = "AutoModelForImageTextToText"
+    pipeline_tag = "image-text-to-text"
+
+    def freeze(self, model: Any, recipe: Recipe) -> None:
+        if recipe.model.vision == "train":
+            return
+        language = [model.get_decoder(), model.get_output_embeddings(), model.get_input_embeddings()]
+        trained = {id(parameter) for part in language for parameter in part.parameters()}
+        for parameter in model.parameters():
+            if id(parameter) not in trained:
+                parameter.requires_grad_(False)
+
+
+LANGUAGE_MODEL, VISION_LANGUAGE_MODEL = Head(), VisionHead()
+HEADS: dict[str, Head] = {
+    head.name: head for head in (LANGUAGE_MODEL, VISION_LANGUAGE_MODEL, ScalarHead())
+}
+
+
+def loader_of(folder: Path) -> Any:
+    """Return the class of transformers that loads the language model in a folder, which may read images."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    is_text = AutoConfig.from_pretrained(folder).model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return (LANGUAGE_MODEL if is_text else VISION_LANGUAGE_MODEL).loader()
 
 
 def head_of(recipe: Recipe) -> Head:
     """Return the head that a recipe's objective trains."""
-    return HEADS[recipe.objective.head]
+    return VISION_LANGUAGE_MODEL if recipe.data.images else HEADS[recipe.objective.head]

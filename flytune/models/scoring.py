@@ -11,6 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from flytune.errors import ExportError
+from flytune.models import images
 from flytune.recipe import Recipe
 
 IGNORED = -100
@@ -64,6 +65,7 @@ def samples_sha256(rows: Sequence[Row]) -> str:
             if name in row
         ]
         digest.update(json.dumps([*parts, int(row.get("label", -1))]).encode())
+        digest.update(row.get(images.COLUMN, "").encode())
     return digest.hexdigest()
 
 
@@ -113,6 +115,7 @@ def heldout_loss(
                     "input_ids": padded([rows[index]["input_ids"] for index in batch], pad_token_id),
                     "attention_mask": padded([[1] * len(rows[index]["input_ids"]) for index in batch], 0),
                 }
+                inputs |= images.inputs_of([rows[index] for index in batch], inputs["input_ids"])
                 inputs = {name: values.to(device) for name, values in inputs.items()}
                 labels = padded([rows[index]["labels"] for index in batch], IGNORED).to(device)
                 bar.update(len(batch))

@@ -27,7 +27,11 @@ class Supervised(ObjectiveBase):
         return SFTConfig
 
     def arguments(self) -> dict[str, Any]:
-        return {"dataset_kwargs": {"skip_prepare_dataset": True}}
+        # The Trainer would leave the images of rows out.
+        return {
+            "dataset_kwargs": {"skip_prepare_dataset": True},
+            "remove_unused_columns": not self.recipe.data.images,
+        }
 
     @classmethod
     def trainer_class(cls) -> Any:

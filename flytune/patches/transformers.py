@@ -56,3 +56,10 @@ ZERO_GRAD = ObjectPatch(
     upstream=("transformers.trainer:Trainer._inner_training_loop", "transformers.trainer:Trainer._run_epoch"),
     remove_when="the Trainer has an argument for `set_to_none`",
 )
+NUMBER_WORDS = BlockPatch(
+    name="transformers.models.smolvlm.processing_smolvlm:num2words",
+    version=_VERSION,
+    reason="SmolVLM's processor of images asks for a library that it needs for videos alone",
+    upstream=("transformers.models.smolvlm.processing_smolvlm:SmolVLMProcessor.__init__",),
+    remove_when="it asks for the library where it reads a video",
+)

@@ -61,11 +61,11 @@ def lengths(folder: Path, recipe: Recipe) -> Lengths:
         raise DataError(
             f"--data {folder}: no such folder; name one with prepared data ({data.shards.MANIFEST})"
         )
-    manifest, kind = data.shards.read_manifest(folder), data.row_kind(recipe.objective.row_kind)
-    if manifest.row_kind != recipe.objective.row_kind:
+    manifest, kind = data.shards.read_manifest(folder), data.row_kind(recipe.row_kind)
+    if manifest.row_kind != recipe.row_kind:
         raise RecipeError(
             f"--data {folder}: it was prepared for {manifest.row_kind}, and the recipe's objective trains "
-            f"{recipe.objective.row_kind}; prepare it for this recipe"
+            f"{recipe.row_kind}; prepare it for this recipe"
         )
     train, heldout = (
         kind.longest(data.load(folder, split)) if getattr(manifest, split).rows else None for split in _SPLITS

@@ -78,7 +78,7 @@ def told(plan: Plan, count: SampleCount) -> Plan:
 
 def _rows(source: Source, key: str, recipe: Recipe) -> _Rows:
     most, path = source.max_samples, source.path
-    kind = row_kind(recipe.objective.row_kind)
+    kind = row_kind(recipe.row_kind)
     each = kind.rows_of({}, source)
     limit = (
         "and has no max_samples"

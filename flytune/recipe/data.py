@@ -123,6 +123,11 @@ class Data(Source):
     """Largest number of tokens of a sample."""
     too_long: Literal["truncate", "split", "drop", "error"] = "truncate"
     """Treatment of longer samples (docs/data.md); they are counted and reported in any case."""
+    images: bool = False
+    """Images in chats (docs/images.md): parts of type image, or columns image and images; for vision-language
+    models."""
+    max_pixels: Annotated[int, Field(gt=0, le=limits.PIXELS)] | None = None
+    """Largest number of pixels of an image; larger ones are reduced to it."""
     packing: bool = False
     """Pack complete samples into blocks of max_length tokens; attention does not cross samples."""
     heldout_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.02
@@ -192,6 +197,7 @@ class Data(Source):
         self._check_files()
         if self.eval_split is not None:
             self._check_eval_split()
+        self._check_images()
         if self.train_on == "answers" and not self.completion_only_loss:
             raise ValueError(
                 "completion_only_loss: false trains every token, also thoughts, and train_on: answers leaves "
@@ -204,6 +210,15 @@ class Data(Source):
         if self.sources and changed:
             raise ValueError(f"{', '.join(changed)}: no effect beside sources; write it into each of them")
         return self
+
+    def _check_images(self) -> None:
+        named = [source.columns for source in self.all_sources.values() if "images" in source.columns]
+        if not self.images and (named or self.max_pixels is not None):
+            raise ValueError(f"{'columns: images' if named else 'max_pixels'}: only for data.images: true")
+        if self.images and self.packing:
+            raise ValueError("packing: samples with images are not packed; remove it")
+        if self.images and self.too_long == "split":
+            raise ValueError("too_long: split: a sample with images is not split; use drop or error")
 
     def _check_eval_split(self) -> None:
         if self.dataset_name is None:

@@ -29,7 +29,7 @@ from flytune.recipe.sections import (
     Tracking,
 )
 from flytune.recipe.training import Training
-from flytune.row_names import ANSWERS, RowKindName, with_row_kind
+from flytune.row_names import ANSWERS, IMAGE_ANSWERS, RowKindName, with_row_kind
 from flytune.schema import Strict
 from flytune.written_files import load_yaml, with_others, wrong_values
 
@@ -107,6 +107,11 @@ class Recipe(Strict):
         if wrong:
             raise RecipeError.of(where, wrong)
         return made
+
+    @property
+    def row_kind(self) -> RowKindName:
+        """Kind of rows that it trains on (flytune.data.rows)."""
+        return IMAGE_ANSWERS if self.data.images else self.objective.row_kind
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> "Recipe":
@@ -221,7 +226,7 @@ class DataRequest(Strict):
             data=data or recipe.data,
             fingerprint=fingerprint,
             tokenizer=tokenizer,
-            row_kind=recipe.objective.row_kind,
+            row_kind=recipe.row_kind,
             judged_by=recipe.objective.judged_by,
         )
 

@@ -58,6 +58,10 @@ class Model(Section):
     """Special tokens to add to the vocabulary, such as ChatML's marks; their rows of embedding and head are
     trained."""
 
+    vision: Literal["frozen", "train"] = "frozen"
+    """Part of a vision-language model that reads images, with what joins it to the language model: `frozen`,
+    or trained too (method full)."""
+
     @model_validator(mode="after")
     def _tokens_once(self) -> Self:
         if len(set(self.extra_special_tokens)) < len(self.extra_special_tokens):

@@ -115,6 +115,8 @@ class Manifest(Record):
     example."""
     content_sha256: str
     """Hash of the shards' hashes in order; equal for equal content."""
+    max_pixels: Annotated[int | None, Field(exclude_if=lambda most: most is None)] = None
+    """Largest number of pixels of an image, to which larger ones are reduced; None for any."""
     row_kind: Annotated[RowKindName, Field(exclude_if=lambda name: name == ANSWERS)] = ANSWERS
     """Name of the kind of rows (flytune.data.rows)."""
 

@@ -88,7 +88,7 @@ def check(recipe: Recipe) -> None:
         RecipeError: it has no held-out data of its own, or adapters would be trained on a base model that may
             change.
     """
-    if recipe.objective.row_kind != ANSWERS:
+    if recipe.row_kind != ANSWERS:
         raise RecipeError(
             f"recipe {recipe.name}: objective: {recipe.objective.name}: champion and challenger are compared "
             "by their loss, which preferences do not aim at; run workflows.finetune instead"

@@ -42,7 +42,7 @@ def check_stages(recipe: Recipe, preference: Recipe, plan: Plan) -> StagesOutput
 
 def _problems(recipe: Recipe, preference: Recipe) -> list[str]:
     problems = []
-    if recipe.objective.row_kind != ANSWERS:
+    if recipe.row_kind != ANSWERS:
         problems.append(
             f"--recipe: objective: {recipe.objective.name}; the first run is supervised: write objective: sft"
         )

@@ -9,12 +9,14 @@ from typing import Self
 
 from flytune import data
 from flytune.console import run_lines, step_lines
+from flytune.data.rows.image_answers import WITHOUT_IMAGES
 from flytune.errors import DataError
 from flytune.hardware import Shape
 from flytune.objectives import objective_of
 from flytune.planning import budget
 from flytune.recipe import Recipe
 from flytune.records import Plan
+from flytune.sentences import counted
 from flytune.sharding import ShardingBase, sharding_of
 from flytune.training import reference
 from flytune.training.attempt import AttemptWriter
@@ -68,11 +70,18 @@ class RunState:
                 log-probabilities of the reference are needed, and are missing, or of another one.
         """
         sharding, manifest = sharding_of(recipe), data.read_manifest(dataset)
-        wanted = data.row_kind(recipe.objective.row_kind)
+        wanted = data.row_kind(recipe.row_kind)
         if (found_kind := data.row_kind(manifest.row_kind)) != wanted:
             raise DataError(
                 f"{dataset}: its rows are {found_kind.meaning}, and the recipe's objective, "
                 f"{recipe.objective.name}, needs {wanted.meaning}; prepare again"
+            )
+        without = manifest.notes.get(WITHOUT_IMAGES, 0)
+        if wanted.has_images and without and sharding.layout.shards_parameters and plan.world_size > 1:
+            raise DataError(
+                f"{dataset}: {counted(without, 'sample')} without an image: with sharding {sharding.name} all "
+                "processes gather the weights that read images at once, and one without an image would leave "
+                "the others waiting; use ddp or zero2, or train on samples that all have images"
             )
         for line in objective_of(recipe).warnings(manifest):
             log.warning("%s", line)

@@ -268,10 +268,12 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     if model.can_generate():
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         published.make_savable(model)
+    heads.head_of(recipe).freeze(model, recipe)
+    stored = data.shards.stored_images(run.dataset) if recipe.data.images else None
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
     rows = run.reference.beside(rows) if run.reference else rows
-    stream = order.Stream(rows, recipe.training, row_kind(recipe.objective.row_kind), objective.repeats())
+    stream = order.Stream(rows, recipe.training, row_kind(recipe.row_kind), objective.repeats())
     stream.left_out, stream.joined = notes.left_out, objective.joined()
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")
@@ -300,7 +302,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
             args=args,
             train_dataset=rows,
             data_collator=objective.collator(tokenizer.pad_token_id)
-            or Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash),
+            or Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash, images=stored),
             processing_class=tokenizer,
             peft_config=loading.peft_config(recipe, model),
             **objective.trainer_arguments(load),

@@ -276,7 +276,7 @@ class Statistics:
         # Equal samples are already counted. The sequences of a row share their prompt: the first one is
         # compared.
         for sample in split.near.new(hashes[::each], self._near_share(split)):
-            split.near.kept[int(hashes[each * sample])] = part.tokens(each * sample).copy()
+            split.near.kept[int(hashes[each * sample])] = part.compared_tokens(each * sample)
 
     def _add_sides(self, part: StoredSamples) -> None:
         if (found := self._kind.sides(part)) is None:

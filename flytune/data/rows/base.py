@@ -49,6 +49,8 @@ class RowKind:
     """True if all columns of a row are stored, so that none is left out."""
     trains_labels: ClassVar[bool] = True
     """True if what has labels is what is trained, so that each stored row has some."""
+    has_images: ClassVar[bool] = False
+    """True if its rows may have images."""
     contradiction: ClassVar[str] = ""
     """Contradiction of two rows, as a verb and its object; empty where there is none."""
 

@@ -21,6 +21,8 @@ class ObjectiveSection(Section):
     """Kind of rows that it trains on (flytune.data.rows)."""
     head: ClassVar[str] = "language_model"
     """Head of the model that it trains (flytune.models.heads)."""
+    reads_images: ClassVar[bool] = False
+    """True if its rows may have images."""
     refused_formats: ClassVar[dict[str, str]] = {}
     """Formats of data that it cannot train, with the reason and what to do."""
     # Full models are published with 1e-6 to 1e-4, small ones with up to 1e-3; adapters with about ten times
@@ -49,11 +51,17 @@ class ObjectiveSection(Section):
     def problems(self, data: Data, training: Training) -> list[str]:
         """List the fields of other sections that contradict the objective, with what to do, a line each."""
         formats = {source.format for source in data.all_sources.values()}
-        return [
+        problems = [
             f"data.format: {form} {reason}"
             for form, reason in self.refused_formats.items()
             if form in formats
         ]
+        if data.images and not self.reads_images:
+            problems.append(
+                f"data.images: objective: {self.name} trains text alone; "  # type: ignore[attr-defined]
+                "write objective: sft, or leave the images out"
+            )
+        return problems
 
 
 OF_COMPARED_ANSWERS = (5e-6, 1e-4)
@@ -73,7 +81,8 @@ class ComparingSection(ObjectiveSection):
     too."""
 
     def problems(self, data: Data, training: Training) -> list[str]:
-        name, found = self.name, []  # type: ignore[attr-defined]  # each section has one
+        name = self.name  # type: ignore[attr-defined]  # each section has one
+        found = super().problems(data, training)
         formats = {source.format for source in data.all_sources.values()}
         if other := sorted(formats - {"auto", *self.formats}):
             found.append(

@@ -13,5 +13,7 @@ class Sft(ObjectiveSection):
         "unpaired": "has undesirable answers, and objective: sft trains all; write objective: kto",
     }
 
+    reads_images: ClassVar[bool] = True
+
     name: Literal["sft"] = "sft"
     """`sft` trains answers (docs/objectives.md)."""

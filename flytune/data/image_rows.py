@@ -1,0 +1,287 @@
+"""Images of rows, in the forms that people have them: where each stands in a chat, and its file.
+
+In the contents of messages a character stands for each image (messages.IMAGE); chat_template.py writes what
+the base's template has for one in its place.
+"""
+
+import base64
+import binascii
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flytune import limits
+from flytune.data.columns import TURNS
+from flytune.data.messages import IMAGE
+from flytune.data.render import Rendered
+from flytune.errors import DataError
+from flytune.models import base, images, tokenizers
+from flytune.recipe import DataRequest, Source
+from flytune.sentences import counted
+from flytune.storage import Storage
+
+COLUMNS = ("images", "image")
+"""Columns of a row's images: a list of them, or one."""
+WORD = "<image>"
+"""Text in whose place LLaVA's, LLaMA-Factory's and ShareGPT's rows have an image of the column."""
+_CHATS = (*TURNS, "prompt", "completion")
+_QUESTIONS = ("instruction", "prompt")
+_TYPES = ("image", "image_url", "input_image")
+"""Types of content parts that are images: transformers', OpenAI's two."""
+_OF_PART = ("image", "image_url", "url", "path", "bytes", "base64")
+"""Keys of such a part that hold the image."""
+_DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{256,}={0,2}\s*")
+_FOLDERS = re.compile(r"[^/]*[*?\[].*")
+
+
+class Picture(NamedTuple):
+    """An image of a row."""
+
+    digest: str
+    """SHA-256 of its file."""
+    image: Any
+    """Pillow's image, as the model sees it."""
+
+
+def extracted(row: dict[str, Any], columns: Mapping[str, str], where: str) -> tuple[dict[str, Any], list[Any]]:
+    """Return a row with IMAGE in the place of each image, and the images in their order, as the row has them.
+
+    Images of a column that nothing in the text stands for come before the first question.
+
+    Raises:
+        DataError: the text has another number of places than the column has images.
+    """
+    return _Row(row, columns, where).extracted()
+
+
+class _Row:
+    def __init__(self, row: dict[str, Any], columns: Mapping[str, str], where: str) -> None:
+        self._columns, self._where = columns, where
+        names = [columns.get(name, name) for name in COLUMNS]
+        self._row = {name: value for name, value in row.items() if name not in names}
+        self._listed = [image for name in names for image in _as_list(row.get(name))]
+        self._images: list[Any] = []
+        self._places = 0
+        """Places in the text that an image of the column is for."""
+
+    def extracted(self) -> tuple[dict[str, Any], list[Any]]:
+        row = dict(self._row)
+        for name in (*_CHATS, "instruction"):
+            theirs = self._columns.get(name, name)
+            if isinstance(row.get(theirs), list):
+                row[theirs] = [self._turn(turn) for turn in row[theirs]]
+            elif isinstance(row.get(theirs), str):
+                row[theirs] = self._text(row[theirs])
+        if self._listed and not self._places:
+            self._images = [*self._listed, *self._images]
+            row = self._with_first(row, IMAGE * len(self._listed))
+        elif len(self._listed) != self._places:
+            raise DataError(
+                f"{self._where}: {counted(len(self._listed), 'image')} in the column, and "
+                f"{counted(self._places, 'place')} for them in the text ({WORD}, or a part of type image "
+                "without an image of its own)"
+            )
+        return row, self._images
+
+    def _turn(self, turn: Any) -> Any:
+        if not isinstance(turn, dict):
+            return turn
+        key = next((key for key in self._keys() if key in turn), None)
+        content = turn.get(key) if key else None
+        if isinstance(content, str):
+            return {**turn, key: self._text(content)}
+        if isinstance(content, list) and any(_is_image(part) for part in content):
+            return {**turn, key: [self._part(part) for part in content]}
+        return turn
+
+    def _keys(self) -> Iterator[str]:
+        for key in ("content", "value"):
+            yield self._columns.get(key, key)
+
+    def _part(self, part: Any) -> Any:
+        if not _is_image(part):
+            return {"type": "text", "text": self._text(part)} if isinstance(part, str) else part
+        value = next((part[key] for key in _OF_PART if part.get(key)), None)
+        value = value.get("url", value) if isinstance(value, dict) else value
+        if value is None:
+            self._take()
+        else:
+            self._images.append(value)
+        return {"type": "text", "text": IMAGE}
+
+    def _text(self, text: str) -> str:
+        if IMAGE in text:
+            raise DataError(f"{self._where}: the text has U+10FF7F, which is not a character; remove it")
+        if not self._listed or WORD not in text:
+            return text
+        for _ in range(text.count(WORD)):
+            self._take()
+        return text.replace(WORD, IMAGE)
+
+    def _take(self) -> None:
+        """Let the next place in the text be that of the column's next image."""
+        if self._places < len(self._listed):
+            self._images.append(self._listed[self._places])
+        self._places += 1
+
+    def _with_first(self, row: dict[str, Any], marks: str) -> dict[str, Any]:
+        """Return the row with `marks` before its first question."""
+        for name in (*_CHATS, *_QUESTIONS):
+            theirs = self._columns.get(name, name)
+            value = row.get(theirs)
+            if isinstance(value, str) and name in _QUESTIONS:
+                return row | {theirs: marks + value}
+            if not isinstance(value, list):
+                continue
+            for place, turn in enumerate(value):
+                if isinstance(turn, dict) and (turn.get("role", turn.get("from")) in ("user", "human")):
+                    key = next(key for key in self._keys() if key in turn)
+                    content = turn[key]
+                    is_text = isinstance(content, str)
+                    first = marks + content if is_text else [{"type": "text", "text": marks}, *content]
+                    return row | {theirs: [*value[:place], {**turn, key: first}, *value[place + 1 :]]}
+        raise DataError(f"{self._where}: has images, and no question that they belong to")
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and (part.get("type") in _TYPES or (not part.get("type") and "image" in part))
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None or value == "":
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def content_of(image: Any, source: str | None, where: str) -> bytes:
+    """Return the bytes of an image's file.
+
+    Args:
+        image: bytes; `{bytes, path}` of datasets; a path relative to the folder of the data; an address; or
+            base64, with or without `data:image/...;base64,`.
+        source: path, pattern or address of the data; None of a data set on the hub.
+
+    Raises:
+        DataError: there is no such file, or it may not be read.
+    """
+    if isinstance(image, dict):
+        image = image.get("bytes") or image.get("path")
+    if isinstance(image, bytes | bytearray):
+        return bytes(image)
+    if not isinstance(image, str):
+        raise DataError(
+            f"{where}: an image must be a path, an address, bytes or base64, found {type(image).__name__} "
+            f"{image!r:.60}"
+        )
+    if (match := _DATA_URL.match(image)) or _BASE64.fullmatch(image):
+        try:
+            return base64.b64decode(image[match.end() if match else 0 :], validate=False)
+        except binascii.Error as error:
+            raise DataError(f"{where}: an image is not base64: {error}") from None
+    return _read(image, source, where)
+
+
+def _read(name: str, source: str | None, where: str) -> bytes:
+    if name.startswith(("http://", "https://")):
+        raise DataError(
+            f"{where}: {name:.80}: images are not read from the web, where they change and vanish; download "
+            "them, and name their paths"
+        )
+    is_address = "://" in name
+    if not is_address and source is None:
+        raise DataError(f"{where}: {name:.80}: a data set on the hub has its images in its rows, not in files")
+    if not is_address and "://" in str(source) and (name.startswith("/") or ".." in name.split("/")):
+        raise DataError(f"{where}: {name:.80}: not below the data's address; name it relative to the data")
+    place = name if is_address else str(_beside(str(source), name))
+    try:
+        return Storage(
+            place, "", error=DataError, failed=f"{where}: image cannot be read", retry=False
+        ).read(largest=limits.IMAGE_BYTES)
+    except FileNotFoundError:
+        raise DataError(f"{where}: {place}: no such image") from None
+
+
+def _beside(source: str, name: str) -> str:
+    """Return the path of a file that is named relative to the folder of the data."""
+    folder = _FOLDERS.sub("", source)
+    if "://" in folder:
+        is_folder = "." not in folder.rpartition("/")[2]
+        return f"{folder if is_folder else folder.rpartition('/')[0]}/{name}".replace("//", "/").replace(":/", "://")
+    path = Path(folder).expanduser()
+    return str((path if path.is_dir() else path.parent) / name)
+
+
+class ImageReader:
+    """Reader of the images of one request's rows: their files, and the text that stands for them."""
+
+    def __init__(self, request: DataRequest, out: Path | None) -> None:
+        """Make one that stores images below the prepared data set `out`, or only checks them."""
+        self._request, self._out = request, out
+
+    @cached_property
+    def _processor(self) -> images.Processor:
+        model = self._request.model
+        name = base.local_name(model, weights=False)
+        tokenizer = tokenizers.from_pretrained(name, model.revision, model.trust_remote_code)
+        return images.Processor(name, model.revision, tokenizer, self._request.data.max_pixels)
+
+    def read(self, row: dict[str, Any], source: Source, where: str) -> tuple[dict[str, Any], list[Picture]]:
+        """Return a row with IMAGE in the place of each image, and its pictures in their order.
+
+        Raises:
+            DataError: a file is missing, or no image that can be trained on.
+        """
+        row, found = extracted(row, source.columns, where)
+        pictures = []
+        for number, image in enumerate(found):
+            named = image if isinstance(image, str) and len(image) < limits.NAME else f"images[{number}]"
+            content = content_of(image, source.path, where)
+            picture = images.opened(content, self._request.data.max_pixels, f"{where}: {named}")
+            pictures.append(Picture(images.store(content, self._out), picture))
+        return row, pictures
+
+    def expanded(self, rendered: Rendered, pictures: Sequence[Picture], where: str) -> Rendered:
+        """Return a rendered sample with the text that the model's processor writes for each of its images.
+
+        No character of it is trained.
+
+        Raises:
+            DataError: the template did not write each image once.
+        """
+        if not pictures:
+            return rendered
+        token = self._processor.token
+        places = [match.start() for match in re.finditer(re.escape(token), rendered.text)]
+        if rendered.is_renamed or len(places) != len(pictures):
+            raise DataError(
+                f"{where}: {counted(len(pictures), 'image')}, and the rendered text has {token} "
+                f"{counted(len(places), 'time')}: the row's own text may not have it, and the chat template "
+                "must write it for each image (data.chat_template)"
+            )
+        texts = self._processor.replacements([picture.image for picture in pictures])
+        pieces, at = [], 0
+        for place, text in zip(places, texts, strict=True):
+            pieces += [rendered.text[at:place], text]
+            at = place + len(token)
+        grown = list(accumulate((len(text) - len(token) for text in texts), initial=0))
+
+        def moved(position: int) -> int:
+            return position + grown[bisect_left(places, position)]
+
+        spans = []
+        for start, end in rendered.spans:
+            for place in [place for place in places if start <= place < end]:
+                spans.append((start, place))
+                start = place + len(token)
+            spans.append((start, end))
+        return replace(
+            rendered,
+            text="".join([*pieces, rendered.text[at:]]),
+            spans=[(moved(start), moved(end)) for start, end in spans if start < end],
+        )
