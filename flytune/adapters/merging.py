@@ -24,7 +24,7 @@ from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
 from flytune.files import new_output
 from flytune.models import base as models_base
-from flytune.models import config_json, experts, loading, probe, published, safetensors_files, vocabulary
+from flytune.models import config_json, experts, heads, loading, probe, published, safetensors_files, vocabulary
 from flytune.models.experts import adapted_experts
 from flytune.models.library_errors import named
 from flytune.recipe import Recipe

@@ -36,7 +36,7 @@ _TYPES = ("image", "image_url", "input_image")
 _OF_PART = ("image", "image_url", "url", "path", "bytes", "base64")
 """Keys of such a part that hold the image."""
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{256,}={0,2}\s*")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 _FOLDERS = re.compile(r"[^/]*[*?\[].*")
 
 
@@ -96,7 +96,7 @@ class _Row:
         content = turn.get(key) if key else None
         if isinstance(content, str):
             return {**turn, key: self._text(content)}
-        if isinstance(content, list) and any(_is_image(part) for part in content):
+        if isinstance(content, list):
             return {**turn, key: [self._part(part) for part in content]}
         return turn
 
@@ -106,6 +106,7 @@ class _Row:
 
     def _part(self, part: Any) -> Any:
         if not _is_image(part):
+            self._check(*part.values() if isinstance(part, dict) else [part])
             return {"type": "text", "text": self._text(part)} if isinstance(part, str) else part
         value = next((part[key] for key in _OF_PART if part.get(key)), None)
         value = value.get("url", value) if isinstance(value, dict) else value
@@ -116,13 +117,16 @@ class _Row:
         return {"type": "text", "text": IMAGE}
 
     def _text(self, text: str) -> str:
-        if IMAGE in text:
-            raise DataError(f"{self._where}: the text has U+10FF7F, which is not a character; remove it")
+        self._check(text)
         if not self._listed or WORD not in text:
             return text
         for _ in range(text.count(WORD)):
             self._take()
         return text.replace(WORD, IMAGE)
+
+    def _check(self, *texts: Any) -> None:
+        if any(isinstance(text, str) and IMAGE in text for text in texts):
+            raise DataError(f"{self._where}: the text has U+10FF7F, which is not a character; remove it")
 
     def _take(self) -> None:
         """Let the next place in the text be that of the column's next image."""

@@ -198,7 +198,7 @@ class Sampler:
             return []  # held-out samples are stored once
         tally.lengths[longest] += 1
         if not chunk.again:
-            tally.truncated += is_long and data.too_long == "truncate"
+            tally.truncated += is_long and bool(rows) and data.too_long == "truncate"
             tally.split += is_long and data.too_long == "split"
             tally.dropped_too_long += not rows
             tally.dropped_untrained += bool(rows) and not trained

@@ -1,0 +1,89 @@
+"""Image files as a model sees them: upright, in RGB, of at most so many pixels; or refused, in a sentence."""
+
+import io
+
+import pytest
+from PIL import Image
+
+from flytune import limits
+from flytune.errors import DataError, PreparedDataError
+from flytune.models import images
+
+
+def content(picture, form="PNG", **options):
+    buffer = io.BytesIO()
+    picture.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def plain(mode="RGB", size=(6, 4), color=0):
+    return Image.new(mode, size, color)
+
+
+def rotated():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held on its side
+    return content(plain(size=(6, 4)), "JPEG", exif=exif)
+
+
+@pytest.mark.parametrize(
+    ("file", "size", "corner"),
+    [
+        pytest.param(content(plain(color=(9, 8, 7))), (6, 4), (9, 8, 7), id="rgb"),
+        pytest.param(content(plain("L", color=9)), (6, 4), (9, 9, 9), id="grey"),
+        pytest.param(content(plain("1", color=1)), (6, 4), (255, 255, 255), id="one bit"),
+        pytest.param(content(plain("RGBA", color=(9, 8, 7, 0))), (6, 4), (255, 255, 255), id="transparent"),
+        pytest.param(content(plain("CMYK", color=(0, 0, 0, 255)), "TIFF"), (6, 4), (0, 0, 0), id="cmyk"),
+        pytest.param(rotated(), (4, 6), (0, 0, 0), id="on its side"),
+    ],
+)
+def test_a_picture_is_upright_and_in_rgb(file, size, corner):
+    picture = images.opened(file, None, "x")
+    assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", size, corner)
+
+
+def test_a_large_picture_keeps_its_proportions():
+    assert images.opened(content(plain(size=(400, 100))), 10_000, "x").size == (200, 50)
+    assert images.opened(content(plain(size=(100, 100))), 10_000, "x").size == (100, 100)
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        pytest.param(content(plain(size=(90, 90), color=(1, 2, 3)), "JPEG")[:-40], "cannot be read", id="cut"),
+        pytest.param(b"not an image", "cannot be read as an image", id="text"),
+        pytest.param(b"", "cannot be read as an image", id="empty"),
+        pytest.param(content(plain("I;16", color=900)), "more than 8 bits a channel", id="16 bits"),
+        pytest.param(
+            content(plain(), "GIF", save_all=True, append_images=[plain(color=(255, 0, 0))]),
+            r"is animated \(2 frames\)",
+            id="animated",
+        ),
+    ],
+)
+def test_what_is_no_picture_is_refused_by_name(file, reason):
+    with pytest.raises(DataError, match=rf"^row 3: a\.png: .*{reason}"):
+        images.opened(file, None, "row 3: a.png")
+
+
+def test_a_bomb_is_refused_before_it_is_opened(monkeypatch):
+    monkeypatch.setattr(limits, "PIXELS", 23)
+    with pytest.raises(DataError, match="has 6 x 4 pixels, more than 23"):
+        images.opened(content(plain()), None, "x")
+
+
+def test_a_stored_image_is_what_was_prepared(tmp_path):
+    file = content(plain(color=(9, 8, 7)))
+    digest = images.store(file, tmp_path)
+    images.store(file, tmp_path)
+    assert [path.name for path in (tmp_path / images.FOLDER).iterdir()] == [digest]
+    (tmp_path / images.FOLDER / digest).write_bytes(content(plain()))
+
+    class Any:
+        max_pixels = None
+
+    stored = images.StoredImages(tmp_path, Any())
+    with pytest.raises(PreparedDataError, match="its content is not what was prepared"):
+        stored.pictures({images.COLUMN: digest})
+    with pytest.raises(PreparedDataError, match="No such file"):
+        stored.pictures({images.COLUMN: "0" * 64})
