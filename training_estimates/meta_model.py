@@ -87,7 +87,9 @@ def build(config: dict[str, Any], name: str) -> Built:
     try:
         with _quiet(), torch.device("meta"):
             build_from: Any = (
-                AutoModelForCausalLM if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else AutoModelForImageTextToText
+                AutoModelForCausalLM
+                if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+                else AutoModelForImageTextToText
             ).from_config
             model = build_from(CONFIG_MAPPING[kind].from_dict(content), trust_remote_code=False)
             return _describe(model)

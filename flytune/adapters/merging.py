@@ -24,7 +24,16 @@ from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
 from flytune.files import new_output
 from flytune.models import base as models_base
-from flytune.models import config_json, experts, heads, loading, probe, published, safetensors_files, vocabulary
+from flytune.models import (
+    config_json,
+    experts,
+    heads,
+    loading,
+    probe,
+    published,
+    safetensors_files,
+    vocabulary,
+)
 from flytune.models.experts import adapted_experts
 from flytune.models.library_errors import named
 from flytune.recipe import Recipe
@@ -270,15 +279,21 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
     """Return the base in a dtype, with the deltas of `trained` added layer by layer in float32 and rounded
     once."""
     import torch
-    model = heads.head_of(recipe).loader().from_pretrained(
-        models_base.local_name(recipe.model),
-        revision=recipe.model.revision,
-        dtype=dtype,
-        attn_implementation=recipe.model.attn_implementation,
-        trust_remote_code=recipe.model.trust_remote_code,
-        use_safetensors=True,
-        device_map=loading.device_map(),
-    ).eval()
+
+    model = (
+        heads.head_of(recipe)
+        .loader()
+        .from_pretrained(
+            models_base.local_name(recipe.model),
+            revision=recipe.model.revision,
+            dtype=dtype,
+            attn_implementation=recipe.model.attn_implementation,
+            trust_remote_code=recipe.model.trust_remote_code,
+            use_safetensors=True,
+            device_map=loading.device_map(),
+        )
+        .eval()
+    )
     if _published_quantization(recipe):
         # Its layers get the trained model's dequantized weights below.
         model = model.dequantize()

@@ -64,7 +64,9 @@ class Template:
 
     def _writes_text(self) -> bool:
         try:
-            return "flytune" in self._render(self._source, [{"role": "user", "content": "flytune"}], None, "")[0]
+            return (
+                "flytune" in self._render(self._source, [{"role": "user", "content": "flytune"}], None, "")[0]
+            )
         except DataError:
             return False
 

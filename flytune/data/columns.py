@@ -189,7 +189,8 @@ ADVICE = {
     "segments": "(axolotl's input_output) is not read; write prompt and completion, or input_ids and labels",
     **dict.fromkeys(
         MEDIA,
-        "has content, and video and audio cannot be trained on; remove the column, or the rows that have some",
+        "has content, and video and audio cannot be trained on; remove the column, or the rows that have "
+        "some",
     ),
     **dict.fromkeys(
         MEDIA[:2], "has content, which is read with data.images: true and a vision-language model alone"

@@ -49,7 +49,9 @@ class Picture(NamedTuple):
     """Pillow's image, as the model sees it."""
 
 
-def extracted(row: dict[str, Any], columns: Mapping[str, str], where: str) -> tuple[dict[str, Any], list[Any]]:
+def extracted(
+    row: dict[str, Any], columns: Mapping[str, str], where: str
+) -> tuple[dict[str, Any], list[Any]]:
     """Return a row with IMAGE in the place of each image, and the images in their order, as the row has them.
 
     Images of a column that nothing in the text stands for come before the first question.
@@ -154,7 +156,9 @@ class _Row:
 
 
 def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and (part.get("type") in _TYPES or (not part.get("type") and "image" in part))
+    return isinstance(part, dict) and (
+        part.get("type") in _TYPES or (not part.get("type") and "image" in part)
+    )
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -199,14 +203,16 @@ def _read(name: str, source: str | None, where: str) -> bytes:
         )
     is_address = "://" in name
     if not is_address and source is None:
-        raise DataError(f"{where}: {name:.80}: a data set on the hub has its images in its rows, not in files")
+        raise DataError(
+            f"{where}: {name:.80}: a data set on the hub has its images in its rows, not in files"
+        )
     if not is_address and "://" in str(source) and (name.startswith("/") or ".." in name.split("/")):
         raise DataError(f"{where}: {name:.80}: not below the data's address; name it relative to the data")
     place = name if is_address else str(_beside(str(source), name))
     try:
-        return Storage(
-            place, "", error=DataError, failed=f"{where}: image cannot be read", retry=False
-        ).read(largest=limits.IMAGE_BYTES)
+        return Storage(place, "", error=DataError, failed=f"{where}: image cannot be read", retry=False).read(
+            largest=limits.IMAGE_BYTES
+        )
     except FileNotFoundError:
         raise DataError(f"{where}: {place}: no such image") from None
 
@@ -216,7 +222,9 @@ def _beside(source: str, name: str) -> str:
     folder = _FOLDERS.sub("", source)
     if "://" in folder:
         is_folder = "." not in folder.rpartition("/")[2]
-        return f"{folder if is_folder else folder.rpartition('/')[0]}/{name}".replace("//", "/").replace(":/", "://")
+        return f"{folder if is_folder else folder.rpartition('/')[0]}/{name}".replace("//", "/").replace(
+            ":/", "://"
+        )
     path = Path(folder).expanduser()
     return str((path if path.is_dir() else path.parent) / name)
 

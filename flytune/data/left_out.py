@@ -65,7 +65,10 @@ _MEANINGS = (
         "the model is not trained with it; thoughts are read in reasoning_content of an answer, or as "
         "<think>why</think> in it",
     ),
-    _meaning(r"(?:image|video|audio|pixel)s?_.*", "images need data.images: true, and video and audio cannot be trained on"),
+    _meaning(
+        r"(?:image|video|audio|pixel)s?_.*",
+        "images need data.images: true, and video and audio cannot be trained on",
+    ),
 )
 
 

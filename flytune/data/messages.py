@@ -334,8 +334,8 @@ def _refuse_keys(message: dict[str, Any], name: str, where: str) -> None:
             continue
         if key in MEDIA:
             raise DataError(
-                f"{where}: {name}.{key} has content, which is not read; write images as parts of the content, and data.images: true; video "
-                "and audio cannot be trained on"
+                f"{where}: {name}.{key} has content, which is not read; write images as parts of the "
+                "content, and data.images: true; video and audio cannot be trained on"
             )
         if key == "refusal":
             raise DataError(
@@ -403,8 +403,8 @@ def _content(value: Any, name: str, where: str) -> str:
         ]:
             raise DataError(
                 f"{where}: {name}[{index}] has {', '.join(left_out):.60} beside its text, which would be "
-                "left out; images need data.images: true, and video and audio cannot be trained on: remove the "
-                "part, or the row"
+                "left out; images need data.images: true, and video and audio cannot be trained on: remove "
+                "the part, or the row"
             )
     return text_of("".join(texts), name, where)
 

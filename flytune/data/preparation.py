@@ -203,7 +203,9 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         size = bytes_of(data)
         bar = opened.enter_context(_bar(size))
         bad = opened.enter_context(BadRows(out, data.max_bad_fraction).opened())
-        workers = opened.enter_context(Workers(request, tokenizer, processes, size, before.heldout_below, out))
+        workers = opened.enter_context(
+            Workers(request, tokenizer, processes, size, before.heldout_below, out)
+        )
         length = data.max_length if data.packing else None
         tallies = {
             key: from_json(before.tallies[key]) if before.tallies else tally

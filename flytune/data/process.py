@@ -29,8 +29,8 @@ from flytune.console import output
 from flytune.data import left_out, row_forms
 from flytune.data.control_tokens import ControlTokens
 from flytune.data.counts import Tally, count_tokens, ends_of
-from flytune.data.image_rows import ImageReader, Picture
 from flytune.data.formats import CHATS, RAW, Chat, Plain, Sample, Tokens
+from flytune.data.image_rows import ImageReader, Picture
 from flytune.data.labels import Encoded, encode, validated
 from flytune.data.readers import Row
 from flytune.data.render import ChatTemplate, Rendered, render
@@ -590,9 +590,7 @@ def cores() -> int:
         return found
 
 
-def _initialize(
-    request: DataRequest, encoder: Encoder, heldout_below: int | None, out: Path | None
-) -> None:
+def _initialize(request: DataRequest, encoder: Encoder, heldout_below: int | None, out: Path | None) -> None:
     """Initialize a worker process."""
     global _sampler
     output.install()

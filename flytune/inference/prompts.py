@@ -23,7 +23,7 @@ from flytune.data.formats import (
     with_other_names,
     with_system,
 )
-from flytune.data.messages import Message
+from flytune.data.messages import MEDIA, Message
 from flytune.data.rows.pairs import other_prompt
 from flytune.data.sources import kind
 from flytune.errors import DataError, RecipeError
@@ -107,6 +107,10 @@ class Columns:
         Raises:
             DataError: it has none, is not text or messages, or ends with an answer.
         """
+        if media := next(
+            (name for name in (*MEDIA, self.names.get("images")) if name and row.get(name)), None
+        ):
+            raise DataError(f"{where}: column {media} has content, and prompts of text alone are answered")
         names = with_other_names(row, dict(self.names))
         turns = _turns(row, names, where)
         prompt = None if turns else prompt_of(row, names)

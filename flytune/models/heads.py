@@ -302,9 +302,7 @@ class VisionHead(Head):
 
 
 LANGUAGE_MODEL, VISION_LANGUAGE_MODEL = Head(), VisionHead()
-HEADS: dict[str, Head] = {
-    head.name: head for head in (LANGUAGE_MODEL, VISION_LANGUAGE_MODEL, ScalarHead())
-}
+HEADS: dict[str, Head] = {head.name: head for head in (LANGUAGE_MODEL, VISION_LANGUAGE_MODEL, ScalarHead())}
 
 
 def loader_of(folder: Path) -> Any:

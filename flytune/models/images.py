@@ -55,8 +55,8 @@ def opened(content: bytes, max_pixels: int | None, where: str) -> Any:
                     f"{where}: has {picture.width:,} x {picture.height:,} pixels, more than "
                     f"{limits.PIXELS:,}; make it smaller"
                 )
-            if getattr(picture, "n_frames", 1) > 1:
-                raise DataError(f"{where}: is animated ({picture.n_frames} frames); name one picture")
+            if (frames := getattr(picture, "n_frames", 1)) > 1:
+                raise DataError(f"{where}: is animated ({frames} frames); name one picture")
             if picture.mode[0] in _DEEP:
                 raise DataError(
                     f"{where}: has more than 8 bits a channel (mode {picture.mode}); convert it to 8 bits"
@@ -67,7 +67,14 @@ def opened(content: bytes, max_pixels: int | None, where: str) -> Any:
                 white = Image.new("RGBA", solid.size, "white")
                 upright = Image.alpha_composite(white, solid)
             result = upright.convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except (
+        UnidentifiedImageError,
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        Image.DecompressionBombError,
+    ) as error:
         raise DataError(f"{where}: cannot be read as an image: {reason(error)}") from None
     pixels = result.width * result.height
     if max_pixels is not None and pixels > max_pixels:
@@ -104,7 +111,9 @@ class Processor:
     without its part for videos.
     """
 
-    def __init__(self, name: str, revision: str | None, tokenizer: Any, max_pixels: int | None = None) -> None:
+    def __init__(
+        self, name: str, revision: str | None, tokenizer: Any, max_pixels: int | None = None
+    ) -> None:
         """Make the processor of a base model, or of the tokenizer's folder of a prepared data set.
 
         Raises:
@@ -227,7 +236,9 @@ def _made(name: str, revision: str | None, tokenizer: Any) -> Any:
 
     settings = _content(name, revision, "processor_config.json")
     named = (settings, *(_content(name, revision, file) for file in _NAMING))
-    kind = processor_class_from_name(next(one["processor_class"] for one in named if "processor_class" in one))
+    kind = processor_class_from_name(
+        next(one["processor_class"] for one in named if "processor_class" in one)
+    )
 
     class Processor(kind):  # type: ignore[misc, valid-type]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:

@@ -77,11 +77,11 @@ class RunState:
                 f"{recipe.objective.name}, needs {wanted.meaning}; prepare again"
             )
         without = manifest.notes.get(WITHOUT_IMAGES, 0)
-        if wanted.has_images and without and sharding.layout.shards_parameters and plan.world_size > 1:
+        if without and sharding.layout.shards_parameters and plan.world_size > 1:
             raise DataError(
-                f"{dataset}: {counted(without, 'sample')} without an image: with sharding {sharding.name} all "
-                "processes gather the weights that read images at once, and one without an image would leave "
-                "the others waiting; use ddp or zero2, or train on samples that all have images"
+                f"{dataset}: {counted(without, 'sample')} without an image: with sharding {sharding.name} "
+                "all processes gather the weights that read images at once, and one without an image would "
+                "leave the others waiting; use ddp or zero2, or train on samples that all have images"
             )
         for line in objective_of(recipe).warnings(manifest):
             log.warning("%s", line)

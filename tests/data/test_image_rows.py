@@ -1,4 +1,4 @@
-"""Images in rows: every form that people have is the same sample, and what cannot be trained on is a bad row."""
+"""Images in rows: every form that people have is the same sample, and what cannot be trained on is named."""
 
 import base64
 import hashlib
@@ -10,7 +10,7 @@ from PIL import Image
 from flytune import data
 from flytune.data.image_rows import content_of, extracted
 from flytune.data.messages import IMAGE
-from flytune.errors import DataError
+from flytune.errors import DataError, RecipeError
 from flytune.models import images, tokenizers
 from flytune.models.scoring import IGNORED
 from flytune.recipe import Data, DataRequest, Model, Recipe
@@ -113,9 +113,18 @@ def test_each_form_is_the_same_sample(form, folder, bases, tmp_path):
 
 
 def test_images_that_nothing_stands_for_come_before_the_first_question():
-    row, found = extracted({**word(), "images": ["a.png"]} | {"messages": [
-        {"role": "system", "content": "Be brief."}, {"role": "user", "content": "What?"}, ANSWER
-    ]}, {}, "x")
+    row, found = extracted(
+        {**word(), "images": ["a.png"]}
+        | {
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "What?"},
+                ANSWER,
+            ]
+        },
+        {},
+        "x",
+    )
     assert row["messages"][1]["content"] == f"{IMAGE}What?"
     assert found == ["a.png"]
     row, found = extracted({"instruction": "What?", "output": "Paris", "images": ["a", "b"]}, {}, "x")
@@ -198,14 +207,20 @@ def test_tokens_are_those_of_the_processor_and_only_answers_are_trained(model_ty
     tokenizer = tokenizers.load(base)
     processor = images.Processor(str(base), None, tokenizer)._processor
     in_parts = [
-        {**message, "content": [text(message["content"])] if isinstance(message["content"], str) else
-         [{"type": part["type"], "text": part.get("text")} for part in message["content"]]}
+        {
+            **message,
+            "content": [text(message["content"])]
+            if isinstance(message["content"], str)
+            else [{"type": part["type"], "text": part.get("text")} for part in message["content"]],
+        }
         for message in row["messages"]
     ]
     pictures = [Image.open(folder / name).convert("RGB") for name in ("a.png", "b.png")]
     rendered = tokenizer.apply_chat_template(in_parts, tokenize=False)
     assert sample["input_ids"] == processor(text=[rendered], images=[pictures])["input_ids"][0]
-    trained = [token for token, label in zip(sample["input_ids"], sample["labels"]) if label != IGNORED]
+    trained = [
+        token for token, label in zip(sample["input_ids"], sample["labels"], strict=True) if label != IGNORED
+    ]
     answers = [answer.strip() for answer in tokenizer.decode(trained).split("<|im_end|>")]
     assert answers == ["Paris", "The sea.", ""]
     assert not set(trained) & set(processor.image_token_ids)
@@ -213,12 +228,14 @@ def test_tokens_are_those_of_the_processor_and_only_answers_are_trained(model_ty
 
 def test_what_cannot_have_images_says_so_in_the_recipe(folder, bases):
     def refused(**changes):
-        with pytest.raises(Exception) as error:
+        with pytest.raises(RecipeError) as error:
             Recipe.model_validate(tiny_recipe(bases("qwen2_5_vl"), folder / "rows.jsonl", changes))
         return str(error.value)
 
     assert "data.images: objective: dpo trains text alone" in refused(
         **{"data.images": True, "objective": {"name": "dpo"}}
     )
-    assert "packing: samples with images are not packed" in refused(**{"data.images": True, "data.packing": True})
+    assert "packing: samples with images are not packed" in refused(
+        **{"data.images": True, "data.packing": True}
+    )
     assert "max_pixels: only for data.images: true" in refused(**{"data.max_pixels": 100})

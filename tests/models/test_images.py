@@ -50,7 +50,9 @@ def test_a_large_picture_keeps_its_proportions():
 @pytest.mark.parametrize(
     ("file", "reason"),
     [
-        pytest.param(content(plain(size=(90, 90), color=(1, 2, 3)), "JPEG")[:-40], "cannot be read", id="cut"),
+        pytest.param(
+            content(plain(size=(90, 90), color=(1, 2, 3)), "JPEG")[:-40], "cannot be read", id="cut"
+        ),
         pytest.param(b"not an image", "cannot be read as an image", id="text"),
         pytest.param(b"", "cannot be read as an image", id="empty"),
         pytest.param(content(plain("I;16", color=900)), "more than 8 bits a channel", id="16 bits"),

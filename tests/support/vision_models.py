@@ -67,7 +67,8 @@ TRIMMED = (
 """As Gemma 3's: each part is trimmed."""
 IMAGES_FIRST = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}"
-    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}{{ 'IMAGE\\n' }}{% endfor %}"
+    "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}"
+    "{{ 'IMAGE\\n' }}{% endfor %}"
     "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}"
     "{{ '\\n' + part['text'] }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -205,7 +206,12 @@ def _mistral3(tokenizer: Any) -> Made:
         **_ids(tokenizer, image_token_index="[IMG]"),
     )
     images = PixtralImageProcessorPil(size={"longest_edge": 64}, patch_size=8)
-    return config, images, {"processor_class": "PixtralProcessor", "patch_size": 8, "spatial_merge_size": 2}, "[IMG]"
+    return (
+        config,
+        images,
+        {"processor_class": "PixtralProcessor", "patch_size": 8, "spatial_merge_size": 2},
+        "[IMG]",
+    )
 
 
 TYPES: dict[str, tuple[Callable[[Any], Made], str]] = {
@@ -222,9 +228,20 @@ TYPES: dict[str, tuple[Callable[[Any], Made], str]] = {
 TRAINED = tuple(name for name in TYPES if name != "mistral3")
 """Types whose processor needs no library that this environment lacks."""
 _TOKENS = (
-    "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<image>", "<global-img>",
-    "<fake_token_around_image>", "<end_of_utterance>", "[IMG]", "[IMG_BREAK]", "[IMG_END]",
-    "<start_of_image>", "<end_of_image>", "<image_soft_token>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<image>",
+    "<global-img>",
+    "<fake_token_around_image>",
+    "<end_of_utterance>",
+    "[IMG]",
+    "[IMG_BREAK]",
+    "[IMG_END]",
+    "<start_of_image>",
+    "<end_of_image>",
+    "<image_soft_token>",
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 )
 

@@ -19,7 +19,7 @@ IMAGES, WITHOUT_IMAGES = "images", "samples without images"
 
 
 class ImageAnswers(TrainedAnswers):
-    """Samples of the formats of chats; a sample that is too long is left out, because an image has no half."""
+    """Samples of the formats of chats; one that is too long is left out, because an image has no half."""
 
     name = IMAGE_ANSWERS
     meaning = "answers to train, about images"

@@ -1,0 +1,172 @@
+"""Vision-language models from rows with images to an artifact: the loss of plain transformers, equal weights
+after an interruption and with every sharding, and a tower that nobody asked to train."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+from flytune.errors import DataError
+from flytune.models import images, tokenizers
+from flytune.recipe import Recipe
+from flytune.records import TrainingResult
+from flytune.stages import local
+from tests.support import interrupted, vision_models
+from tests.support.tiny import tiny_recipe
+
+pytestmark = pytest.mark.slow
+COLORS = {"red": (220, 20, 20), "green": (20, 180, 20), "blue": (20, 20, 220)}
+LANGUAGE = ("language_model.", "text_model.", "lm_head.")
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """A function that returns the folder of a tiny model of a type."""
+    made = {}
+
+    def base(model_type):
+        if model_type not in made:
+            made[model_type] = vision_models.write(tmp_path_factory.mktemp("base") / model_type, model_type)
+        return made[model_type]
+
+    return base
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLYTUNE_OUT", str(tmp_path / "artifacts"))
+
+
+def write_rows(folder, count, text_rows=0):
+    """Write `count` questions about drawn pictures, and some about none."""
+    rows = []
+    for number in range(count):
+        name = list(COLORS)[number % 3]
+        picture = Image.new("RGB", (40 + number, 56), "white")
+        ImageDraw.Draw(picture).rectangle((8, 8, 30, 30), fill=COLORS[name])
+        picture.save(folder / f"{number}.png")
+        question = [{"type": "image", "image": f"{number}.png"}, {"type": "text", "text": "Which color?"}]
+        rows.append(
+            [{"role": "user", "content": question}, {"role": "assistant", "content": f"It is {name}."}]
+        )
+    rows += [
+        [{"role": "user", "content": f"Say {number}."}, {"role": "assistant", "content": str(number)}]
+        for number in range(text_rows)
+    ]
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    return file
+
+
+def content(base, rows, **changes):
+    own = {"data.images": True, "data.max_length": 512, "data.too_long": "drop"}
+    recipe = tiny_recipe(base, rows, own | changes)
+    recipe["checkpoints"]["folder"] = str(rows.parent / "checkpoints")
+    return recipe
+
+
+def tensors(artifact):
+    return load_file(Path(artifact) / "model.safetensors")
+
+
+def plain_loss(base, rows):
+    """Return the mean loss of the answers' tokens by transformers alone, of each row by itself."""
+    tokenizer = tokenizers.load(base)
+    processor = images.Processor(str(base), None, tokenizer)._processor
+    model = AutoModelForImageTextToText.from_pretrained(base, dtype="float32").eval()
+    total, count = 0.0, 0
+    for line in rows.read_text().splitlines():
+        question, answer = json.loads(line)["messages"]
+        picture = Image.open(rows.parent / question["content"][0]["image"]).convert("RGB")
+        question = question | {"content": [{"type": "image"}, question["content"][1]]}
+        answer = answer | {"content": [{"type": "text", "text": answer["content"]}]}
+        before, whole = (
+            processor(
+                text=[tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=ask)],
+                images=[picture],
+                return_tensors="pt",
+            )
+            for chat, ask in (([question], True), ([question, answer], False))
+        )
+        start = before["input_ids"].shape[1]
+        ids = whole["input_ids"][0]
+        end = int((ids == tokenizer.convert_tokens_to_ids("<|im_end|>")).nonzero()[-1]) + 1
+        with torch.no_grad():
+            log_probs = model(**whole).logits[0].log_softmax(-1)
+        total -= sum(float(log_probs[place - 1, ids[place]]) for place in range(start, end))
+        count += end - start
+    return total / count
+
+
+@pytest.mark.parametrize("model_type", vision_models.TRAINED)
+def test_the_first_loss_is_that_of_transformers_and_the_tower_stays(model_type, bases, tmp_path):
+    base, rows = bases(model_type), write_rows(tmp_path, 4)
+    changes = {"data.heldout_fraction": 0, "evaluation.sample_answers": 0, "training.max_steps": 2}
+    artifact = local.run(Recipe.model_validate(content(base, rows, **changes)))
+    first = TrainingResult.read(Path(artifact) / "training.json").steps[0]
+    assert first.loss == pytest.approx(plain_loss(base, rows), rel=1e-5)
+    before, after = tensors(base), tensors(artifact)
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all(any(part in name for part in LANGUAGE) for name in changed)
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        assert (Path(artifact) / name).read_bytes() == (base / name).read_bytes()
+
+
+def test_the_tower_is_trained_where_the_recipe_says_so(bases, tmp_path):
+    base = bases("qwen2_5_vl")
+    changes = {"model.vision": "train", "training.max_steps": 2}
+    artifact = local.run(Recipe.model_validate(content(base, write_rows(tmp_path, 12), **changes)))
+    before, after = tensors(base), tensors(artifact)
+    assert any("visual." in name and not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_an_adapter_is_on_the_language_model_alone(method, bases, tmp_path):
+    artifact = local.run(
+        Recipe.model_validate(content(bases("qwen2_5_vl"), write_rows(tmp_path, 12), method=method))
+    )
+    names = load_file(Path(artifact) / "adapter_model.safetensors")
+    assert names
+    assert all("language_model." in name for name in names)
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero2", "zero3", "fsdp"])
+def test_two_processes_train_the_loss_of_one(sharding, bases, tmp_path):
+    rows = write_rows(tmp_path, 24)
+    losses = []
+    for name, shape in (("none", "cpu-1"), (sharding, "cpu-2")):
+        changes = {"sharding": name, "hardware.shape": shape, "checkpoints.name": name}
+        artifact = local.run(Recipe.model_validate(content(bases("qwen2_5_vl"), rows, **changes)))
+        losses.append([step.loss for step in TrainingResult.read(Path(artifact) / "training.json").steps])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_samples_without_an_image_are_not_trained_where_processes_would_wait(bases, tmp_path):
+    rows = write_rows(tmp_path, 12, text_rows=6)
+    changes = {"sharding": "fsdp", "hardware.shape": "cpu-2"}
+    with pytest.raises(DataError, match="6 samples without an image: with sharding fsdp"):
+        local.run(Recipe.model_validate(content(bases("qwen2_5_vl"), rows, **changes)))
+    changes = {"sharding": "ddp", "hardware.shape": "cpu-2"}
+    local.run(Recipe.model_validate(content(bases("qwen2_5_vl"), rows, **changes)))
+
+
+def test_a_run_that_is_ended_goes_on_to_the_same_weights(bases, tmp_path):
+    rows = write_rows(tmp_path, 24)
+    recipe = content(bases("qwen2_5_vl"), rows, **{"training.max_steps": 40, "checkpoints.save_steps": 20})
+    whole = content(bases("qwen2_5_vl"), rows, **{"training.max_steps": 40, "checkpoints.name": "whole"})
+    code, log = interrupted.signalled(
+        recipe, tmp_path, "^step 3/", lambda process: os.kill(process.pid, signal.SIGTERM)
+    )
+    assert code == 128 + signal.SIGTERM, log
+    code, log = interrupted.run(recipe, tmp_path)
+    assert (code, "attempt 2: resumes at step " in log) == (0, True), log
+    one, other = tensors(log.splitlines()[-1]), tensors(local.run(Recipe.model_validate(whole)))
+    assert all(torch.equal(one[name], other[name]) for name in other)
