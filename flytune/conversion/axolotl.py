@@ -33,6 +33,7 @@ def convert(draft: Draft, gpus: int | None) -> None:
     count = sharding.put(draft, gpus or _gpus(draft))
     _method(draft)
     axolotl_data.put_data(draft)
+    _vision(draft)
     _training(draft, count)
     _records(draft)
 
@@ -91,6 +92,17 @@ def _model(draft: Draft) -> None:
             training.put_attention(draft, key, True)
     if draft.take("eager_attention"):
         training.put_attention(draft, "eager_attention", "eager")
+
+
+def _vision(draft: Draft) -> None:
+    """Write that rows have images, where the file names a processor, and whether their tower is trained."""
+    frozen = draft.take("freeze_mm_modules")
+    if draft.take("processor_type") is None:
+        return
+    draft.put("data.images", True)
+    draft.put("data.too_long", "drop")
+    if draft.get("method.name") == "full" and not frozen:
+        draft.put("model.vision", "train")
 
 
 def _objective(draft: Draft) -> None:

@@ -163,7 +163,10 @@ def _objective(path: Path, word: str, name: str) -> str | None:
         return OBJECTIVES.get(name)
     stem = (script[1] or script[2]).lower()
     if _MEDIA.search(stem):
-        _refuse(path, f"{stem}: images, video and audio are not trained")
+        _refuse(
+            path,
+            f"{stem}: scripts for images, video and audio are not read; write a recipe (data.images: true)",
+        )
     if _OTHERS.search(stem):
         return None
     return OBJECTIVES.get(stem) or next((ours for part, ours in OBJECTIVES.items() if part in stem), None)

@@ -26,6 +26,7 @@ def convert(draft: Draft, gpus: int | None) -> None:
     count = sharding.put(draft, gpus or (int(workers) if workers else None))
     _method(draft)
     llamafactory_data.put_data(draft, str(stage))
+    _vision(draft)
     _training(draft, count)
     _records(draft)
 
@@ -69,6 +70,22 @@ def _model(draft: Draft, stage: str) -> None:
         draft.leave("resize_vocab")
     if draft.has("new_special_tokens_config"):
         draft.refuse("new_special_tokens_config: write the tokens of that file as add_special_tokens: a,b")
+
+
+def _vision(draft: Draft) -> None:
+    """Write whether the parts that read images are trained, where rows have some."""
+    tower = draft.take("freeze_vision_tower", True)
+    joined = draft.take("freeze_multi_modal_projector", True)
+    if draft.take("freeze_language_model"):
+        draft.refuse("freeze_language_model: true: the language model is what is trained")
+    if not draft.get("data.images") or (tower and joined):
+        return
+    if tower or joined or draft.get("method.name") != "full":
+        draft.refuse(
+            "freeze_vision_tower and freeze_multi_modal_projector: the parts that read images are trained "
+            "together, with method full (model.vision: train)"
+        )
+    draft.put("model.vision", "train")
 
 
 def _objective(draft: Draft, stage: str) -> None:

@@ -1,5 +1,6 @@
 """Data sets of LLaMA-Factory, by their names in dataset_info.json."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from flytune.data.columns import LLAMA_FACTORY
 _BUILT_IN = Path(__file__).with_name("llamafactory_datasets.json")
 _DEMO_FILES = "hf://datasets/llamafactory/demo_data"
 """LLaMA-Factory's own small files on the hub."""
-_MEDIA = ("images", "image", "videos", "audios")
+_OTHER_MEDIA = re.compile("video|audio|omni")
+_PIXELS = 768 * 768
+"""LLaMA-Factory's image_max_pixels where the file has none."""
 
 
 def put_data(draft: Draft, stage: str) -> None:
@@ -79,9 +82,25 @@ def _source(draft: Draft, name: str, folder: str, stage: str) -> dict[str, Any]:
             f"dataset: {name}: no such name in {folder}/dataset_info.json, and none of LLaMA-Factory's own"
         )
     if known.get("media"):
-        draft.refuse(f"dataset: {name}: images, video and audio are not trained")
+        _put_images(draft, name, stage, _OTHER_MEDIA.search(name) is not None)
+        if not known.get("file") and not known.get("hub"):
+            draft.refuse(
+                f"dataset: {name}: where it lies is not known here; write its entry into a dataset_info.json "
+                "beside the file"
+            )
     entry = {"file_name": known.get("file"), "hf_hub_url": known.get("hub")} | known
     return _place(draft, name, entry, None) | _format(draft, name, entry, stage)
+
+
+def _put_images(draft: Draft, name: str, stage: str, has_others: bool) -> None:
+    """Write that the rows have images, of which LLaMA-Factory reduces the large ones."""
+    if has_others:
+        draft.refuse(f"dataset: {name}: video and audio are not trained")
+    if stage != "sft":
+        draft.refuse(f"dataset: {name}: images are trained with stage sft alone")
+    draft.put("data.images", True)
+    if draft.get("data.max_pixels") is None:
+        draft.put("data.max_pixels", draft.take("image_max_pixels", _PIXELS), "image_max_pixels")
 
 
 def _place(draft: Draft, name: str, entry: dict[str, Any], folder: Path | None) -> dict[str, Any]:
@@ -119,13 +138,15 @@ def _place(draft: Draft, name: str, entry: dict[str, Any], folder: Path | None) 
 def _format(draft: Draft, name: str, entry: dict[str, Any], stage: str) -> dict[str, Any]:
     """Return format and columns of a data set."""
     columns = entry.get("columns") or {}
-    if any(columns.get(key) for key in _MEDIA):
-        draft.refuse(f"dataset: {name}: images, video and audio are not trained")
+    pictures = columns.get("images") or columns.get("image")
+    if pictures or columns.get("videos") or columns.get("audios"):
+        _put_images(draft, name, stage, bool(columns.get("videos") or columns.get("audios")))
     if stage == "pt":
         return {"format": "text"} | renamed({"text": _named(columns, "instruction")})
     is_chat = entry.get("formatting") in ("sharegpt", "openai")
     prompt = _turns(draft, name, entry) if is_chat else _question(columns)
     of_all = prompt | {key: columns[key] for key in ("system", "tools") if columns.get(key)}
+    of_all |= {"images": pictures} if pictures else {}
     separator = {} if is_chat else {"input_separator": "\n"}
     if stage in ("dpo", "rm"):
         if not entry.get("ranking"):
