@@ -2,11 +2,12 @@
 
 from typing import Any, Literal
 
-RowKindName = Literal["answers", "pairs", "labelled_answers", "prompts"]
+RowKindName = Literal["answers", "pairs", "labelled_answers", "prompts", "classified"]
 ANSWERS: RowKindName = "answers"
 PAIRS: RowKindName = "pairs"
 LABELLED_ANSWERS: RowKindName = "labelled_answers"
 PROMPTS: RowKindName = "prompts"
+CLASSIFIED: RowKindName = "classified"
 
 
 def with_row_kind(record: Any) -> Any:

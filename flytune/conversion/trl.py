@@ -14,6 +14,8 @@ _LEARNING_RATES = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4, "grpo"
 def convert(draft: Draft, gpus: int | None, objective: str | None) -> None:
     """Convert TRL's arguments; the objective is one of the recipe's, or None if the file does not name it."""
     objective = objective or _objective_of(draft)
+    if objective == "classify":
+        draft.refuse("TRL trains no classifier of texts; write objective: classify (docs/objectives.md)")
     draft.refuse_changes()
     _model(draft)
     if objective != "sft":

@@ -74,6 +74,11 @@ class RunState:
                 f"{dataset}: its rows are {found_kind.meaning}, and the recipe's objective, "
                 f"{recipe.objective.name}, needs {wanted.meaning}; prepare again"
             )
+        if manifest.classes != recipe.objective.classes:
+            raise DataError(
+                f"{dataset}: its labels are {', '.join(manifest.classes)[:200]}, in this order, and the "
+                f"recipe's {', '.join(recipe.objective.classes)[:200]}; prepare again"
+            )
         for line in objective_of(recipe).warnings(manifest):
             log.warning("%s", line)
         needed = reference.is_needed(recipe)

@@ -3,13 +3,14 @@ table."""
 
 from flytune.data.rows.answers import TrainedAnswers
 from flytune.data.rows.base import RowKind
+from flytune.data.rows.classified import Classified
 from flytune.data.rows.labelled import LabelledAnswers, weight_advice
 from flytune.data.rows.pairs import Pairs
 from flytune.data.rows.prompts import Prompts
 
 __all__ = ["ROW_KINDS", "RowKind", "row_kind", "weight_advice"]
 
-_KINDS: tuple[RowKind, ...] = (TrainedAnswers(), Pairs(), LabelledAnswers(), Prompts())
+_KINDS: tuple[RowKind, ...] = (TrainedAnswers(), Pairs(), LabelledAnswers(), Prompts(), Classified())
 ROW_KINDS: dict[str, RowKind] = {kind.name: kind for kind in _KINDS}
 
 
