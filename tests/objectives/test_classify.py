@@ -7,12 +7,14 @@ import shutil
 import pytest
 
 from flytune import data
+from flytune.artifacts import build
 from flytune.data.rows.classified import Classified
 from flytune.errors import DataError, DoesNotFit, RecipeError
 from flytune.evaluation import score
 from flytune.export import gate
 from flytune.files import sha256_of
-from flytune.models import heads, loading
+from flytune.inference import batch, prompts
+from flytune.models import Generation, heads, loading
 from flytune.objectives import classify
 from flytune.planning import planner
 from flytune.planning.base_sizes import read_geometry
@@ -239,6 +241,48 @@ def test_the_reloaded_model_labels_held_out_texts_as_its_card_says(tuned, tmp_pa
     plan, manifest = planner.make(recipe), data.read_manifest(folder / "dataset")
     report = page.render(recipe, plan, manifest, result, metrics, broken=[])
     assert ("confusion matrix" in report) == (not several)
+
+
+def answered(recipe, out, folder, work):
+    """Store an artifact of a run, and return its answers to the texts of the held-out rows, in order."""
+    metrics = scored(recipe, out, folder)
+    artifact = build.store(recipe, planner.make(recipe), folder / "dataset", out, metrics, work / "artifact")
+    tokenizer = data.stored_tokenizer(folder / "dataset")
+    rows = data.heldout_rows(folder / "dataset", 8)
+    texts = [{"text": tokenizer.decode(row["input_ids"])} for row in rows]
+    prompts = write(work / "prompts.jsonl", texts)
+    batch.answer_file(prompts, artifact, {}, Generation(batch_size=3), work / "answers")
+    lines = (work / "answers" / "answers.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_flytune_infer_answers_with_labels_and_probabilities(tuned, tmp_path):
+    recipe, _, out, folder = tuned
+    answers = ranks.run(1, answered, recipe, out, folder, tmp_path)
+    expected, _, _ = ranks.run(1, probabilities_of, recipe, out, folder, "left")
+    several = recipe.objective.problem_type == "multi_label_classification"
+    assert len(answers) == len(expected) > 0
+    for line, of_labels in zip(answers, expected, strict=True):
+        by_name = dict(zip(LABELS, of_labels, strict=True))
+        assert line["probabilities"] == pytest.approx(by_name, abs=1e-4)
+        best = max(by_name, key=by_name.get)
+        assert line["answer"] == ([name for name in LABELS if by_name[name] >= 0.5] if several else best)
+        assert "label" not in line
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "What is it?"}, "p.jsonl:1: no format fits the columns prompt"),
+        ({"text": "One.", "probabilities": 1}, "column probabilities exists already"),
+        ({"text": "One.", "adapter": "other"}, "adapter 'other': no adapter of that name"),
+    ],
+)
+def test_texts_that_are_none_are_refused_before_the_model_is_loaded(row, message, inputs, tmp_path):
+    columns = prompts.Columns.of(recipe_for(inputs))
+    with pytest.raises(DataError) as refused:
+        prompts.split(write(tmp_path / "p.jsonl", [row]), 1, [], Generation(), "m", tmp_path / "out", columns)
+    assert message in str(refused.value)
 
 
 def check(recipe, out, folder):
