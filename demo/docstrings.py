@@ -87,6 +87,20 @@ def preferences(seed: int = 0) -> Iterator[dict[str, str]]:
                 yield {"prompt": prompt, "chosen": chosen, "rejected": draw.choice(others)}
 
 
+def labelled() -> Iterator[dict[str, str]]:
+    """Yield rows of text, the first sentence of a docstring, and label, the kind of what it describes: as
+    many of each kind."""
+    by_kind: dict[str, list[str]] = {"class": [], "function": []}
+    for item in documented():
+        sentence = _first_paragraph(item.docstring).partition(". ")[0].rstrip(".") + "."
+        if item.kind in by_kind and SHORTEST <= len(sentence) <= LONGEST:
+            by_kind[item.kind].append(sentence)
+    distinct = {kind: list(dict.fromkeys(sentences)) for kind, sentences in by_kind.items()}
+    for of_kinds in zip(*distinct.values(), strict=False):
+        for kind, sentence in zip(distinct, of_kinds, strict=True):
+            yield {"text": sentence, "label": kind}
+
+
 def write(path: Path) -> int:
     """Write all pairs to `path` as JSON Lines; return their number."""
     return _write(path, pairs())
@@ -100,6 +114,11 @@ def write_preferences(path: Path) -> int:
         for row in preferences()
     )
     return _write(path, rows)
+
+
+def write_labelled(path: Path) -> int:
+    """Write all texts with labels to `path` as JSON Lines; return their number."""
+    return _write(path, labelled())
 
 
 def write_choices(path: Path) -> int:

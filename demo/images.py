@@ -1,5 +1,5 @@
-"""`make demo-images`: a small vision-language model learns to name drawn figures, from a recipe to an artifact, on
-this machine, without a hub or a GPU."""
+"""`make demo-images`: a small vision-language model learns to name drawn figures, from a recipe to an artifact,
+on this machine, without a hub or a GPU."""
 
 import json
 import random

@@ -12,6 +12,7 @@ TINY_MODEL = Path("models/tiny")
 PAIRS = Path("data/docstrings.jsonl")
 PREFERENCES = Path("data/preferences.jsonl")
 SUMS = Path("data/sums.jsonl")
+KINDS = Path("data/kinds.jsonl")
 CHOICES = Path("data/modules.jsonl")
 """Questions of recipes/tasks/python_modules.yaml."""
 
@@ -40,6 +41,14 @@ def make_preferences(folder: Path = FOLDER) -> None:
     base_model.convert(folder / BASE_MODEL)
     if not (folder / PREFERENCES).exists():
         docstrings.write_preferences(folder / PREFERENCES)
+
+
+def make_kinds(folder: Path = FOLDER) -> None:
+    """Make TINY_MODEL and KINDS below `folder`, except those that exist."""
+    if not (folder / KINDS).exists():
+        docstrings.write_labelled(folder / KINDS)
+    if not (folder / TINY_MODEL).exists():
+        tiny_model.build(folder / TINY_MODEL, docstrings.plain_text())
 
 
 def make_sums(folder: Path = FOLDER) -> None:

@@ -2,11 +2,12 @@
 
 from typing import Any, Literal
 
-RowKindName = Literal["answers", "pairs", "labelled_answers", "prompts", "image_answers"]
+RowKindName = Literal["answers", "pairs", "labelled_answers", "prompts", "classified", "image_answers"]
 ANSWERS: RowKindName = "answers"
 PAIRS: RowKindName = "pairs"
 LABELLED_ANSWERS: RowKindName = "labelled_answers"
 PROMPTS: RowKindName = "prompts"
+CLASSIFIED: RowKindName = "classified"
 IMAGE_ANSWERS: RowKindName = "image_answers"
 
 

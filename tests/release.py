@@ -34,6 +34,7 @@ KEPT: dict[str, dict[str, list[str]]] = {
             "dpo",
             "kto",
             "reward",
+            "classify",
         ],
     },
     "end_to_end/test_two_pods.py": {

@@ -117,6 +117,8 @@ class Geometry(Immutable):
     """Reason why its loss is computed of all of its logits; None where TRL's chunked loss is its own."""
     loss_problem: str | None = None
     """Reason why its loss cannot be computed; None where it can."""
+    own_labels: tuple[str, ...] | None = None
+    """Names of the labels of its own head, in order; None where its head is that of words."""
     positions: int | None = None
     """Tokens of a sequence that the model was made for; None where it sets no limit, or config.json does not
     say."""
@@ -160,9 +162,10 @@ class Geometry(Immutable):
         """Return the parameters of the input embedding, and of the head if it is not tied."""
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
 
-    def with_reward_head(self) -> Self:
-        """Return the sizes of a reward model: a head of one output in the place of the language model's."""
-        return self.model_copy(update={"tie_word_embeddings": True, "extra": self.extra + self.hidden_size})
+    def with_head_of(self, outputs: int) -> Self:
+        """Return the sizes with a head of so many outputs in the place of the language model's."""
+        extra = self.extra + outputs * self.hidden_size
+        return self.model_copy(update={"tie_word_embeddings": True, "extra": extra})
 
     @property
     def parameters(self) -> int:

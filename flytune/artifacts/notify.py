@@ -91,7 +91,7 @@ def _change(figure: MeasuredFigure) -> str:
     if figure.base is not None:
         return f"{form.format(figure.base.value)} -> {tuned}"
     unit = figure.unit.removeprefix("share").strip()
-    none = "" if figure.neutral is None else f"; {form.format(figure.neutral)} is no preference"
+    none = "" if figure.neutral is None else f"; {form.format(figure.neutral)} of {figure.neutral_model}"
     ends = (
         f"{form.format(figure.tuned.low)} to {form.format(figure.tuned.high)}"
         if figure.tuned.is_known

@@ -9,7 +9,7 @@ from pathlib import Path
 from flytune import files
 from flytune.conversion import convert
 
-OBJECTIVES = ("sft", "dpo", "kto", "reward", "grpo")
+OBJECTIVES = ("sft", "dpo", "kto", "reward", "grpo", "classify")
 """Objectives of a recipe."""
 
 

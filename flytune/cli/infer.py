@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompts",
         required=True,
         metavar="FILE",
-        help="JSON Lines, JSON, CSV or Parquet with messages, prompt or question",
+        help="JSON Lines, JSON, CSV or Parquet with messages, prompt or question; a classifier's have texts "
+        "as in its training",
     )
     parser.add_argument("--out", metavar="FILE", help="a new file for the answers (default: the terminal)")
     parser.add_argument(

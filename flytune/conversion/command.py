@@ -15,8 +15,9 @@ from flytune.recipe import peers
 from flytune.recipe.objectives import SECTIONS
 from flytune.written_files import load_yaml
 
-OBJECTIVES = {name: name for name in SECTIONS} | {"reward_modeling": "reward"}
-"""Objectives by TRL's names of commands and scripts."""
+_SCRIPTS = {"reward_modeling": "reward", "run_classification": "classify"}
+OBJECTIVES = {name: name for name in SECTIONS} | _SCRIPTS
+"""Objectives by the names of commands and scripts of TRL, and of a script of transformers."""
 _OTHERS = re.compile(r"online|async|gspo|ppo|rloo|nash|xpo|orpo|cpo|bco|gkd|prm|distill")
 """Words in the names of scripts whose objective is none of these, whatever else their names have."""
 _MEDIA = re.compile(r"vlm|video|vision|audio|image")

@@ -29,8 +29,8 @@ _RENAMED = ("model", "data", "training")
 """Sections that say what is trained, beside objective and method."""
 _OFF: tuple[Any, ...] = (None, False, 0, [], {}, "none", "no")
 """Values that switch a key off."""
-_TO_FILL_IN = "objective.rewards"
-"""Field that may be left empty, so that the recipe is not accepted before a person has filled it in."""
+_TO_FILL_IN = ("objective.rewards", "objective.labels")
+"""Fields that may be left empty, so that the recipe is not accepted before a person has filled them in."""
 
 
 class Draft:
@@ -172,8 +172,9 @@ class Draft:
         text = "\n".join(lines) + "\n"
         try:
             content = yaml_core.load(text)
-            if self.get(_TO_FILL_IN) == []:
-                del content["objective"]["rewards"]
+            for field in _TO_FILL_IN:
+                if self.get(field) == []:
+                    del content["objective"][field.partition(".")[2]]
             recipe = Recipe.from_content(content, self.path)
         except yaml_core.YAMLError as error:
             self.refuse(

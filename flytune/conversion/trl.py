@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from flytune.conversion import axolotl_data, grpo, sharding, training
+from flytune.conversion import axolotl_data, classification, grpo, sharding, training
 from flytune.conversion.command import OBJECTIVES
 from flytune.conversion.draft import Draft
 
@@ -15,7 +15,11 @@ def convert(draft: Draft, gpus: int | None, objective: str | None) -> None:
     """Convert TRL's arguments; the objective is one of the recipe's, or None if the file does not name it."""
     objective = objective or _objective_of(draft)
     draft.refuse_changes()
-    _model(draft)
+    _model(draft, "float32" if objective == "classify" else "bfloat16")
+    if objective == "classify":
+        classification.put(draft, sharding.put(draft, gpus))
+        _records(draft)
+        return
     if objective != "sft":
         _objective(draft, objective)
     elif (loss := draft.take("loss_type")) not in (None, "nll", "chunked_nll"):
@@ -45,13 +49,13 @@ def _objective_of(draft: Draft) -> str:
     return "sft"
 
 
-def _model(draft: Draft) -> None:
+def _model(draft: Draft, dtype_of_weights: str) -> None:
     draft.same(("model_name_or_path", "model.name_or_path"))
     if (revision := draft.take("model_revision")) not in (None, "main"):
         draft.put("model.revision", revision)
     training.put_model(draft)
     dtype = draft.take("dtype") or draft.take("torch_dtype")
-    training.put_dtype(draft, "bfloat16")
+    training.put_dtype(draft, dtype_of_weights)
     if dtype in ("bfloat16", "float16"):
         draft.put("model.dtype", dtype)
         draft.put("training.master_dtype", "bfloat16" if dtype == "bfloat16" else None, f"dtype: {dtype}")

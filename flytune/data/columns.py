@@ -28,6 +28,7 @@ _COLUMNS = (
     Column("instruction", ("question", "input")),
     Column("output"),
     Column("text"),
+    Column("text_pair"),
     Column("input_ids"),
     Column("input"),
     Column("history"),

@@ -35,8 +35,8 @@ _MEANINGS = (
     ),
     _meaning(
         r"(?:.*_)?labels?(?:_.*)?",
-        "only objective: kto reads a label, beside prompt and completion; of a pair chosen is the better "
-        "answer in any case",
+        "objective: kto reads a label beside prompt and completion, and classify one of a text; of a pair "
+        "chosen is the better answer in any case",
     ),
     _meaning(r"(?:.*_)?weights?(?:_.*)?", "all rows weigh the same; data.sources have weights"),
     _meaning(

@@ -107,9 +107,10 @@ def manifest_of(
     out: Path,
     row_kind: RowKindName,
     other_tokens: str | None,
+    classes: list[str] | None = None,
 ) -> Manifest:
-    """Return the manifest of the data in `out`, which includes tokenizer/; `other_tokens` as in the
-    record."""
+    """Return the manifest of the data in `out`, which includes tokenizer/; `other_tokens` and `classes` as in
+    the record."""
     tokenizer = hashlib.sha256()
     for file in sorted(path for path in (out / "tokenizer").rglob("*") if path.is_file()):
         tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -151,6 +152,7 @@ def manifest_of(
         content_sha256=content_hash(shard for split in counts.values() for shard in split.shards),
         max_pixels=data.max_pixels,
         row_kind=row_kind,
+        classes=classes or [],
     )
 
 
@@ -248,7 +250,15 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     tokenizers.write_files(tokenizer, request.model, out / "tokenizer")
     if row_kind(request.row_kind).has_images:
         images.write_files(request.model, out / "tokenizer")
-    manifest = manifest_of(data, counts, list(tallies.values()), out, request.row_kind, tokenizer.otherwise)
+    manifest = manifest_of(
+        data,
+        counts,
+        list(tallies.values()),
+        out,
+        request.row_kind,
+        tokenizer.otherwise,
+        request.classes,
+    )
     write_examples(
         [example for tally in tallies.values() for example in tally.examples], data.max_length, out
     )
@@ -356,7 +366,7 @@ def _digests(out: Path, before: Progress, each: int) -> set[bytes]:
         digest(
             part.ids[start : start + length],
             part.labelled[start : start + length],
-            None if part.desirable is None else bool(part.desirable[number]),
+            part.label_of(number),
             "" if part.images is None else part.images[number],
         )
         for counts in (before.train, before.heldout)

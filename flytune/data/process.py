@@ -35,7 +35,7 @@ from flytune.data.labels import Encoded, encode, validated
 from flytune.data.readers import Row
 from flytune.data.render import ChatTemplate, Rendered, render
 from flytune.data.rows import row_kind
-from flytune.data.rows.base import Content
+from flytune.data.rows.base import Content, Label
 from flytune.data.tokenizer import Encoder, require_chat_template
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
@@ -116,7 +116,7 @@ class Sampler:
         """
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
         self._heldout_below = self._data.heldout_fraction * 2**64 if heldout_below is None else heldout_below
-        self._kind = row_kind(request.row_kind)
+        self._kind = row_kind(request.row_kind).bound(request)
         self._images = ImageReader(request, out) if self._kind.has_images else None
         self._sources: dict[str, Source] = dict(request.data.all_sources)
         if request.data.heldout_key:
@@ -138,7 +138,7 @@ class Sampler:
         source = self._sources[chunk.key]
         none = numpy.zeros(0, numpy.int32)
         samples = Samples(Tally(source.name, form=chunk.form, kind=chunk.kind), none, none)
-        kept: list[tuple[Any, Any, bool | None]] = []
+        kept: list[tuple[Any, Any, Label]] = []
         each = self._kind.sequences
         if self._tokenizer is None:
             for _ in self._items(chunk, samples):
@@ -167,8 +167,8 @@ class Sampler:
         return samples
 
     def _kept(
-        self, sequences: list[Encoded], label: bool | None, item: _Item, chunk: Chunk, made: Samples
-    ) -> list[tuple[Any, Any, bool | None]]:
+        self, sequences: list[Encoded], label: Label, item: _Item, chunk: Chunk, made: Samples
+    ) -> list[tuple[Any, Any, Label]]:
         """Return the stored rows of the sequences of one, as int32 arrays: none, one, or its pieces, which
         stay together."""
         import numpy
@@ -289,7 +289,9 @@ class Sampler:
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
-            _count_left_out(row, "" if self._kind.keeps_columns else form, source, samples, texts, tally)
+            own = {source.columns.get(name, name) for name in self._kind.own_columns}
+            others = {name: value for name, value in row.items() if name not in own}
+            _count_left_out(others, "" if self._kind.keeps_columns else form, source, samples, texts, tally)
             tally.contradicted += self._kind.contradicts_itself(row)
             for text in texts:
                 tally.thoughts.update(text.thoughts._asdict() if isinstance(text, Rendered) else {})
@@ -410,13 +412,12 @@ def _size(value: Any) -> int:
     return 1
 
 
-def digest(ids: Any, labelled: Any, label: bool | None = None, images: str = "") -> bytes:
+def digest(ids: Any, labelled: Any, label: Label = None, images: str = "") -> bytes:
     """Return 16 bytes of a hash of a sample: of its tokens (int32), of which of them are trained (bool), of
-    the label of an answer that has one (equal answers with different labels are not equal samples), and of
-    the hashes of its images."""
-    return hashlib.sha256(
-        ids.tobytes() + labelled.tobytes() + (b"" if label is None else bytes([label])) + images.encode()
-    ).digest()[:16]
+    the label of a row that has one (equal rows with different labels are not equal samples), and of the
+    hashes of its images."""
+    content = ids.tobytes() + labelled.tobytes() + _bytes_of(label) + images.encode()
+    return hashlib.sha256(content).digest()[:16]
 
 
 def _count_left_out(
@@ -436,6 +437,12 @@ def _count_left_out(
         else left_out.of_messages(chats, text)
     )
     left_out.count(found, tally.left_out)
+
+
+def _bytes_of(label: Label) -> bytes:
+    if isinstance(label, tuple):
+        return repr(label).encode()
+    return b"" if label is None else bytes([label])
 
 
 class _RequestError(DataError):

@@ -3,6 +3,7 @@ manifest."""
 
 import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -18,7 +19,7 @@ from flytune.errors import DataError, PreparedDataError
 from flytune.files import sha256_of
 from flytune.models import Row, tokenizers
 from flytune.models.images import STORED, Processor, StoredImages
-from flytune.models.scoring import IGNORED
+from flytune.models.scoring import CLASSES, IGNORED
 from flytune.names import NameRefused, inside
 from flytune.records import Manifest, Shard, SplitCounts
 from flytune.schema import RecordError
@@ -73,6 +74,7 @@ class SplitWriter:
         self._trained = written.trained_tokens if written else 0
         self._blocks = (written.blocks or 0) if written else 0
         self._desirable = (written.desirable or 0 if written else 0) if "label" in columns else None
+        self._classes = Counter(dict(enumerate(written.classes if written else ())))
         self._rows, self._on_write = 0, on_write
         (folder / split).mkdir(parents=True, exist_ok=True)
 
@@ -113,6 +115,7 @@ class SplitWriter:
             trained_tokens=self._trained,
             blocks=blocks,
             desirable=self._desirable,
+            classes=[self._classes[place] for place in range(max(self._classes, default=-1) + 1)],
             shards=list(self._shards),
         )
 
@@ -164,6 +167,8 @@ class SplitWriter:
         self._trained += int((numbers_of(columns[1].values) != IGNORED).sum())
         if self._desirable is not None:
             self._desirable += sum(row[2] for row in self._pending)
+        if CLASSES in self._schema.names:
+            self._classes.update(place for row in self._pending for place in row[2])
         table = pyarrow.Table.from_arrays(columns, schema=self._schema)
         self._writer.write_table(table)
         if self._on_write is not None:

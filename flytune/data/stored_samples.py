@@ -11,7 +11,7 @@ from typing import Any
 from flytune.data.contract.duplicates import fingerprints
 from flytune.data.shards import numbers_of
 from flytune.models.images import COLUMN
-from flytune.models.scoring import IGNORED
+from flytune.models.scoring import CLASSES, IGNORED
 from flytune.records import SplitCounts
 
 
@@ -33,6 +33,8 @@ class StoredSamples:
     """Rows whose seq_lengths do not add up to their tokens."""
     desirable: Any = None
     """bool [samples]: the label of each answer; None where answers have none."""
+    classes: list[tuple[int, ...]] | None = None
+    """Places of the labels of each text; None where rows have none."""
 
     images: list[str] | None = None
     """The images of each sample, as COLUMN has them; None where samples have none."""
@@ -60,6 +62,13 @@ class StoredSamples:
             return hashes
         digests = b"".join(hashlib.sha256(one.encode()).digest()[:8] for one in self.images)
         return hashes ^ numpy.frombuffer(digests, numpy.uint64)
+
+    def label_of(self, row: int) -> bool | tuple[int, ...] | None:
+        """Return the label of a stored row: desirable or not, or the places of its labels; None without
+        one."""
+        if self.classes is not None:
+            return self.classes[row]
+        return None if self.desirable is None else bool(self.desirable[row])
 
     def tokens(self, sample: int) -> Any:
         """Return the tokens of one sample: int32."""
@@ -116,6 +125,8 @@ def part_of(file: str, table: Any, first_row: int) -> StoredSamples:
     desirable = (
         columns["label"].to_numpy(zero_copy_only=False)[has_tokens] == 1 if "label" in columns else None
     )
+    stored = columns[CLASSES].to_pylist() if CLASSES in columns else None
+    classes = [tuple(stored[row - first_row]) for row in rows[has_tokens]] if stored is not None else None
     return StoredSamples(
         file,
         ids,
@@ -124,5 +135,6 @@ def part_of(file: str, table: Any, first_row: int) -> StoredSamples:
         rows[has_tokens],
         inconsistent,
         desirable,
+        classes,
         columns[COLUMN].to_pylist() if COLUMN in columns else None,
     )

@@ -84,7 +84,9 @@ def _measured(recipe: Recipe, dataset: Path, models: BothModels, rows: list[Row]
     else:
         found, fields = compare(models, heldout, heldout_sources(dataset, len(rows)))
     figures = [
-        figure.measured(found.figures[figure.name])
+        figure.model_copy(update={"neutral": found.neutral.get(figure.name, figure.neutral)}).measured(
+            found.figures[figure.name]
+        )
         for figure in objective.figures()
         if figure.name in found.figures
     ]
@@ -95,7 +97,7 @@ def _measured(recipe: Recipe, dataset: Path, models: BothModels, rows: list[Row]
         weights=found.weights.tolist(),
         scores={name: [float(value) for value in values] for name, values in found.scores.items()},
     )
-    return fields | _scores_of_both(found) | {"figures": figures, "scores": scores}
+    return fields | dict(found.fields) | _scores_of_both(found) | {"figures": figures, "scores": scores}
 
 
 def _scores_of_both(found: HeldoutFigures) -> dict[str, Any]:

@@ -27,6 +27,8 @@ LOSS_BOUND = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
 # the export rounds weights to 2**-9 (bfloat16) or 2**-12 of themselves, and reloaded layers keep their sums
 # in 16 bits where the live ones kept them in float32. Figures: docs/measured/gate.md.
 LOGIT_BOUND = {"float32": 1e-3, "bfloat16": 1e-1, "float16": 2e-2}
+# Bound on the largest difference of a classifier's probabilities on the worst prompt, for the same reasons.
+PROBABILITY_BOUND = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
 
 # Bound on the distance of an expert's adapter: exports and reloaded adapters are float32, and what is
 # compared is float64.
@@ -138,17 +140,23 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
     found = probe.ask(model, live.prompts)
     if found.logits.shape != live.logits.shape:
         raise ExportError(
-            f"{probe.PROBE}: the live model answered from {counted(live.logits.shape[1], 'token')}, the "
+            f"{probe.PROBE}: the live model answered from {counted(live.logits.shape[1], 'output')}, the "
             f"exported one from {found.logits.shape[1]}; nothing was stored"
         )
-    distances, bound = probe.distance(live.logits, found.logits), LOGIT_BOUND[recipe.model.dtype]
+    compared = heads.head_of(recipe).answers_in
+    if compared == heads.PROBABILITIES:
+        distances, bounds, of_what = (live.logits - found.logits).abs().amax(dim=1), PROBABILITY_BOUND, ""
+    else:
+        distances, bounds = probe.distance(live.logits, found.logits), LOGIT_BOUND
+        of_what = "of their spread "
+    bound = bounds[recipe.model.dtype]
     worst = int(distances.argmax())
     # Not `>`: a NaN distance is not within the bound.
     if not float(distances.max()) <= bound:
         beyond_it = counted_of(int((distances > bound).sum()), len(distances), "prompt", "is", "are")
         raise ExportError(
-            f"{trained.name}: to {probe.PROMPTS[worst]!r} the exported model's logits are "
-            f"{float(distances[worst]):.2g} of their spread away from the live model's (bound {bound:g}; "
+            f"{trained.name}: to {probe.PROMPTS[worst]!r} the exported model's {compared} are "
+            f"{float(distances[worst]):.2g} {of_what}away from the live model's (bound {bound:g}; "
             f"{beyond_it} beyond it): what was exported is not what was trained; nothing was stored"
         )
     difference, limit = float((found.loss - live.loss).mean().abs()), LOSS_BOUND[recipe.model.dtype]
@@ -216,6 +224,10 @@ def _check_config(recipe: Recipe, folder: Path) -> None:
         ("the recipe's dtype", str(config.dtype).removeprefix("torch."), recipe.model.dtype),
         ("the base model's model_type", config.model_type, base.model_type),
         ("the base model's tie_word_embeddings", _tied(config), _tied(base)),
+        *(
+            (f"{name} of the recipe's objective", getattr(config, name, None), value)
+            for name, value in heads.head_of(recipe).arguments.items()
+        ),
     ):
         if found != wanted:
             raise ExportError(

@@ -22,7 +22,9 @@ from flytune.data import tools_of
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score
 from flytune.export import folder as export_folder
+from flytune.inference.labels import Classifier, LabelledText
 from flytune.inference.prompts import BASE, Columns, PromptPart, Summary, answers_name, join, read_part, split
+from flytune.inference.texts import is_classifier
 from flytune.models import GeneratedAnswer, Generation, end_markers, loading, positions, vocabulary
 from flytune.models.generation import answer
 from flytune.models.library_errors import named
@@ -167,6 +169,25 @@ class InferenceModel:
             )
 
 
+def model_of(
+    artifact: Path, others: Mapping[str, Path], consent: opening.Consent = opening.NONE
+) -> InferenceModel | Classifier:
+    """Return the model of an artifact in memory: one that answers in words, or a classifier.
+
+    Raises:
+        ExportError: as InferenceModel and Classifier; or adapters are given for a classifier.
+    """
+    recipe = artifact / "recipe.yaml"
+    if not recipe.is_file() or not is_classifier(Recipe.from_yaml(recipe)):
+        return InferenceModel(artifact, others, consent)
+    if others:
+        raise ExportError(
+            f"{', '.join(others)}: adapters beside a classifier, which has a head of its own: label texts "
+            "with one artifact after the other"
+        )
+    return Classifier(artifact, consent)
+
+
 def columns_in(folder: Path) -> Columns:
     """Return the columns of an artifact's training; those of a merged model are not known."""
     recipe = folder / "recipe.yaml"
@@ -230,7 +251,7 @@ def answer_part(
     """
     consent = opening.Consent(trust_remote_code, base_at_address=True)
     started = time.perf_counter()
-    tokens = _write_answers(part, file, lambda: InferenceModel(artifact, others, consent), out)
+    tokens = _write_answers(part, file, lambda: model_of(artifact, others, consent), out)
     seconds = time.perf_counter() - started
     step_lines.show(
         f"{part.file}: {counted(part.rows, 'prompt')}, {counted(tokens, 'token')} answered in {seconds:.0f} s"
@@ -268,11 +289,13 @@ def answer_file(
     # The prompts are read before the model: a mistake in them is reported in a second.
     (part,) = split(file, 1, others, generation, models, work, columns_in(artifact))
     answered = work / "answered.jsonl"
-    _write_answers(part, work / part.file, lambda: InferenceModel(artifact, others, consent), answered)
+    _write_answers(part, work / part.file, lambda: model_of(artifact, others, consent), answered)
     return join(work, [part], [answered], out)
 
 
-def _write_answers(part: PromptPart, file: Path, load: Callable[[], InferenceModel], out: Path) -> int:
+def _write_answers(
+    part: PromptPart, file: Path, load: Callable[[], InferenceModel | Classifier], out: Path
+) -> int:
     """Answer one part with the model that `load` returns, write the answers to the file `out`, and return
     their tokens."""
     rows = read_part(file)
@@ -282,7 +305,8 @@ def _write_answers(part: PromptPart, file: Path, load: Callable[[], InferenceMod
         if isinstance(answered, DataError):
             lines.append(row | {"reason": str(answered)})
         else:
-            lines.append(row | {"found": _columns(answered)})
+            of_answer = answered.columns() if isinstance(answered, LabelledText) else _columns(answered)
+            lines.append(row | {"found": of_answer})
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
     return sum(answered.answer_tokens for answered in answers if isinstance(answered, GeneratedAnswer))

@@ -27,6 +27,7 @@ from flytune.data.messages import MEDIA, Message
 from flytune.data.rows.pairs import other_prompt
 from flytune.data.sources import kind
 from flytune.errors import DataError, RecipeError
+from flytune.inference.texts import Texts, is_classifier
 from flytune.models import Generation
 from flytune.recipe import Recipe
 from flytune.records.contents import seal
@@ -38,7 +39,7 @@ BASE = "base"
 SUMMARY = "inference.json"
 """File name of the Summary."""
 ANSWERS = ("row", "answer", "prompt_tokens", "answer_tokens", "finish_reason")
-"""Columns that are added with the answers; a file of prompts must not have them."""
+"""Columns that are added with the answers of every model."""
 MAX_SHARDS = 900
 """Largest number of parts: most systems limit a process to 1,024 open files."""
 _SETTING = "max_bad_fraction"
@@ -87,10 +88,19 @@ class Columns:
     separator: str = SEPARATOR
     """Text between the columns instruction and input."""
     system_prompt: str | None = None
+    texts: Texts | None = None
+    """Reader of the texts that a classifier labels; None of a model that answers in words."""
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Columns that are added with the answers; a file of prompts must not have them."""
+        return ANSWERS if self.texts is None else (*ANSWERS, "probabilities")
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
         """Return those of a recipe; sources that differ leave the names as they are."""
+        if is_classifier(recipe):
+            return cls(texts=Texts(recipe))
         sources = list(recipe.data.all_sources.values())
         first = sources[0]
         if any(
@@ -230,7 +240,7 @@ def _line(number: int, row: dict[str, Any], where: str) -> str:
 
 
 def _check(row: dict[str, Any], where: str, adapters: Collection[str], columns: Columns) -> None:
-    if taken := sorted(set(ANSWERS) & set(row)):
+    if taken := sorted(set(columns.added) & set(row)):
         raise DataError(
             f"{where}: column {taken[0]} exists already, and the answers add one of that name; rename it"
         )
@@ -239,7 +249,9 @@ def _check(row: dict[str, Any], where: str, adapters: Collection[str], columns: 
             f"{where}: adapter {row['adapter']!r:.60}: no adapter of that name; there are "
             f"{', '.join([*adapters, BASE])}"
         )
-    if not isinstance(columns.question(row, where), str):
+    if columns.texts is not None:
+        columns.texts.tokens(row, where)
+    elif not isinstance(columns.question(row, where), str):
         tools_of(row.get("tools"), where)
 
 

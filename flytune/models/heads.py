@@ -4,17 +4,18 @@ an export."""
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from flytune.errors import ExportError
 from flytune.models import vocabulary
 from flytune.models.safetensors_files import ParameterPart
-from flytune.models.scoring import Row, finite_loss, innermost, padded
-from flytune.recipe import Recipe, Reward
+from flytune.models.scoring import CLASSES, Row, finite_loss, innermost, padded
+from flytune.recipe import Classify, ObjectiveSection, Recipe, Reward
 from training_estimates.sizes import Geometry
 
 NAME = "score.weight"
-"""Name of the head's weight, float of shape (1, hidden size)."""
+"""Name of the head's weight, float of shape (outputs, hidden size)."""
 TYPES = frozenset(
     (
         "arcee",
@@ -63,13 +64,17 @@ TYPES = frozenset(
 )
 """Model types of text whose sequence classifier in transformers 5 is GenericForSequenceClassification, with
 that head."""
+PROBABILITIES = "probabilities"
+"""Answers of a classifier."""
+THRESHOLD = 0.5
+"""Probability from which on a text that may have several labels is given one."""
 _SCALE = 0.02
 """Standard deviation of the first values where the configuration has no initializer_range, as in
 transformers."""
 
 
 def first_values(config: Any, seed: int) -> Any:
-    """Return the head's first values, float32 of shape (1, hidden size).
+    """Return the head's first values, float32 of shape (config.num_labels, hidden size).
 
     They follow from the seed and the configuration alone, so that they are equal on every process, with every
     sharding, and in every attempt.
@@ -78,14 +83,12 @@ def first_values(config: Any, seed: int) -> Any:
 
     text = config.get_text_config()
     scale = getattr(text, "initializer_range", None) or _SCALE
-    drawn = torch.randn(
-        1, text.hidden_size, generator=torch.Generator().manual_seed(seed), dtype=torch.float32
-    )
-    return drawn * scale
+    shape, generator = (config.num_labels, text.hidden_size), torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float32) * scale
 
 
 def draw(model: Any, seed: int) -> None:
-    """Give a loaded reward model the head's first values."""
+    """Give a loaded model with the head its first values."""
     import torch
 
     weight = model.score.weight
@@ -110,16 +113,16 @@ class Drawn:
             part.local.copy_(first_values(self.config, self.seed)[part.index])
 
 
-def is_reward_model(model: Any) -> bool:
-    """Return whether a model, live or reloaded, has a reward head."""
-    return getattr(innermost(model).config, "num_labels", 0) == 1 and hasattr(innermost(model), "score")
+def has_score(model: Any) -> bool:
+    """Return whether a model, live or reloaded, has a head that scores a sequence: of rewards or classes."""
+    return hasattr(innermost(model), "score")
 
 
-def rewards(
-    model: Any, sequences: Sequence[list[int]], pad_token_id: int, batch_size: int = 1, label: str = "rewards"
+def scores(
+    model: Any, sequences: Sequence[list[int]], pad_token_id: int, batch_size: int = 1, label: str = "scores"
 ) -> Any:
-    """Return the reward of each sequence of tokens, float64 of shape (sequences,). The training mode is
-    restored afterwards.
+    """Return the head's outputs for each sequence of tokens, float64 of shape (sequences, outputs). The
+    training mode is restored afterwards.
 
     Under ZeRO-3 and FSDP every process must call it with equally many sequences.
     """
@@ -127,40 +130,96 @@ def rewards(
     import torch
     from tqdm import tqdm
 
-    found = numpy.zeros(len(sequences))
+    found = numpy.zeros((len(sequences), innermost(model).config.num_labels))
     order = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
     try:
-        with torch.no_grad(), tqdm(total=len(order), desc=label, unit=" answers", delay=2) as bar:
+        with torch.no_grad(), tqdm(total=len(order), desc=label, unit=" texts", delay=2) as bar:
             for start in range(0, len(order), batch_size):
                 batch = order[start : start + batch_size]
                 ids = padded([sequences[index] for index in batch], pad_token_id).to(device)
                 mask = padded([[1] * len(sequences[index]) for index in batch], 0).to(device)
                 logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-                found[batch] = logits.squeeze(-1).double().cpu().numpy()
+                found[batch] = logits.double().cpu().numpy()
                 bar.update(len(batch))
     finally:
         model.train(was_training)
     return found
 
 
-def finite_rewards(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str) -> Any:
-    """Return the `rewards` of rows by the model that `label` names.
+def finite_scores(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str) -> Any:
+    """Return the `scores` of rows by the model that `label` names.
 
     Raises:
-        ExportError: a reward is not finite.
+        ExportError: one is not finite.
     """
     import numpy
 
-    found = rewards(model, [row["input_ids"] for row in rows], pad_token_id, batch_size, f"{label}: rewards")
-    if bad := numpy.flatnonzero(~numpy.isfinite(found)).tolist():
+    found = scores(model, [row["input_ids"] for row in rows], pad_token_id, batch_size, f"{label}: scores")
+    if bad := numpy.flatnonzero(~numpy.isfinite(found).all(axis=1)).tolist():
         raise ExportError(
-            f"{label}: the reward of held-out answer {bad[0]} is {found[bad[0]]} ({len(bad)} of {len(found)} "
-            "are not finite): its weights have diverged, or overflow in model.dtype; lower "
+            f"{label}: the score of held-out sequence {bad[0]} is {found[bad[0]].tolist()} ({len(bad)} of "
+            f"{len(found)} are not finite): its weights have diverged, or overflow in model.dtype; lower "
             "training.learning_rate, or use bfloat16"
         )
     return found
+
+
+def probabilities(logits: Any, has_several: bool) -> Any:
+    """Return the probability of each label for logits (rows, labels): softmax, or sigmoid where a text may
+    have several labels."""
+    import numpy
+
+    if has_several:
+        return numpy.exp(-numpy.logaddexp(0.0, -logits))
+    shifted = numpy.exp(logits - logits.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)
+
+
+def given_labels(logits: Any, has_several: bool) -> Any:
+    """Return which labels a model gives each text, bool of the shape of logits (texts, labels): the most
+    probable one, or all of at least THRESHOLD."""
+    import numpy
+
+    if has_several:
+        return probabilities(logits, has_several) >= THRESHOLD
+    return numpy.arange(logits.shape[1]) == logits.argmax(axis=1)[:, None]
+
+
+def answers(model: Any, logits: Any) -> Any:
+    """Return what a model with the head answers by its outputs: rewards as they are, or probabilities."""
+    several = innermost(model).config.problem_type == "multi_label_classification"
+    return logits if logits.shape[1] == 1 else probabilities(logits, several)
+
+
+def targets(rows: Sequence[Row], labels: int) -> Any:
+    """Return which labels each row has, bool of shape (rows, labels)."""
+    import numpy
+
+    found = numpy.zeros((len(rows), labels), dtype=bool)
+    for number, row in enumerate(rows):
+        found[number, row[CLASSES]] = True
+    return found
+
+
+def class_losses(logits: Any, wanted: Any, section: Classify) -> Any:
+    """Return the loss of each row in nats, shape (rows,), of float64 logits (rows, labels).
+
+    One label: minus its log-probability times its weight. Several: the mean over all labels of minus the
+    log-probability of having the label or not, times the label's weight, as torch's BCEWithLogitsLoss.
+
+    Args:
+        wanted: which labels each row has, bool (rows, labels).
+    """
+    import numpy
+
+    weights = numpy.asarray(section.weights)
+    if section.has_several_labels:
+        return (weights * numpy.logaddexp(0.0, numpy.where(wanted, -logits, logits))).mean(axis=1)
+    highest = logits.max(axis=1, keepdims=True)
+    log_probs = logits - highest - numpy.log(numpy.exp(logits - highest).sum(axis=1, keepdims=True))
+    return -(weights * log_probs * wanted).sum(axis=1)
 
 
 def pair_losses(found: Any, center: float | None) -> Any:
@@ -180,11 +239,11 @@ class Head:
     """The head of a language model: logits of the vocabulary."""
 
     name: ClassVar[str] = "language_model"
-    outputs: ClassVar[int | None] = None
+    outputs: int | None = None
     """Outputs for each token; None for the vocabulary."""
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
     """Class of transformers that loads the model."""
-    arguments: ClassVar[Mapping[str, Any]] = {}
+    arguments: Mapping[str, Any] = MappingProxyType({})
     """Arguments of from_pretrained."""
     task_type: ClassVar[str] = "CAUSAL_LM"
     """PEFT's name of the task of an adapter."""
@@ -196,8 +255,14 @@ class Head:
     """The hub's name of the task."""
     loss_unit: ClassVar[str] = "nats per token"
     """Unit of `loss`."""
+    answers_in: ClassVar[str] = "logits"
+    """Answers that the gate compares: logits, or probabilities."""
     no_words: ClassVar[str] = ""
     """Reason that a model with it cannot answer in words; empty where it can."""
+
+    def bound(self, section: ObjectiveSection) -> "Head":
+        """Return the head with what a recipe's objective says of it."""
+        return self
 
     def loader(self) -> Any:
         """Return the class of transformers that loads the model."""
@@ -241,25 +306,17 @@ class Head:
         return float(nll.sum() / tokens.sum())
 
 
-class ScalarHead(Head):
-    """One number for a sequence, `score`: that of a reward model (models/heads.py)."""
+class SequenceHead(Head):
+    """A head of a few outputs for a sequence, `score`, in the place of that of words."""
 
-    name = "scalar"
-    outputs = 1
     auto_class = "AutoModelForSequenceClassification"
-    arguments: ClassVar[Mapping[str, Any]] = {"num_labels": 1}
     task_type = "SEQ_CLS"
     trained_beside = ("score",)
     drawn = (NAME,)
     pipeline_tag = "text-classification"
-    loss_unit = "nats per pair"
-    no_words = (
-        "a reward model, which has no head of words; load it with transformers, as the README.md of "
-        "the artifact shows"
-    )
 
     def geometry(self, geometry: Geometry) -> Geometry:
-        return geometry.with_reward_head()
+        return geometry.with_head_of(self.outputs or 1)
 
     def loss_problem(self, geometry: Geometry) -> str | None:
         return None
@@ -275,13 +332,74 @@ class ScalarHead(Head):
         return {NAME: Drawn(config, seed)}
 
     def complete(self, model: Any, pad_token_id: Callable[[], int]) -> None:
-        # Its reward is that of the last token that is not padding; the base's configuration may name none.
+        # Its output is that of the last token that is not padding; the base's configuration may name none.
         model.config.get_text_config().pad_token_id = pad_token_id()
+
+
+class ScalarHead(SequenceHead):
+    """One number for a sequence: that of a reward model."""
+
+    name = "scalar"
+    outputs = 1
+    arguments: Mapping[str, Any] = MappingProxyType({"num_labels": 1})
+    loss_unit = "nats per pair"
+    no_words = (
+        "a reward model, which has no head of words; load it with transformers, as the README.md of "
+        "the artifact shows"
+    )
 
     def loss(self, model: Any, sequences: Sequence[Row], pad_token_id: int, recipe: Recipe) -> float:
         assert isinstance(recipe.objective, Reward)
-        found = finite_rewards(model, sequences, pad_token_id, recipe.evaluation.batch_size, "tuned model")
-        return float(pair_losses(found, recipe.objective.center_rewards_coefficient).mean())
+        found = finite_scores(model, sequences, pad_token_id, recipe.evaluation.batch_size, "tuned model")
+        return float(pair_losses(found[:, 0], recipe.objective.center_rewards_coefficient).mean())
+
+
+class ClassHead(SequenceHead):
+    """One output for each named label, whose names are in the model's config.json."""
+
+    name = "classes"
+    answers_in = PROBABILITIES
+    loss_unit = "nats per text"
+    no_words = (
+        "a classifier, which has no head of words; flytune infer gives labels with their probabilities, and "
+        "the README.md of the artifact shows how transformers loads it"
+    )
+
+    def __init__(self, section: Classify | None = None) -> None:
+        """Bind it to the labels of an objective."""
+        if section is None:
+            return
+        self.section = section
+        self.outputs = len(section.labels)
+        self.arguments = {
+            "num_labels": len(section.labels),
+            "id2label": dict(enumerate(section.labels)),
+            "label2id": {label: place for place, label in enumerate(section.labels)},
+            "problem_type": section.problem_type,
+        }
+
+    def bound(self, section: ObjectiveSection) -> Head:
+        assert isinstance(section, Classify)
+        return type(self)(section)
+
+    def answers(self, logits: Any) -> list[tuple[str | list[str], dict[str, float]]]:
+        """Return the label of each row of logits (rows, labels), or all its labels where it may have several,
+        and the probability of each label by name."""
+        section = self.section
+        found = list[tuple[str | list[str], dict[str, float]]]()
+        of_rows = probabilities(logits, section.has_several_labels).tolist()
+        given_to_rows = given_labels(logits, section.has_several_labels).tolist()
+        for of_row, is_given in zip(of_rows, given_to_rows, strict=True):
+            names = [label for label, given in zip(section.labels, is_given, strict=True) if given]
+            by_name = dict(zip(section.labels, of_row, strict=True))
+            found.append((names if section.has_several_labels else names[0], by_name))
+        return found
+
+    def loss(self, model: Any, sequences: Sequence[Row], pad_token_id: int, recipe: Recipe) -> float:
+        assert isinstance(recipe.objective, Classify)
+        logits = finite_scores(model, sequences, pad_token_id, recipe.evaluation.batch_size, "tuned model")
+        wanted = targets(sequences, len(recipe.objective.labels))
+        return float(class_losses(logits, wanted, recipe.objective).mean())
 
 
 class VisionHead(Head):
@@ -302,7 +420,9 @@ class VisionHead(Head):
 
 
 LANGUAGE_MODEL, VISION_LANGUAGE_MODEL = Head(), VisionHead()
-HEADS: dict[str, Head] = {head.name: head for head in (LANGUAGE_MODEL, VISION_LANGUAGE_MODEL, ScalarHead())}
+HEADS: dict[str, Head] = {
+    head.name: head for head in (LANGUAGE_MODEL, VISION_LANGUAGE_MODEL, ScalarHead(), ClassHead())
+}
 
 
 def loader_of(folder: Path) -> Any:
@@ -316,4 +436,6 @@ def loader_of(folder: Path) -> Any:
 
 def head_of(recipe: Recipe) -> Head:
     """Return the head that a recipe's objective trains."""
-    return VISION_LANGUAGE_MODEL if recipe.data.images else HEADS[recipe.objective.head]
+    if recipe.data.images:
+        return VISION_LANGUAGE_MODEL
+    return HEADS[recipe.objective.head].bound(recipe.objective)

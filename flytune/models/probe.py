@@ -48,10 +48,10 @@ class Answers:
     """Number of tokens of each prompt, int64 (prompts,)."""
     logits: Any
     """Logits after the last token of each prompt, float32 (prompts, vocabulary); of a reward model (prompts,
-    1)."""
+    1); of a classifier the probabilities (prompts, labels)."""
     loss: Any
-    """Mean loss over the tokens of each prompt after its first, float32 (prompts,) in nats; 0 of a reward
-    model."""
+    """Mean loss over the tokens of each prompt after its first, float32 (prompts,) in nats; 0 of a model that
+    has no head of words."""
 
     experts: Any = None
     """Numbers of each expert's adapter (expert_probe.fingerprints), float64; None without adapters on
@@ -110,7 +110,7 @@ def record(trainer: Any, tokenizer: Any, file: Path, sharding: Any, on_base: boo
     prompts = tokenized(tokenizer)
     answers = ask(trainer.model_wrapped, prompts)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    if on_base and not heads.is_reward_model(model):
+    if on_base and not heads.has_score(model):
         answers = dataclasses.replace(answers, **_without_adapter(trainer.model_wrapped, model, prompts))
     sharding.before_gather(trainer.model_wrapped)
     answers = dataclasses.replace(answers, experts=fingerprints(model, sharding.gather))
@@ -134,9 +134,11 @@ def ask(model: Any, prompts: list[list[int]]) -> Answers:
     import torch
 
     lengths = torch.tensor([len(prompt) for prompt in prompts])
-    if heads.is_reward_model(model):
-        rewards = torch.from_numpy(heads.rewards(model, prompts, 0)).float()
-        return Answers(padded(prompts, 0), lengths, rewards[:, None], torch.zeros(len(prompts)))
+    if heads.has_score(model):
+        found = heads.answers(model, heads.scores(model, prompts, 0))
+        return Answers(
+            padded(prompts, 0), lengths, torch.from_numpy(found).float(), torch.zeros(len(prompts))
+        )
     last, losses = [], []
     for ids, logits in logits_of(model, prompts):
         last.append(logits[-1])

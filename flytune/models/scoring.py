@@ -16,6 +16,8 @@ from flytune.recipe import Recipe
 
 IGNORED = -100
 """Label of a token that is not part of the loss."""
+CLASSES = "classes"
+"""Key of a row with the places of its labels."""
 GATE_SAMPLES = 8
 """Held-out samples that the live model is scored on before export; the evaluation compares the export with
 them."""
@@ -26,7 +28,7 @@ RESAMPLES = 2000
 
 Row = dict[str, Any]
 """Sample with input_ids and labels, lists of equal length; a pair also has seq_lengths, the lengths of its
-two sequences, and a labelled answer label, 1 or 0."""
+two sequences, a labelled answer label, 1 or 0, and a text with labels classes, their places."""
 
 
 def sequences_of(rows: Sequence[Row]) -> list[Row]:
@@ -61,7 +63,7 @@ def samples_sha256(rows: Sequence[Row]) -> str:
     for row in rows:
         parts = [
             [int(value) for value in row[name]]
-            for name in ("input_ids", "labels", "seq_lengths")
+            for name in ("input_ids", "labels", "seq_lengths", CLASSES)
             if name in row
         ]
         digest.update(json.dumps([*parts, int(row.get("label", -1))]).encode())

@@ -2,6 +2,7 @@
 follow."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flytune.models import Row, bootstrap
@@ -22,6 +23,10 @@ class HeldoutFigures(NamedTuple):
     """Weight of each sample, shape (samples,)."""
     scores: dict[str, Any]
     """Scores of each sample times its weight, shape (samples,), named as their figure is."""
+    neutral: Mapping[str, float] = MappingProxyType({})
+    """Value of each figure of a model that reads no sample, where it follows from the samples."""
+    fields: Mapping[str, Any] = MappingProxyType({})
+    """Other fields of Metrics."""
 
 
 class ModelScores(NamedTuple):

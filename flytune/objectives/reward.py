@@ -7,17 +7,16 @@ a pair is minus the log sigmoid of the difference of both rewards.
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from flytune.models import Row, heads
-from flytune.models.scoring import padded, sequences_of
-from flytune.objectives.base import ObjectiveBase, tables_beside_adapter
+from flytune.models.scoring import sequences_of
 from flytune.objectives.heldout import HeldoutFigures, HeldoutRows, intervals
+from flytune.objectives.sequence_heads import SequenceHeadObjective
 from flytune.recipe import Reward as RewardSection
 from flytune.records.figures import ACCURACY, LOSS, MARGIN, Figure
 from flytune.sentences import counted
-from flytune.sharding import sharding_of
 
 
 class RewardedRows(HeldoutRows):
@@ -33,7 +32,7 @@ class RewardedRows(HeldoutRows):
 
         assert isinstance(self.recipe.objective, RewardSection)
         pad, batch_size = self.tokenizer.pad_token_id, self.recipe.evaluation.batch_size
-        rewards = heads.finite_rewards(model, self.sequences, pad, batch_size, "reward model")
+        rewards = heads.finite_scores(model, self.sequences, pad, batch_size, "reward model")[:, 0]
         chosen, rejected = numpy.split(rewards, 2)
         losses = heads.pair_losses(rewards, self.recipe.objective.center_rewards_coefficient)
         values = {"reward_accuracy": chosen > rejected, "loss": losses, "reward_margin": chosen - rejected}
@@ -42,10 +41,12 @@ class RewardedRows(HeldoutRows):
         return HeldoutFigures(figures, weights, {name: values[name] for name in ("reward_accuracy", "loss")})
 
 
-class RewardModeling(ObjectiveBase):
+class RewardModeling(SequenceHeadObjective):
     """TRL's RewardTrainer on pairs of sequences; all pairs have the same weight."""
 
     name = "reward"
+    head_of = "rewards"
+    answers_with = "a reward model gives a number"
     heldout_rows = RewardedRows
     logged: ClassVar[Mapping[str, str]] = {"reward_accuracy": "accuracy", "reward_margin": "margin"}
 
@@ -60,58 +61,6 @@ class RewardModeling(ObjectiveBase):
         loss = LOSS.model_copy(update=update | {"scaled_by": ["objective.center_rewards_coefficient"]})
         return [ACCURACY, loss, MARGIN]
 
-    def problems(self) -> list[str]:
-        method, where, found = self.recipe.method, f"objective: {self.name}", []
-        if method.adapter:
-            found.append(
-                f"{where} with method.adapter: an adapter of a language model has no head of rewards; merge "
-                "it first (flytune merge), and name the merged model in model.name_or_path"
-            )
-        if method.is_pissa:
-            found.append(
-                f"{where} with method.init_lora_weights {method.init_lora_weights}: its export as LoRA is "
-                "not tested with a head of rewards; leave init_lora_weights out"
-            )
-        if named := tables_beside_adapter(self.recipe):
-            found.append(
-                f"{where} with {', '.join(named)}: tables of tokens beside the head of rewards are not "
-                "tested; use method full, or remove them"
-            )
-        if isinstance(method.target_modules, list) and {"lm_head", "score"} & {*method.target_modules}:
-            found.append(
-                f"{where} with method.target_modules {', '.join(method.target_modules)}: there is no "
-                "lm_head, and score is trained completely; remove it there"
-            )
-        if reason := sharding_of(self.recipe).no_reward_head:
-            found.append(
-                f"{where} with sharding {self.recipe.sharding.name}: {reason}; use sharding none or ddp"
-            )
-        if self.recipe.training.use_liger_kernel:
-            found.append(
-                f"{where} with training.use_liger_kernel: Liger replaces the loss of language models, and "
-                "its other kernels are not tested with a classifier; remove it"
-            )
-        if self.recipe.model.trust_remote_code:
-            found.append(
-                f"{where} with model.trust_remote_code: code of the model's own has its own classifier, or "
-                "none; use a model type of transformers"
-            )
-        if self.recipe.evaluation.tasks:
-            found.append(
-                f"{where} with evaluation.tasks: lm-evaluation-harness asks for words, and a reward model "
-                "gives a number; remove it"
-            )
-        return found
-
-    def model_problem(self, model_type: str) -> str | None:
-        if model_type in heads.TYPES:
-            return None
-        return (
-            f"objective: {self.name}: transformers has no sequence classifier of the usual form for "
-            f"{model_type} (GenericForSequenceClassification); choose another base model (llama, mistral, "
-            "qwen3, gemma3_text ...)"
-        )
-
     def _switches_dropout_off(self) -> bool:
         return self.section.disable_dropout
 
@@ -125,11 +74,6 @@ class RewardModeling(ObjectiveBase):
             found.append("evaluation.sample_answers: a reward model answers nothing, so none are sampled")
         return found + self.dropout_reasons()
 
-    def arguments_class(self) -> Any:
-        from trl import RewardConfig
-
-        return RewardConfig
-
     def arguments(self) -> dict[str, Any]:
         return {
             "center_rewards_coefficient": self.section.center_rewards_coefficient,
@@ -141,9 +85,6 @@ class RewardModeling(ObjectiveBase):
     @classmethod
     def trainer_class(cls) -> Any:
         return _trainer_class()
-
-    def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]]:
-        return functools.partial(batch, pad_token_id)
 
     def row_numbers(self, outputs: Any) -> Any:
         return outputs.logits.squeeze(-1)
@@ -166,8 +107,8 @@ class RewardModeling(ObjectiveBase):
 
         sequences = [one["input_ids"] for one in sequences_of(rows)]
         with trainer.compute_loss_context_manager():
-            found = heads.rewards(trainer.model_wrapped, sequences, trainer.processing_class.pad_token_id)
-        losses = heads.pair_losses(found, trainer.args.center_rewards_coefficient)
+            found = heads.scores(trainer.model_wrapped, sequences, trainer.processing_class.pad_token_id)
+        losses = heads.pair_losses(found[:, 0], trainer.args.center_rewards_coefficient)
         return losses, numpy.ones(len(losses))
 
 
@@ -186,13 +127,3 @@ def _trainer_class() -> Any:
             return dataset
 
     return PairRewardTrainer
-
-
-def batch(pad_token_id: int, rows: list[Row]) -> dict[str, Any]:
-    """Return a batch as TRL has it, int64 tensors [2 x rows, longest]: the chosen sequences of all rows, then
-    the rejected."""
-    sequences = [one["input_ids"] for one in sequences_of(rows)]
-    return {
-        "input_ids": padded(sequences, pad_token_id),
-        "attention_mask": padded([[1] * len(sequence) for sequence in sequences], 0),
-    }

@@ -100,6 +100,20 @@ def _with_loss(found: Geometry, config: dict[str, Any], model: Model) -> Geometr
     whole = str(config.get("model_type"))
     tried = whole if whole != found.model_type and whole in model_types.table() else None
     told: dict[str, Any] = {"own_logits": own, "loss_problem": problem, "tried_as": tried}
+    told["own_labels"] = _own_labels(config)
     if limit := positions.of(config, model.name_or_path, remote):
         told |= {"positions": limit.tokens, "bounds_positions": limit.is_bound}
     return found.model_copy(update=told)
+
+
+def _own_labels(config: dict[str, Any]) -> tuple[str, ...] | None:
+    """Return the names of the labels of a base model that is a classifier already, in order; None for
+    others."""
+    architectures, names = config.get("architectures") or [], config.get("id2label") or {}
+    if not any(str(name).endswith("ForSequenceClassification") for name in architectures):
+        return None
+    if not isinstance(names, dict) or not all(str(place).isdecimal() for place in names):
+        return ()
+    # transformers names two labels where config.json has none.
+    in_order = [str(names[place]) for place in sorted(names, key=int)]
+    return tuple(in_order or ("LABEL_0", "LABEL_1"))

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from flytune import data, yaml_core
 from flytune.data import formats
 from flytune.data.columns import REFERENCES, TURNS, likely_names
+from flytune.data.rows import classified
 from flytune.errors import DataError, DoesNotFit, RecipeError
 from flytune.hardware import Shape, load_shapes, this_machine
 from flytune.planning import planner, sample_count
@@ -41,17 +42,19 @@ OBJECTIVES = {
     "kto": "answers with a label",
     "reward": "pairs that a reward model learns to score",
     "grpo": "questions whose answers the model draws itself, judged by rewards",
+    "classify": "texts with a label",
 }
 """Kinds of samples by the objective that trains them."""
-_EPOCHS = {"sft": 3, "dpo": 1, "kto": 1, "reward": 1, "grpo": 1}
+_EPOCHS = {"sft": 3, "dpo": 1, "kto": 1, "reward": 1, "grpo": 1, "classify": 3}
 # Customary rates: LoRA's and full training's on answers (QLoRA's paper, Tulu 3), DPO's and KTO's a tenth and
-# less, TRL's defaults for reward models and GRPO.
+# less, TRL's defaults for reward models and GRPO; classifiers have the rates of reward models.
 _RATES = {
     "sft": (1e-5, 2e-4),
     "dpo": (5e-7, 2e-5),
     "kto": (5e-7, 2e-5),
     "reward": (1e-5, 1e-4),
     "grpo": (1e-6, 1e-5),
+    "classify": (1e-5, 1e-4),
 }
 """Learning rates by the objective: of all weights, and of adapters."""
 _GRPO: dict[str, Any] = {
@@ -86,6 +89,8 @@ class Looked(NamedTuple):
     """Format of the rows."""
     columns: dict[str, str]
     """Columns of the rows by our names, where no format has theirs."""
+    fields: dict[str, Any]
+    """Fields of the objective that the rows show: labels of texts; empty of others."""
     chat_template: str | None
     """Shipped chat template, where the rows are chats and the base has none."""
     longest: int
@@ -134,21 +139,29 @@ def look(asked: Asked) -> Looked:
             f"{asked.data}: --objective grpo: its rows have no column {', '.join(REFERENCES)} to judge an "
             "answer by: write a recipe with a reward of your own (docs/objectives.md)"
         )
+    fields = classified.fields_of(rows) if objective == "classify" else {}
+    if fields and len(fields["labels"]) < 2:
+        raise DataError(
+            f"{asked.data}: --objective classify: the first {counted(len(rows), 'row')} have "
+            f"{counted(len(fields['labels']), 'label')} in their column label or labels, and a classifier "
+            "tells two apart at least"
+        )
     columns = {} if _is_read(rows[0], objective) else likely_names(rows[0])
     section: dict[str, Any] = {"max_samples": ROWS, "columns": columns}
     longest, form, template = 0, "", None
     try:
-        longest, form = _prepared(_draft(asked, objective, section))
+        longest, form = _prepared(_draft(asked, objective, section, fields))
     except DataError as error:
         if "chat template" not in str(error):
             raise
         template = "chatml"
-        longest, form = _prepared(_draft(asked, objective, section | {"chat_template": template}))
+        section |= {"chat_template": template}
+        longest, form = _prepared(_draft(asked, objective, section, fields))
     if objective == "grpo":
         longest += _GRPO["max_completion_length"]
     # A quarter more than the longest of the first rows, in whole blocks of 64.
     kept = min(LONGEST, -(-max(64, longest + longest // 4) // 64) * 64)
-    return Looked(len(rows), objective, form, columns, template, longest, kept)
+    return Looked(len(rows), objective, form, columns, fields, template, longest, kept)
 
 
 def _objective(row: dict[str, Any]) -> str:
@@ -156,7 +169,9 @@ def _objective(row: dict[str, Any]) -> str:
         return "dpo"
     names = formats.with_other_names(row, {})
     has_answer = any(names.get(name, name) in row for name in ("completion", *TURNS))
-    return "kto" if has_answer and formats.label_column(row) else "sft"
+    if has_answer and formats.label_column(row):
+        return "kto"
+    return "classify" if "text" in row and set(classified.LABELS) & row.keys() else "sft"
 
 
 def _is_read(row: dict[str, Any], objective: str) -> bool:
@@ -194,7 +209,9 @@ def _quiet(name: str) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _draft(asked: Asked, objective: str, section: dict[str, Any]) -> Recipe:
+def _draft(
+    asked: Asked, objective: str, section: dict[str, Any], fields: dict[str, Any] | None = None
+) -> Recipe:
     limits = {"max_length": 32 * LONGEST, "contract": "warn", "heldout_fraction": 0.3}
     return Recipe.model_validate(
         {
@@ -202,7 +219,7 @@ def _draft(asked: Asked, objective: str, section: dict[str, Any]) -> Recipe:
             "model": {"name_or_path": asked.base},
             "data": source_of(asked.data) | limits | section,
             "method": "lora",
-            "objective": objective,
+            "objective": {"name": objective} | (fields or {}),
             "training": {"learning_rate": 1e-4, "global_batch_size": 16},
         }
     )
@@ -307,7 +324,9 @@ def _recipe(
 
 
 def _objective_section(looked: Looked) -> dict[str, Any]:
-    return _GRPO if looked.objective == "grpo" else {"name": looked.objective}
+    if looked.objective == "grpo":
+        return _GRPO
+    return {"name": looked.objective, **looked.fields}
 
 
 def _name(named: str) -> str:
@@ -332,6 +351,7 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         "data.columns": "the rows' own names of what the format needs",
         "data.chat_template": "the base has none; a shipped one",
         "objective": f"{OBJECTIVES[looked.objective]}, {'as asked' if asked.objective else 'by the columns'}",
+        "objective.labels": f"those of the first {counted(looked.rows, 'row')}; names say more than numbers",
         "objective.rewards": "1 where the final number, or what follows ####, is that of the row",
         "objective.group_size": "answers to each question, compared with each other",
         "objective.max_completion_length": "tokens of an answer; fewer are faster",

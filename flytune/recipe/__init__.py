@@ -5,7 +5,7 @@ from flytune.recipe.data import OF_HELDOUT, Data, Source
 from flytune.recipe.evaluation_tasks import EvaluationTask, HarnessTask, TaskSection
 from flytune.recipe.method import Method
 from flytune.recipe.named_files import read_recipe
-from flytune.recipe.objectives import SECTIONS, Dpo, Grpo, Kto, ObjectiveSection, Reward, Sft
+from flytune.recipe.objectives import SECTIONS, Classify, Dpo, Grpo, Kto, ObjectiveSection, Reward, Sft
 from flytune.recipe.optimizers import OPTIMIZERS, OptimizerKind
 from flytune.recipe.recipe import DataRequest, Recipe, json_schema
 from flytune.recipe.sections import (
@@ -27,6 +27,7 @@ __all__ = [
     "SECTIONS",
     "TRACKER_NAMES",
     "Checkpoints",
+    "Classify",
     "Data",
     "DataRequest",
     "Dpo",

@@ -205,6 +205,10 @@ class DataRequest(Strict):
     judged_by: Annotated[Grpo | None, Field(exclude_if=lambda section: section is None)] = None
     """Rewards with which reference answers are checked, and the most tokens of an answer; None of objectives
     without any."""
+    classes: Annotated[list[str], Field(exclude_if=lambda names: not names)] = Field(default=[])
+    """Names of the labels of rows, in the order of the model's outputs; empty where rows have none."""
+    labelling: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
+    """Problem whose labels they are, by transformers' name; empty where rows have none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -228,6 +232,8 @@ class DataRequest(Strict):
             tokenizer=tokenizer,
             row_kind=recipe.row_kind,
             judged_by=recipe.objective.judged_by,
+            classes=recipe.objective.classes,
+            labelling=recipe.objective.labelling,
         )
 
 

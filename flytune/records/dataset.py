@@ -31,6 +31,9 @@ class SplitCounts(Strict):
     """Number of rows that the samples were packed into; None if each sample is a row of its own."""
     desirable: Annotated[int | None, Field(exclude_if=lambda desirable: desirable is None)] = None
     """Number of samples whose answer is labelled desirable; None for answers without labels."""
+    classes: Annotated[list[int], Field(exclude_if=lambda counts: not counts)] = Field(default=[])
+    """Number of samples that have each label, up to the last one that some have; empty where rows have
+    none."""
     shards: list[Shard]
 
     @property
@@ -119,6 +122,9 @@ class Manifest(Record):
     """Largest number of pixels of an image, to which larger ones are reduced; None for any."""
     row_kind: Annotated[RowKindName, Field(exclude_if=lambda name: name == ANSWERS)] = ANSWERS
     """Name of the kind of rows (flytune.data.rows)."""
+
+    classes: Annotated[list[str], Field(exclude_if=lambda names: not names)] = Field(default=[])
+    """Names of the labels of rows, by their numbers; empty where rows have none."""
 
     @model_validator(mode="before")
     @classmethod

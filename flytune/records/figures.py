@@ -9,6 +9,8 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 
 from flytune.schema import Strict
 
+PREFERS_NOTHING = "a model that prefers nothing"
+
 
 class Figure(Strict):
     """A quantity of a model, of which each objective has several (flytune.objectives)."""
@@ -24,7 +26,9 @@ class Figure(Strict):
     meaning: str = ""
     """Definition in a few words, where the title is none."""
     neutral: float | None = None
-    """Value of a model that prefers nothing, of a figure of preferences."""
+    """Value of a model that reads no sample, such as one that prefers nothing."""
+    neutral_model: Annotated[str, Field(exclude_if=lambda name: name == PREFERS_NOTHING)] = PREFERS_NOTHING
+    """Phrase of that model."""
     is_paired: bool = False
     """True if models are compared by it, sample by sample (SampleScores)."""
     scaled_by: list[str] = Field(default=[])
@@ -114,6 +118,15 @@ class SampleScores(Strict):
     weights."""
 
 
+SHARE_OF_TEXTS = Figure(
+    name="accuracy",
+    title="accuracy",
+    unit="share of texts",
+    better="higher",
+    is_paired=True,
+    step="accuracy",
+    neutral_model="the best answer that is the same for all texts",
+)
 LOSS = Figure(
     name="loss",
     title="loss",

@@ -113,6 +113,36 @@ class UntrainedExperts(Strict):
     """Number of experts that the parameter has."""
 
 
+class LabelCounts(Strict):
+    """Held-out texts with one label, and how the tuned model labels texts."""
+
+    label: str
+    texts: int
+    """Number of texts that have it."""
+    answered: int
+    """Number of texts that the model gives it to."""
+    right: int
+    """Number of texts that have it, and that the model gives it to."""
+    answers: list[int] = Field(default=[], exclude_if=lambda answers: not answers)
+    """Number of its texts by the label that the model gives them, in the order of labels: a row of the
+    confusion matrix; empty where texts may have several labels."""
+
+    @property
+    def precision(self) -> float:
+        """Return the share of the texts given the label that have it; 0 if there are none."""
+        return self.right / self.answered if self.answered else 0.0
+
+    @property
+    def recall(self) -> float:
+        """Return the share of the texts with the label that are given it; 0 if there are none."""
+        return self.right / self.texts if self.texts else 0.0
+
+    @property
+    def f1(self) -> float:
+        """Return the harmonic mean of precision and recall; 0 if both are."""
+        return 2 * self.right / (self.texts + self.answered) if self.right else 0.0
+
+
 class TaskScore(Strict):
     """One metric of one task of lm-evaluation-harness, for base and tuned model on the same documents."""
 
@@ -173,6 +203,8 @@ class Metrics(Record):
     """Load of each layer's experts, of a mixture of experts."""
     untrained_experts: list[UntrainedExperts] = Field(default=[], exclude_if=lambda experts: not experts)
     """Adapted experts that got no token in training."""
+    labels: list[LabelCounts] = Field(default=[], exclude_if=lambda labels: not labels)
+    """Labels of a classifier, in its order; empty of other models."""
     scores: SampleScores | None = Field(default=None, exclude_if=lambda value: value is None)
     """Scores of each held-out sample; None in older records."""
 

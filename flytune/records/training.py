@@ -80,6 +80,8 @@ class Step(Strict):
     reward_margin: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """Mean reward of their chosen answers less that of the rejected ones; of labelled answers, of the micro
     batches with both labels."""
+    accuracy: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Share of the trained texts since the previous logged step whose labels are right; of classifiers."""
     reward: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """Mean reward of the answers that the model has drawn since the previous logged step; of objectives that
     draw some."""

@@ -93,7 +93,7 @@ def _by_step(figure: Figure, training: TrainingResult, measured: MeasuredFigure 
             )
         if figure.neutral is not None:
             axes.axhline(
-                figure.neutral, color=charts.MUTED, linestyle="--", linewidth=1, label="no preference"
+                figure.neutral, color=charts.MUTED, linestyle="--", linewidth=1, label=figure.neutral_model
             )
         axes.legend()
         charts.by_step(axes)

@@ -109,7 +109,7 @@ def _arguments(recipe: Recipe) -> list[str]:
         f"dtype=torch.{recipe.model.dtype}",
         f'attn_implementation="{recipe.model.attn_implementation}"',
     ]
-    arguments += [f"{name}={value}" for name, value in heads.head_of(recipe).arguments.items()]
+    arguments += [f"{name}={value!r}" for name, value in heads.head_of(recipe).arguments.items()]
     if recipe.model.trust_remote_code:
         arguments.append("trust_remote_code=True")
     return [*arguments, 'device_map="auto"']

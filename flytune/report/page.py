@@ -158,7 +158,7 @@ def verdict(metrics: Metrics) -> str:
     else:
         change = f"Held-out {first.title} is {after}"
         if first.neutral is not None:
-            change += f", and that of a model that prefers nothing {value(first, first.neutral)}"
+            change += f", and that of {first.neutral_model} {value(first, first.neutral)}"
     others = [figure for figure in metrics.figures if figure.is_paired and figure not in (first, compared)]
     more = "".join(
         f" {capitalized(figure.title)}: {quantity(figure, figure.tuned.value)} "

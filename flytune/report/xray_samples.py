@@ -224,6 +224,9 @@ def _view(title: str, part: StoredSamples, sample: int, manifest: Manifest, toke
     note = f"{part.where(sample)}: {counted(length, 'token')}, {sum(trained):,} trained"
     if part.desirable is not None:
         note += f", {row_kind(manifest.row_kind).label_names[bool(part.desirable[sample])]}"
+    if part.classes is not None:
+        names = [manifest.classes[place] for place in part.classes[sample]]
+        note += f", {', '.join(names) or 'without a label'}"
     pieces = _shortened(ids, trained, tokenizer)
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     if manifest.truncated and length == manifest.max_length and not special & set(ids[-2:]):

@@ -13,6 +13,8 @@ from flytune.selftest.tiny_model import SENTENCES
 from flytune.sentences import counted
 from training_estimates.degrees import Degrees
 
+LABELS = ["first", "second", "third"]
+"""Labels of texts."""
 REWARD = """
 def letters(completion, prompt, answer, **columns):
     shown = completion[:40]
@@ -62,6 +64,19 @@ def write_prompts(path: Path, rows: int, seed: int = 0) -> None:
         {"prompt": pair["prompt"], "answer": pair["chosen"][0]["content"]} for pair in _pairs(rows, seed)
     )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows_of), encoding="utf-8")
+
+
+def write_texts(path: Path, rows: int, seed: int = 0) -> None:
+    """Write texts of 1 to 60 words with random labels."""
+    draw, words = random.Random(seed), " ".join(SENTENCES).split()
+    texts = [
+        {
+            "text": f"{row} {' '.join(draw.choices(words, k=draw.choice([1, 2, 4, 30, 60])))}",
+            "label": LABELS[row % len(LABELS) if row < len(LABELS) else draw.randrange(len(LABELS))],
+        }
+        for row in range(rows)
+    ]
+    path.write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
 
 
 def _pairs(rows: int, seed: int) -> Iterator[dict[str, Any]]:

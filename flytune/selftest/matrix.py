@@ -71,7 +71,7 @@ def weight_distance(run: FinishedRun, plain: FinishedRun, base: Path) -> float:
         )
     is_adapter = any(".lora_B." in name for name in theirs)
     differences = [mine[name] - theirs[name] for name in mine]
-    # The head of a reward model is not in the base.
+    # The head of a sequence is not in the base.
     updates = [
         theirs[name] if is_adapter else theirs[name] - start[name]
         for name in mine

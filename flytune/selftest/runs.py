@@ -23,8 +23,8 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
-Rows = Literal["chats", "step", "packed", "dpo", "kto", "reward", "grpo"]
-OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo")
+Rows = Literal["chats", "step", "packed", "dpo", "kto", "reward", "grpo", "classify"]
+OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo", "classify")
 """Rows of an objective of their name; all others are those of sft."""
 Model = Literal["dense", "experts", "balance"]
 
@@ -37,13 +37,15 @@ _FILES: dict[Rows, tuple[str, str]] = {
     "kto": ("labelled.jsonl", "heldout-labelled.jsonl"),
     "reward": ("pairs.jsonl", "heldout-pairs.jsonl"),
     "grpo": ("prompts.jsonl", "heldout-prompts.jsonl"),
+    "classify": ("texts.jsonl", "heldout-texts.jsonl"),
 }
 OBJECTIVE_SECTIONS: dict[Rows, dict[str, Any]] = {
     "grpo": {
         "group_size": 2,
         "max_completion_length": 12,
         "rewards": [{"name": "letters", "code": selftest_dataset.REWARD}],
-    }
+    },
+    "classify": {"labels": selftest_dataset.LABELS, "class_weight": {selftest_dataset.LABELS[0]: 2.0}},
 }
 """Fields of objectives whose defaults are not a tiny run's."""
 
@@ -57,7 +59,7 @@ class Pair(NamedTuple):
     rows: Rows = "chats"
     """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in
     fewer rows; dpo and reward: pairs of chats; kto: labelled answers; grpo: prompts, with the answers that
-    plain training drew."""
+    plain training drew; classify: texts with labels."""
     model: Model = "dense"
     """dense: a Llama; experts: a mixture, whose experts get adapters too, with activation checkpointing under
     all shardings but none; balance: the same with the balance loss of the routers."""
@@ -108,6 +110,8 @@ class Trials:
             folder / "prompts.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT
         )
         selftest_dataset.write_prompts(folder / "heldout-prompts.jsonl", 4, seed=1)
+        selftest_dataset.write_texts(folder / "texts.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
+        selftest_dataset.write_texts(folder / "heldout-texts.jsonl", 4, seed=1)
         selftest_dataset.write_labelled(folder / "heldout-labelled.jsonl", 4, seed=1)
         # In separate processes: threads that torch and Arrow start in this process would not exist in the
         # forks.
@@ -148,10 +152,10 @@ class Trials:
         if pair.method != "full":
             method |= {"lora_dropout": 0.0, "r": 8, "lora_alpha": 16, "experts": pair.model != "dense"}
         # Packed rows divide into other micro batches, and each has a balance loss of its own; TRL has none
-        # for rewards.
+        # for heads of a sequence.
         balance = (
             {}
-            if pair.model == "dense" or pair.rows == "reward"
+            if pair.model == "dense" or pair.rows in ("reward", "classify")
             else {"router_aux_loss_coef": 0.5 * (pair.model == "balance")}
         )
         return Recipe.model_validate(

@@ -50,8 +50,8 @@ class ShardingBase:
     loads_whole_states: ClassVar[bool] = False
     """True if a process loads its part of a checkpoint, optimizer states included, at once, not a tensor at a
     time."""
-    no_reward_head: ClassVar[str | None] = None
-    """Reason why a reward model cannot be trained with it; None where it can."""
+    no_sequence_head: ClassVar[str | None] = None
+    """Reason why a head of a few outputs cannot be trained with it; None where it can."""
     no_drawn_answers: ClassVar[str | None] = "drawing answers is not tested with it"
     """Reason why an objective cannot draw answers from the trained model with it; None where it can."""
     is_plain: ClassVar[bool] = False

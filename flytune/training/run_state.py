@@ -83,6 +83,11 @@ class RunState:
                 "all processes gather the weights that read images at once, and one without an image would "
                 "leave the others waiting; use ddp or zero2, or train on samples that all have images"
             )
+        if manifest.classes != recipe.objective.classes:
+            raise DataError(
+                f"{dataset}: its labels are {', '.join(manifest.classes)[:200]}, in this order, and the "
+                f"recipe's {', '.join(recipe.objective.classes)[:200]}; prepare again"
+            )
         for line in objective_of(recipe).warnings(manifest):
             log.warning("%s", line)
         needed = reference.is_needed(recipe)

@@ -41,6 +41,7 @@ _WRITERS: dict[Rows, Callable[..., None]] = {
     "kto": selftest_dataset.write_labelled,
     "reward": selftest_dataset.write_pairs,
     "grpo": selftest_dataset.write_prompts,
+    "classify": selftest_dataset.write_texts,
 }
 
 _CHECKPOINT = re.compile(r"\d+-(\d{4,})-")

@@ -3,6 +3,7 @@
 import pytest
 
 from flytune import yaml_core
+from flytune.conversion import convert
 from flytune.errors import RecipeError
 from flytune.recipe import peers
 from tests.support.converted import converted, written
@@ -132,3 +133,31 @@ def test_the_tool_of_a_script(text, tool):
 def test_json_of_llama_factory_may_have_tabs(tmp_path):
     content = '{\n\t"stage": "sft", "model_name_or_path": "Qwen/Qwen3-0.6B",\n\t"dataset": "identity"\n}'
     assert "Made of LLaMA-Factory's a.json" in converted(tmp_path, "a.json", content)[1]
+
+
+def test_a_classifier_of_transformers_has_the_columns_of_its_command(tmp_path):
+    command = (
+        "python run_classification.py --model_name_or_path Qwen/Qwen3-0.6B --train_file a.csv "
+        "--validation_file b.csv --text_column_names premise,hypothesis --text_column_delimiter '; ' "
+        "--label_column_name gold --num_train_epochs 2 --output_dir o"
+    )
+    text = convert(written(tmp_path, "run.sh", command))
+    recipe = yaml_core.load(text)
+    assert recipe["data"] == {
+        "path": "a.csv",
+        "columns": {"text": "premise", "text_pair": "hypothesis", "label": "gold"},
+        "input_separator": "; ",
+        "max_length": 128,
+        "heldout_path": "b.csv",
+    }
+    assert (recipe["model"]["dtype"], recipe["method"], recipe["training"]["learning_rate"]) == (
+        "float32",
+        "full",
+        5e-5,
+    )
+    assert recipe["objective"] == {"name": "classify", "labels": []}, "a person names them"
+    with pytest.raises(RecipeError, match="do_regression: objective: classify has labels"):
+        convert(written(tmp_path, "run.sh", f"{command} --do_regression"))
+    of_trl = {"model_name_or_path": "a/b", "dataset_name": "a/b", "output_dir": "o"}
+    with pytest.raises(RecipeError, match="TRL trains no classifier of texts"):
+        convert(written(tmp_path, "a.yaml", of_trl), objective="classify")

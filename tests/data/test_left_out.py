@@ -161,7 +161,7 @@ def test_columns_beside_a_pair_are_said(objective, base, tmp_path, caplog):
     assert all(name in check.found for name in (*more, *label))
     assert "margin: TRL's RewardTrainer would subtract it" in check.advice
     assert "score_chosen, score_rejected: no loss uses it" in check.advice
-    assert ("label: only objective: kto reads a label" in check.advice) == bool(label)
+    assert ("label: objective: kto reads a label" in check.advice) == bool(label)
     assert check.found in caplog.text, "on the terminal too"
     prepare_rows(base, rows, tmp_path / "b", {"objective": objective})
     assert checks_of(tmp_path / "b" / "dataset")["left out"].verdict == "ok"

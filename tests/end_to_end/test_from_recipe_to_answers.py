@@ -11,6 +11,7 @@ import yaml
 
 from flytune.records import Manifest, Metrics
 from tests.support import mock_hub
+from tests.support.classified import write_classified
 from tests.support.paths import ROOT
 from tests.support.preferences import write_labelled, write_preferences
 from tests.support.pyflyte import pyflyte
@@ -58,9 +59,10 @@ def ran(seen, *command):
 
 
 @pytest.mark.journey
-@pytest.mark.parametrize("objective", ["sft", "dpo", "kto", "reward"])
+@pytest.mark.parametrize("objective", ["sft", "dpo", "kto", "reward", "classify"])
 def test_a_run_that_holds_nothing_out_stores_a_model_and_says_that_nothing_was_measured(objective, tmp_path):
-    write = {"sft": write_pairs, "kto": write_labelled}.get(objective, write_preferences)
+    writers = {"sft": write_pairs, "kto": write_labelled, "classify": write_classified}
+    write = writers.get(objective, write_preferences)
     changes = {
         "objective.name": objective,
         "method": "lora",

@@ -377,7 +377,7 @@ def test_a_bias_that_its_base_has_all_zero_may_stay_so(tmp_path):
             lambda logits: logits.roll(1, dims=0),
             "16 of 16 prompts are beyond it.*what was exported is not what was trained",
         ),
-        (lambda logits: logits[:, 1:], "the live model answered from 4[0-9]* tokens, the exported one from"),
+        (lambda logits: logits[:, 1:], "the live model answered from 4[0-9]* outputs, the exported one from"),
     ],
 )
 def test_other_answers(changed, said, runs, inputs, monkeypatch):

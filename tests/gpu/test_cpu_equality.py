@@ -15,6 +15,7 @@ from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.training import loop
 from tests.support import ranks
+from tests.support.classified import write_classified
 from tests.support.preferences import write_labelled, write_preferences
 from tests.support.prompts import section, write_prompts
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -26,6 +27,7 @@ ROWS = {
     "reward": write_preferences,
     "kto": write_labelled,
     "grpo": write_prompts,
+    "classify": write_classified,
 }
 CASES = [
     "full sft",
@@ -35,6 +37,7 @@ CASES = [
     "lora dpo",
     "lora kto",
     "full reward",
+    "full classify",
     "full grpo",
     "lora grpo",
 ]

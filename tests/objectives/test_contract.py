@@ -14,6 +14,7 @@ from flytune.planning import planner
 from flytune.recipe import SECTIONS, Recipe
 from flytune.records.training import TrainingResult
 from tests.support import objective_runs, ranks
+from tests.support.classified import write_classified
 from tests.support.preferences import write_labelled, write_preferences
 from tests.support.prompts import write_prompts
 from tests.support.tiny import tiny_recipe, write_pairs
@@ -23,6 +24,7 @@ WRITERS = {
     "pairs": write_preferences,
     "labelled_answers": write_labelled,
     "prompts": write_prompts,
+    "classified": write_classified,
 }
 """Functions that write rows, by the kind of rows."""
 

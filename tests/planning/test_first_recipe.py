@@ -34,10 +34,17 @@ KINDS = {
         for place, (one, two) in enumerate(ROWS)
     ],
     "text": [{"text": f"{question} {answer}"} for question, answer in ROWS],
+    "classes": [{"text": f"{question} {answer}", "label": len(answer) % 3} for question, answer in ROWS],
+    "several classes": [
+        {"text": f"{question} {answer}", "labels": ["even"] * (place % 2) + ["late"] * (place > 40)}
+        for place, (question, answer) in enumerate(ROWS)
+    ],
     "own names": [{"question": question, "answer": answer, "by": "mk"} for question, answer in ROWS],
     "input and output": [{"input": question, "output": answer} for question, answer in ROWS],
 }
-OBJECTIVES = {"pairs": "dpo", "labels": "kto", "chats_with_labels": "kto"}
+OBJECTIVES = {"pairs": "dpo", "labels": "kto", "chats_with_labels": "kto"} | dict.fromkeys(
+    ("classes", "several classes"), "classify"
+)
 """Objectives by the kind of rows; sft of all others."""
 
 

@@ -85,6 +85,11 @@ def keys_of(model, prefix=""):
         yield f"{prefix}{name}.output_path" if free(field.annotation) else f"{prefix}{name}"
 
 
+def is_a_weight_of_a_label():
+    refused({"objective": {"name": "classify", "class_weight": {PATH: 2.0}}})
+    refused({"objective": {"name": "classify", "class_weight": {"0": PATH}}})
+
+
 DECISIONS = {
     "data.columns": is_a_column_alone,
     "data.sources.columns": is_a_column_alone,
@@ -92,6 +97,7 @@ DECISIONS = {
     "method.alpha_pattern": is_a_number_of_a_layer,
     "training.lr_scheduler_kwargs": is_an_argument_of_a_schedule,
     "sharding.config": names_no_place,
+    "objective.class_weight": is_a_weight_of_a_label,
 }
 """Decisions on each field of a recipe that takes a mapping of any keys, or any value."""
 

@@ -3,6 +3,7 @@ table."""
 
 from flytune.data.rows.answers import TrainedAnswers
 from flytune.data.rows.base import RowKind
+from flytune.data.rows.classified import Classified
 from flytune.data.rows.image_answers import ImageAnswers
 from flytune.data.rows.labelled import LabelledAnswers, weight_advice
 from flytune.data.rows.pairs import Pairs
@@ -10,7 +11,14 @@ from flytune.data.rows.prompts import Prompts
 
 __all__ = ["ROW_KINDS", "RowKind", "row_kind", "weight_advice"]
 
-_KINDS: tuple[RowKind, ...] = (TrainedAnswers(), Pairs(), LabelledAnswers(), Prompts(), ImageAnswers())
+_KINDS: tuple[RowKind, ...] = (
+    TrainedAnswers(),
+    Pairs(),
+    LabelledAnswers(),
+    Prompts(),
+    Classified(),
+    ImageAnswers(),
+)
 ROW_KINDS: dict[str, RowKind] = {kind.name: kind for kind in _KINDS}
 
 

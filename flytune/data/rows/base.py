@@ -2,7 +2,7 @@
 checked and shown."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from flytune.data import left_out, row_forms
 from flytune.data.check import Check
@@ -11,6 +11,9 @@ from flytune.data.labels import Encoded
 from flytune.models.scoring import IGNORED
 from flytune.recipe import Data, DataRequest, Source
 from flytune.records import Manifest
+
+Label = bool | tuple[int, ...] | None
+"""Label of a row: desirable or not, or the places of its labels; None where there are no labels."""
 
 
 class Content(NamedTuple):
@@ -22,8 +25,8 @@ class Content(NamedTuple):
     prompt: str = ""
     """Identity of the prompt: rows of equal prompts are always in the same split. Empty: equal samples
     are."""
-    labels: Sequence[bool | None] = (None,)
-    """Label of each stored row; None where there are no labels."""
+    labels: Sequence[Label] = (None,)
+    """Label of each stored row."""
     fields: str = ""
     """JSON of what is stored beside the tokens; empty of kinds that store none."""
 
@@ -47,12 +50,18 @@ class RowKind:
     """Values of data.too_long that let long rows pass."""
     keeps_columns: ClassVar[bool] = False
     """True if all columns of a row are stored, so that none is left out."""
+    own_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns that it reads beside those of the format, which are not left out."""
     trains_labels: ClassVar[bool] = True
     """True if what has labels is what is trained, so that each stored row has some."""
     has_images: ClassVar[bool] = False
     """True if its rows may have images."""
     contradiction: ClassVar[str] = ""
     """Contradiction of two rows, as a verb and its object; empty where there is none."""
+
+    def bound(self, request: DataRequest) -> Self:
+        """Return the kind with what a request says of its rows."""
+        return self
 
     @property
     def sequences(self) -> int:
@@ -122,7 +131,7 @@ class RowKind:
         """Return whether there is something to learn in a stored row."""
         return all(labels.count(IGNORED) < len(labels) for _, labels in sequences)
 
-    def values(self, lengths: list[int], label: bool | None, fields: str) -> tuple[Any, ...]:
+    def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         """Return the values of `columns` of a stored row with sequences of these lengths; `fields` are its
         content's."""
         return ()

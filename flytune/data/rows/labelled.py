@@ -23,7 +23,7 @@ from flytune.data.formats import (
     with_other_names,
 )
 from flytune.data.messages import Message, text_of
-from flytune.data.rows.base import ComparedRows, Content
+from flytune.data.rows.base import ComparedRows, Content, Label
 from flytune.data.rows.pairs import (
     PREFERENCE,
     context_of,
@@ -162,7 +162,7 @@ class LabelledAnswers(ComparedRows):
         row = self.known(dict(first), source.columns)
         return 2 if first and is_two_answers(row, source.format, source.columns) else 1
 
-    def values(self, lengths: list[int], label: bool | None, fields: str) -> tuple[Any, ...]:
+    def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         return (int(bool(label)),)
 
     def sides(self, part: Any) -> tuple[Any, Any] | None:

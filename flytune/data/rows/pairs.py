@@ -32,7 +32,7 @@ from flytune.data.formats import (
 )
 from flytune.data.labels import Encoded
 from flytune.data.messages import Message, conversation_of, is_answer, messages_of, text_of, tools_of
-from flytune.data.rows.base import ComparedRows, Content
+from flytune.data.rows.base import ComparedRows, Content, Label
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
 from flytune.recipe import Source
@@ -254,7 +254,7 @@ class Pairs(ComparedRows):
             for (ids, labels), start in zip(sequences, starts, strict=True)
         ]
 
-    def values(self, lengths: list[int], label: bool | None, fields: str) -> tuple[Any, ...]:
+    def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         return (lengths,)
 
     def sides(self, part: Any) -> tuple[Any, Any] | None:

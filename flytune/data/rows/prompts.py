@@ -26,7 +26,7 @@ from flytune.data.formats import (
 )
 from flytune.data.labels import Encoded
 from flytune.data.messages import Message, text_of
-from flytune.data.rows.base import Content, RowKind
+from flytune.data.rows.base import Content, Label, RowKind
 from flytune.data.rows.pairs import context_of, conversation, other_prompt
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
@@ -139,7 +139,7 @@ class Prompts(RowKind):
     def variant(self, samples: Sequence[Sample]) -> str:
         return "messages" if isinstance(samples[0], Chat) else "text"
 
-    def values(self, lengths: list[int], label: bool | None, fields: str) -> tuple[Any, ...]:
+    def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         return (fields,)
 
     def has_template(self, formats: set[str], tokenizer: Any) -> bool:

@@ -39,6 +39,17 @@ class ObjectiveSection(Section):
         return []
 
     @property
+    def classes(self) -> list[str]:
+        """Names of the labels that its rows have, in the order of the model's outputs; empty of other
+        objectives."""
+        return []
+
+    @property
+    def labelling(self) -> str:
+        """Return transformers' name of the problem whose labels its rows have; empty of other objectives."""
+        return ""
+
+    @property
     def judged_by(self) -> Any:
         """Return the part that judges reference answers while data is prepared; None where nothing does."""
         return None

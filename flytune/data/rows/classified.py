@@ -1,0 +1,205 @@
+"""Texts with labels: a text, a chat, a prompt with its completion or a pair of texts, and what it is.
+
+The column `label` has the name of a label, or its place in objective.labels, from 0 on; where rows may have
+several labels, `labels` has a list of them, which may be empty. The text has no end token of its own: a
+program that classifies it later adds none either. The stored column `classes` has the places of the labels.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar, Self
+
+from flytune.data.check import Check, judged
+from flytune.data.formats import (
+    SEPARATOR,
+    Plain,
+    choose,
+    column,
+    convert,
+    is_pair,
+    optional_column,
+)
+from flytune.data.labels import Encoded
+from flytune.data.messages import text_of
+from flytune.data.rows.base import Content, Label, RowKind
+from flytune.errors import DataError
+from flytune.models.scoring import IGNORED
+from flytune.recipe import DataRequest, Source
+from flytune.records import Manifest
+from flytune.row_names import CLASSIFIED
+
+LABELS = ("label", "labels")
+"""Columns of the labels; the first one that a row has counts."""
+SECOND = "text_pair"
+"""Column of the second text of a pair, as transformers' tokenizers call it."""
+SEVERAL = "multi_label_classification"
+"""Value of objective.problem_type for rows with several labels or none."""
+MOST_NAMED = 12
+"""Labels that an error or a check names."""
+
+
+class Classified(RowKind):
+    """A stored row is a text, none of whose tokens is predicted; `classes` are the places of its labels."""
+
+    name = CLASSIFIED
+    meaning = "texts with labels"
+    title = "Text"
+    columns: ClassVar[Mapping[str, str]] = {"classes": "list"}
+    cuts = "truncate or drop"
+    trains_labels = False
+    own_columns: ClassVar[tuple[str, ...]] = (*LABELS, SECOND)
+
+    def __init__(self, classes: Sequence[str] = (), has_several: bool = False) -> None:
+        """Bind it to the names of the labels, in the order of the model's outputs.
+
+        Args:
+            has_several: whether a row may have several labels, or none.
+        """
+        self._classes, self._has_several = list(classes), has_several
+        self._places = {label: place for place, label in enumerate(classes)}
+        self._has_numbers = any(label.isdecimal() for label in classes)
+
+    def bound(self, request: DataRequest) -> Self:
+        return type(self)(request.classes, request.labelling == SEVERAL)
+
+    def with_some_label(self, row: Mapping[str, Any], source: Source) -> dict[str, Any]:
+        """Return a row with some label in the place of its own, so that its text is read as in training."""
+        name = LABELS[0]
+        some = [] if self._has_several else self._classes[0]
+        return dict(row) | {source.columns.get(name, name): some}
+
+    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
+        if is_pair(row, source.columns):
+            raise DataError(
+                f"{where}: the columns chosen and rejected are preferences, which objective: classify does "
+                "not train; write objective: reward, or data.columns: {text: chosen} for one of them"
+            )
+        return choose(self._unlabelled(row, source), source.format, source.columns, where)
+
+    def content(
+        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
+    ) -> Content:
+        labels = self.labels_of(row, source, where)
+        unlabelled = self._unlabelled(row, source)
+        sample = convert(unlabelled, form, source.columns, where, system_prompt, source.input_separator)
+        if isinstance(sample, Plain):
+            second = optional_column(row, SECOND, source.columns)
+            parts = [sample.text]
+            if second is not None:
+                parts.append(text_of(second, source.columns.get(SECOND, SECOND), where))
+            sample = Plain((source.input_separator or SEPARATOR).join(parts), None)
+        return Content([sample], labels=[labels])
+
+    def labels_of(self, row: Mapping[str, Any], source: Source, where: str) -> tuple[int, ...]:
+        """Return the places of a row's labels, ascending.
+
+        Raises:
+            DataError: the row has no label, an unknown one, one twice, or several where one is expected.
+        """
+        names = [name for name in LABELS if source.columns.get(name, name) in row]
+        ours = names[0] if names else LABELS[self._has_several]
+        value, theirs = column(dict(row), ours, source.columns, where), source.columns.get(ours, ours)
+        if not self._has_several:
+            return (self._place(value, theirs, where),)
+        if not isinstance(value, list | tuple):
+            raise DataError(
+                f"{where}: {theirs} is {type(value).__name__} {value!r:.40}; it must be a list of labels, "
+                "which may be empty (objective.problem_type: multi_label_classification)"
+            )
+        places = sorted(self._place(label, theirs, where) for label in value)
+        if twice := [place for place, after in pairwise(places) if place == after]:
+            raise DataError(
+                f"{where}: {theirs} has {self._classes[twice[0]]!r:.40} twice; name each label once (a list "
+                "of 0 or 1 for each label is not read)"
+            )
+        return tuple(places)
+
+    def _place(self, value: Any, name: str, where: str) -> int:
+        """Return the place of a label that a row names, or gives the number of."""
+        is_scalar = isinstance(value, bool | int | float | str)
+        text = str(value).strip() if is_scalar else ""
+        if isinstance(value, bool | float) and text not in self._places and float(value).is_integer():
+            text = str(int(value))  # pandas writes 1.0, others true
+        if text in self._places:
+            return self._places[text]
+        if text.isdecimal() and not self._has_numbers and int(text) < len(self._classes):
+            return int(text)
+        known = ", ".join(self._classes[:MOST_NAMED]) + ", ..." * (len(self._classes) > MOST_NAMED)
+        raise DataError(
+            f"{where}: {name} is {type(value).__name__} {value!r:.60}, which is none of objective.labels "
+            f"({known}), nor the place of one; add it there"
+            + (
+                "; rows with several labels need objective.problem_type: multi_label_classification"
+                if isinstance(value, list)
+                else ""
+            )
+        )
+
+    def _unlabelled(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Return a row without its labels and second text, which no format has."""
+        own = {source.columns.get(name, name) for name in self.own_columns}
+        return {name: value for name, value in row.items() if name not in own}
+
+    def aligned(self, sequences: list[Encoded], samples: Sequence[Any]) -> list[Encoded]:
+        return [(ids, [IGNORED] * len(ids)) for ids, _ in sequences]
+
+    def is_trained(self, sequences: Sequence[Encoded]) -> bool:
+        return bool(sequences[0][0])
+
+    def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
+        assert isinstance(label, tuple)
+        return (list(label),)
+
+    def traced(self, length: int, packing: bool) -> dict[str, Any]:
+        return super().traced(length, packing) | {"classes": [0]}
+
+    def checks(self, manifest: Manifest) -> Iterator[Check]:
+        yield from label_counts(manifest)
+
+
+def fields_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of objective classify that rows show: the names, or the numbers as names, of their
+    labels, and whether a row has several."""
+    values = [row.get(LABELS[0], row.get(LABELS[1])) for row in rows]
+    single = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    known = {
+        str(int(one)) if isinstance(one, bool | float) and float(one).is_integer() else str(one)
+        for one in single
+        if isinstance(one, bool | int | float | str)
+    }
+    labels = sorted(known, key=lambda name: (int(name) if name.isdecimal() else 0, name))
+    has_several = any(isinstance(value, list) for value in values)
+    return {"labels": labels} | ({"problem_type": SEVERAL} if has_several else {})
+
+
+def label_counts(manifest: Manifest) -> Iterator[Check]:
+    """Check that each label is trained, and say how often; the balanced weights are scikit-learn's (King and
+    Zeng 2001)."""
+    for name, split in (("train", manifest.train), ("held-out", manifest.heldout)):
+        if not split.samples:
+            continue
+        counts = dict(zip(manifest.classes, [*split.classes, *[0] * len(manifest.classes)], strict=False))
+        absent = [label for label, count in counts.items() if not count]
+        shown = list(counts.items())[:MOST_NAMED]
+        named = [f"{label} {count:,}" for label, count in shown] + ["..."] * (len(counts) > MOST_NAMED)
+        found = f"{split.samples:,} {name} texts: {', '.join(named)}"
+        stops = name == "train" and len(absent) >= len(counts) - 1
+        advice = (
+            "add texts with them, or remove them from objective.labels"
+            if name == "train"
+            else "raise data.heldout_fraction, or set data.heldout_path: their figures are of nothing"
+        )
+        weights = ", ".join(
+            f"{label}: {split.samples / (len(counts) * count):.3g}" for label, count in shown if count
+        )
+        yield judged(
+            f"labels, {name}",
+            len(absent),
+            len(counts),
+            f"{found}; none is {', '.join(absent[:MOST_NAMED])}",
+            "fewer than two labels are trained" if name == "train" else "only warns",
+            stops=stops,
+            fine=found
+            + (f"; balanced weights are objective.class_weight: {{{weights}}}" if name == "train" else ""),
+            advice=advice,
+        )

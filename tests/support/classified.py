@@ -1,0 +1,24 @@
+"""Small data sets of texts with labels."""
+
+import json
+import random
+from pathlib import Path
+
+LABELS = ["sum", "product", "difference"]
+
+
+def write_classified(path: Path, n: int) -> Path:
+    """Write `n` different texts as JSON Lines, about sums and products, with the place of that label."""
+    draw = random.Random(0)
+    rows = []
+    for index in range(n):
+        place, number = draw.randrange(2), draw.randrange(100)
+        rows.append({"text": f"Question {index}: the {LABELS[place]} of {number} and 7.", "label": place})
+    return write(path, rows)
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> Path:
+    """Write rows as JSON Lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
