@@ -1,5 +1,5 @@
-"""`make demo-images`: a small vision-language model learns to name drawn figures, from a recipe to an artifact,
-on this machine, without a hub or a GPU."""
+"""`make demo-images`: a small vision-language model learns to name drawn figures, from a recipe to an
+artifact, on this machine, without a hub or a GPU."""
 
 import json
 import random
@@ -75,7 +75,8 @@ def write_rows(file: Path, count: int = FIGURES_DRAWN, seed: int = 0) -> None:
 def write_model(folder: Path, seed: int = 0) -> None:
     """Write a Qwen2.5-VL of about a million random weights, with its tokenizer and processor."""
     import torch
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLConfig
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     texts = ["What is this?", *(f"A {color} {figure}." for color in COLORS for figure in FIGURES)]

@@ -1,4 +1,4 @@
-"""Images of rows, in the forms that people have them: where each stands in a chat, and its file.
+"""Images of rows, in the forms that people have them: the place of each in a chat, and its file.
 
 In the contents of messages a character stands for each image (messages.IMAGE); chat_template.py writes what
 the base's template has for one in its place.

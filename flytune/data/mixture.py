@@ -9,10 +9,11 @@ from tqdm import tqdm
 from flytune.data.bad_rows import BadRows
 from flytune.data.counts import Tally
 from flytune.data.formats import check_columns
-from flytune.data.process import Chunk, Samples, Workers, shares
+from flytune.data.process import Chunk, Samples, shares
 from flytune.data.progress import Position
 from flytune.data.readers import Row, read, read_heldout, strict
 from flytune.data.sources import size
+from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.recipe import Data
 from flytune.sentences import counted

@@ -16,12 +16,13 @@ from flytune.data import contract, progress, reference_answers
 from flytune.data.bad_rows import BadRows
 from flytune.data.counts import Tally, ends_of, from_json, to_json, total, write_examples
 from flytune.data.mixture import SourceStream, Split, StoredSample, bytes_of, mixed
-from flytune.data.process import Workers, digest
+from flytune.data.process import digest
 from flytune.data.progress import PROGRESS, Progress
 from flytune.data.rows import row_kind
 from flytune.data.shards import MANIFEST, SplitWriter, content_hash
 from flytune.data.stored_samples import StoredSamples, part_of, parts
 from flytune.data.tokenizer import check_rows, load_tokenizer
+from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.files import written_atomically
 from flytune.models import config_json, images, tokenizers, trial

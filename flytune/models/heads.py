@@ -430,7 +430,8 @@ def loader_of(folder: Path) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    is_text = AutoConfig.from_pretrained(folder).model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    model_type = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
+    is_text = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     return (LANGUAGE_MODEL if is_text else VISION_LANGUAGE_MODEL).loader()
 
 

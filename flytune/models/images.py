@@ -247,7 +247,9 @@ def _made(name: str, revision: str | None, tokenizer: Any) -> Any:
     # Without its part for videos, a processor calls nothing that writes numbers as words.
     words = patches.transformers.NUMBER_WORDS.replaced(str) if kind.__name__ == _WITH_WORDS else nullcontext()
     parts = {
-        "image_processor": AutoImageProcessor.from_pretrained(name, revision=revision, backend="pil"),
+        "image_processor": AutoImageProcessor.from_pretrained(
+            name, revision=revision, backend="pil", trust_remote_code=False
+        ),
         "tokenizer": copy.deepcopy(tokenizer),
     }
     with words:

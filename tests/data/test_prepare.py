@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from flytune import data
-from flytune.data import mixture, packing, preparation, process, progress, shards
+from flytune.data import mixture, packing, preparation, progress, shards, workers
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
 from tests.support.chats import request as data_request
@@ -71,15 +71,15 @@ def small() -> Iterator[None]:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Makes processes start behind the first chunk and be waited for; the list tells that they were."""
     started: list[int] = []
-    start = process.Workers._start
+    start = workers.Workers._start
 
-    def waiting(self: process.Workers) -> None:
+    def waiting(self: workers.Workers) -> None:
         start(self)
         assert self._is_ready.wait(600)
         started.append(1)
 
-    monkeypatch.setattr(process, "CHUNKS_BEFORE_START", 1)
-    monkeypatch.setattr(process.Workers, "_start", waiting)
+    monkeypatch.setattr(workers, "CHUNKS_BEFORE_START", 1)
+    monkeypatch.setattr(workers.Workers, "_start", waiting)
     return started
 
 
@@ -272,8 +272,8 @@ def test_a_kill_between_manifest_and_end_is_mended(
 
 
 def test_cores_are_those_of_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= process.cores() <= (os.cpu_count() or 1)
+    assert 1 <= workers.cores() <= (os.cpu_count() or 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     for quota, cores in (("400000 100000", 4), ("50000 100000", 1), ("max 100000", 64), ("", 64)):
         monkeypatch.setattr(Path, "read_text", lambda *_, quota=quota, **__: quota)
-        assert process.cores() == cores
+        assert workers.cores() == cores

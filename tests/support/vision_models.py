@@ -45,7 +45,7 @@ PARTS = (
     "{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""As Qwen's: text as it is, or parts in their order."""
+"""Template as Qwen's: text as it is, or parts in their order."""
 PARTS_ALONE = (
     "{% for message in messages %}{{ message['role'] | capitalize }}"
     "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
@@ -53,7 +53,7 @@ PARTS_ALONE = (
     "{% elif line['type'] == 'image' %}{{ 'IMAGE' }}{% endif %}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
-"""As SmolVLM's and Idefics3's: parts alone, and other text before an image."""
+"""Template as SmolVLM's and Idefics3's: parts alone, and other text before an image."""
 TRIMMED = (
     "{% for message in messages %}"
     "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
@@ -64,7 +64,7 @@ TRIMMED = (
     "{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>model\\n' }}{% endif %}"
 )
-"""As Gemma 3's: each part is trimmed."""
+"""Template as Gemma 3's: each part is trimmed."""
 IMAGES_FIRST = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}"
     "{% for part in message['content'] | selectattr('type', 'equalto', 'image') %}"
@@ -73,7 +73,7 @@ IMAGES_FIRST = (
     "{{ '\\n' + part['text'] }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""As LLaVA's: the images of a message before its texts."""
+"""Template as LLaVA's: the images of a message before its texts."""
 
 
 Made = tuple[Any, Any, dict[str, Any], str]

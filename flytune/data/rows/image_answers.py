@@ -8,6 +8,7 @@ from flytune.data.formats import Chat, Sample
 from flytune.data.labels import Encoded
 from flytune.data.messages import IMAGE
 from flytune.data.rows.answers import TrainedAnswers
+from flytune.data.rows.base import Label
 from flytune.models.images import COLUMN
 from flytune.recipe import Data, DataRequest
 from flytune.records import Manifest
@@ -54,5 +55,5 @@ class ImageAnswers(TrainedAnswers):
             "(data.columns: {images: ...})",
         )
 
-    def values(self, lengths: list[int], label: bool | None, fields: str) -> tuple[Any, ...]:
+    def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         return (fields,)
