@@ -56,6 +56,18 @@ ZERO_GRAD = ObjectPatch(
     upstream=("transformers.trainer:Trainer._inner_training_loop", "transformers.trainer:Trainer._run_epoch"),
     remove_when="the Trainer has an argument for `set_to_none`",
 )
+SAVED_NAMES = ObjectPatch(
+    name="transformers.modeling_utils:PreTrainedModel.save_pretrained",
+    version=_VERSION,
+    reason="the Trainer saves a checkpoint in the published layout (experts one by one, other names), and reads "
+    "it as the model's own: converted weights would keep the base's values in a resumed run",
+    upstream=(
+        "transformers.trainer:Trainer._save",
+        "transformers.trainer:Trainer._load_from_checkpoint",
+        "transformers.modeling_utils:PreTrainedModel.save_pretrained",
+    ),
+    remove_when="Trainer._load_from_checkpoint converts what save_pretrained has converted",
+)
 NUMBER_WORDS = BlockPatch(
     name="transformers.models.smolvlm.processing_smolvlm:num2words",
     version=_VERSION,

@@ -198,6 +198,13 @@ def trainer_class(objective: str) -> Any:
             """Warn of what a checkpoint lacks; tied weights are in it once, under another name."""
             tied = getattr(self.model, "all_tied_weights_keys", None) or {}
             load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
+            if self.run.recipe.method.name == "full" and load_result.missing_keys:
+                names = load_result.missing_keys
+                raise TrainingError(
+                    f"the checkpoint has no values for {counted(len(names), 'weight')} of the model "
+                    f"({names[0]}), which would be the base's: an earlier version stored them under published "
+                    "names; train from the start, under another checkpoints.name"
+                )
             super()._issue_warnings_after_load(load_result)
 
         def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -255,6 +262,10 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         raise TrainingError(
             f"training.activation_checkpointing: {type(model).__name__} of {recipe.model.name_or_path} has "
             "none; set it to false"
+        )
+    if recipe.method.name == "full":
+        patches.transformers.SAVED_NAMES.on(
+            model, functools.partial(model.save_pretrained, save_original_format=False)
         )
     model.config.use_cache = False
     if recipe.training.router_aux_loss_coef is not None and hasattr(model, "router_aux_loss_coef"):
