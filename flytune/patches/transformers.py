@@ -59,8 +59,8 @@ ZERO_GRAD = ObjectPatch(
 SAVED_NAMES = ObjectPatch(
     name="transformers.modeling_utils:PreTrainedModel.save_pretrained",
     version=_VERSION,
-    reason="the Trainer saves a checkpoint in the published layout (experts one by one, other names), and reads "
-    "it as the model's own: converted weights would keep the base's values in a resumed run",
+    reason="the Trainer saves a checkpoint in the published layout (experts one by one, other names), and "
+    "reads it as the model's own: converted weights would keep the base's values in a resumed run",
     upstream=(
         "transformers.trainer:Trainer._save",
         "transformers.trainer:Trainer._load_from_checkpoint",

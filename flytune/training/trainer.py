@@ -202,8 +202,8 @@ def trainer_class(objective: str) -> Any:
                 names = load_result.missing_keys
                 raise TrainingError(
                     f"the checkpoint has no values for {counted(len(names), 'weight')} of the model "
-                    f"({names[0]}), which would be the base's: an earlier version stored them under published "
-                    "names; train from the start, under another checkpoints.name"
+                    f"({names[0]}), which would be the base's: an earlier version stored them under "
+                    "published names; train from the start, under another checkpoints.name"
                 )
             super()._issue_warnings_after_load(load_result)
 
