@@ -90,6 +90,10 @@ class ObjectiveBase:
         each."""
         return []
 
+    def misfit(self, gpus: int) -> str | None:
+        """Return why it cannot run on nodes with so many GPUs that train, 0 of a CPU row; None if it can."""
+        return None
+
     def model_problem(self, model_type: str) -> str | None:
         """Return why a type of base model cannot be trained for it; None if it can."""
         return None
