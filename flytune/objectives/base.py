@@ -27,6 +27,10 @@ class Draws(NamedTuple):
     """Most tokens of an answer."""
     at_a_time: int | None
     """Answers that a process draws together; None: as many as a micro batch has."""
+    by_vllm: bool = False
+    """True if a server of vLLM draws them."""
+    gpu_share: float | None = None
+    """Share of a GPU's memory of a server that the run starts; None without one."""
 
 
 def tables_beside_adapter(recipe: Recipe) -> list[str]:

@@ -22,7 +22,7 @@ from flytune.objectives.base import Draws, ObjectiveBase, ReferenceKind, tables_
 from flytune.objectives.drawing_engines import evaluated
 from flytune.objectives.drawn_answers import PromptRows
 from flytune.objectives.rollout_steps import Rollouts
-from flytune.recipe import Grpo, Recipe
+from flytune.recipe import Grpo, Recipe, VllmEngine
 from flytune.records.figures import LOSS, Figure, of_answers
 from flytune.records.training import ROLLOUTS
 from flytune.rewards import walls_of
@@ -228,8 +228,11 @@ class GroupPolicy(ObjectiveBase):
         return self.section.group_size
 
     def draws(self) -> Draws:
-        section = self.section
-        return Draws(section.max_completion_length, section.per_device_generation_batch_size)
+        section, engine = self.section, self.section.engine
+        tokens, at_a_time = section.max_completion_length, section.per_device_generation_batch_size
+        if not isinstance(engine, VllmEngine):
+            return Draws(tokens, at_a_time)
+        return Draws(tokens, at_a_time, True, engine.gpu_memory_utilization if engine.shares_gpus else None)
 
     def temperature(self) -> float:
         return self.section.temperature

@@ -27,7 +27,7 @@ ALLOWED = {
     "models": "patches recipe records",
     "sharding": "hardware patches recipe records",
     "rewards": "recipe",
-    "rollouts": "models records servers",
+    "rollouts": "models recipe records servers",
     "data": "console models recipe records rewards",
     "export": "models recipe records sharding",
     "objectives": "data export models patches recipe records rewards rollouts servers sharding",

@@ -56,6 +56,9 @@ class VllmEngine(Section):
 
     draws_as_trained: ClassVar[bool] = False
     """True if it computes what is trained, so that importance weights are 1."""
+    cpu_cache_gib: ClassVar[int] = 1
+    """GiB of keys and values of a server on a CPU, where the variable VLLM_CPU_KVCACHE_SPACE says nothing:
+    vLLM would take nine tenths of the memory."""
     own_process: ClassVar[tuple[str, ...]] = ("python", "gpu_memory_utilization")
     """Fields of a server that the run starts."""
 

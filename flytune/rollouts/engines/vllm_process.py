@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flytune.errors import EngineError
+from flytune.recipe import VllmEngine
 
 _GUARD = Path(__file__).with_name("guard.py")
 _MODULE = "vllm.entrypoints.openai.api_server"
@@ -18,13 +19,19 @@ _MODULE = "vllm.entrypoints.openai.api_server"
 _LOOKS_SECONDS = 0.5
 _TAIL = 2000
 """Bytes of the server's log in an error."""
-_KEPT = ("PATH", "HOME", "TMPDIR", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS")
+_KEPT = (
+    "PATH",
+    "HOME",
+    "XDG_CACHE_HOME",
+    "TMPDIR",
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "OMP_NUM_THREADS",
+)
 _KEPT_BEGINNINGS = ("CUDA_", "NVIDIA_", "VLLM_")
 """Variables that the server gets of the trainer's. Others have the run's secrets, or would let vLLM join the
 trainer's processes (RANK, MASTER_ADDR)."""
-CPU_CACHE_GIB = 1
-"""GiB of keys and values of a server on a CPU, where VLLM_CPU_KVCACHE_SPACE says nothing: vLLM would take
-nine tenths of the memory."""
 _SET = {
     "HF_HUB_OFFLINE": "1",
     "DO_NOT_TRACK": "1",
@@ -60,7 +67,7 @@ class VllmProcess:
         command = [python, "-m", _MODULE, "--host", "127.0.0.1", "--port", str(port), *options]
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-B", str(_GUARD), str(os.getpid()), str(folder), *command],
-            env={"VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GIB)}
+            env={"VLLM_CPU_KVCACHE_SPACE": str(VllmEngine.cpu_cache_gib)}
             | variables
             | _SET
             | {"VLLM_API_KEY": self.key},
