@@ -3,6 +3,7 @@
 #   docker build --target light --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-light:TAG .
 #   docker build --target train --build-arg REVISION=$(git rev-parse HEAD) --tag REGISTRY/flytune-train:TAG .
 #   ... --build-arg FLYTE2=2.12.1 puts in Flyte 2's SDK, for flyte2/ (docs/flyte2.md).
+#   ... --build-arg VLLM=0.32.0 puts in an environment with vLLM, /opt/vllm, for objective.engine: vllm (not built here yet).
 #   ... --build-arg FLASH_ATTN= leaves FlashAttention out (it compiles for an hour or more); --build-arg EFA=1.47.0 puts AWS's network in.
 # No stage gets a secret. Both images work in /app and import the project from there. In pods fast registration unpacks newer code in
 # /code, which comes first (flytune/pods/security.py); where pods have a writable root, over /app.
@@ -80,6 +81,10 @@ RUN python -m pip install --no-cache-dir --no-deps liger-kernel==${LIGER_KERNEL}
 ARG FLYTE2=
 COPY requirements-dev.lock /tmp/
 RUN test -z "${FLYTE2}" || python -m pip install --no-cache-dir --constraint /tmp/requirements-dev.lock "flyte==${FLYTE2}"
+# An environment of its own: vLLM pins other versions of torch and transformers. Without the argument an empty folder.
+ARG VLLM=
+RUN mkdir -p /opt/vllm && { test -z "${VLLM}" || { python -m venv /opt/vllm \
+    && /opt/vllm/bin/python -m pip install --no-cache-dir "vllm==${VLLM}"; }; }
 # As in the light image.
 RUN python -m compileall -qq -j 0 /opt/python /opt/venv || true
 
@@ -99,6 +104,7 @@ RUN test -z "${EFA}" || ( apt-get update && apt-get install --yes --no-install-r
     && ldconfig && rm -rf /tmp/efa.tar.gz /tmp/aws-efa-installer /var/lib/apt/lists/* )
 COPY --from=build /opt/python /opt/python
 COPY --from=build /opt/venv /opt/venv
+COPY --from=build /opt/vllm /opt/vllm
 RUN useradd --create-home --uid 10001 flytune && install --directory --owner flytune /app
 WORKDIR /app
 COPY images/sitecustomize.py /opt/site/

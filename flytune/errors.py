@@ -8,10 +8,11 @@
     full, or refuses │   ├── OutOfMemory  GPU memory: the same global batch with a smaller micro batch │   ├──
     Preempted    the machine is reclaimed: which step was saved │   ├── KilledAgain  the pod was killed twice
     in the same phase: which, at how much memory, and what was planned │   ├── Hang         no step finished
-    for too long: the stack of each rank │   └── BadLoss      a NaN loss or a loss spike: which step, and
-    which batches are skipped ├── ExportError      gate: which tensor, what was expected, what was found;
-    nothing is stored ├── ServingError     verify: which server, and what it did not answer └── AcceptedError
-    history of accepted models: which one is accepted by now, or why it cannot be read
+    for too long: the stack of each rank │   ├── BadLoss      a NaN loss or a loss spike: which step, and
+    which batches are skipped │   └── EngineError  vLLM, which draws answers, is away: the end of its log ├──
+    ExportError      gate: which tensor, what was expected, what was found; nothing is stored ├── ServingError
+    a server of models: which one, and what it did not answer └── AcceptedError    history of accepted models:
+    which one is accepted by now, or why it cannot be read
 
 Each takes one string, so that it can be pickled: torchrun pickles the errors of its workers.
 None is a ValueError: pydantic would wrap that into a ValidationError and hide the message.
@@ -132,6 +133,11 @@ class Hang(TrainingError):
 
 class BadLoss(TrainingError):
     """NaN loss, or a loss spike."""
+
+
+class EngineError(TrainingError):
+    """Engine beside the trainer that does not start, has ended, or does not answer; another attempt starts
+    it anew."""
 
 
 class StorageError(TrainingError):

@@ -1,7 +1,7 @@
 """Memory and time of drawing answers token by token, with the keys and values of earlier tokens in a cache.
 
 Counted from the code that runs: flytune/rollouts/sampling.py, and transformers' DynamicCache. No published
-run was compared.
+run was compared. The time of vLLM is fitted to its published speeds.
 """
 
 from dataclasses import replace
@@ -31,6 +31,18 @@ DRAWING_LAUNCHES = 25
 """Kernels that choose a token: casts, softmax, sum, search, and the masks of answers that have ended."""
 
 
+VLLM_TOKEN_SECONDS = 3e-3
+"""Fitted. Seconds of vLLM for a token of each answer, beside the bytes through memory and the products."""
+VLLM_SPEEDS = {0.494e9: 311.55, 1.544e9: 183.33, 14.77e9: 46.30, 32.76e9: 22.13}
+"""Published tokens a second of one answer, by parameters: Qwen2.5 0.5B, 1.5B, 14B and 32B in bfloat16,
+prompts of one token, one A100 of 80 GB, vLLM 0.6.3 (QwenLM/Qwen2.5, commit 010c37c3,
+docs/source/benchmark/speed_benchmark.rst)."""
+VLLM_BAND = (0.88, 1.11)
+"""Published over estimated seconds of a token: the ends of these four."""
+VLLM_AT_ONCE = 256
+"""Answers that vLLM draws together (0.32.0, --max-num-seqs)."""
+
+
 def cache_bytes(workload: Workload, rows: int, length: float) -> float:
     """Return bytes of the keys and values of `length` tokens of each of `rows` answers, of all layers."""
     sizes = workload.geometry
@@ -58,12 +70,40 @@ def seconds(workload: Workload, accelerator: Accelerator) -> float:
     """Return seconds in which one process draws the answers of an optimizer step, all as long as they may
     be."""
     decoding = _decoding(workload)
+    if decoding.by_vllm:
+        return _seconds_of_vllm(workload, accelerator) + _scoring_seconds(workload, accelerator)
     batches = -(-decoding.answers // decoding.at_a_time)
     prompts, token = _of_prompts(workload, decoding.at_a_time), _passing(workload, decoding.at_a_time, 1)
     cache = cache_bytes(workload, decoding.at_a_time, workload.sequence_length - decoding.tokens / 2)
     first = _pass(prompts, accelerator, attention_seconds(prompts, accelerator))
     each = _pass(token, accelerator, memory_seconds(CACHE_PASSES * cache, accelerator))
     return batches * (first + (decoding.tokens - 1) * each)
+
+
+def vllm_token_seconds(workload: Workload, accelerator: Accelerator, rows: int, length: float) -> float:
+    """Return seconds in which vLLM draws a token of each of `rows` answers that have `length` tokens."""
+    token = _passing(workload, rows, 1)
+    layers, _, _ = layers_seconds(token, accelerator)
+    computing = layers + product_seconds(head_shape(token), accelerator)
+    moved = BYTES[workload.compute_dtype] * workload.geometry.parameters + cache_bytes(workload, rows, length)
+    return VLLM_TOKEN_SECONDS + max(computing, memory_seconds(moved, accelerator))
+
+
+def _seconds_of_vllm(workload: Workload, accelerator: Accelerator) -> float:
+    decoding = _decoding(workload)
+    rows = min(decoding.answers, VLLM_AT_ONCE)
+    prompts, length = _of_prompts(workload, rows), workload.sequence_length - decoding.tokens / 2
+    first = _pass(prompts, accelerator, attention_seconds(prompts, accelerator))
+    each = vllm_token_seconds(workload, accelerator, rows, length)
+    return -(-decoding.answers // rows) * (first + (decoding.tokens - 1) * each)
+
+
+def _scoring_seconds(workload: Workload, accelerator: Accelerator) -> float:
+    """Return seconds in which the trained model scores what vLLM has drawn."""
+    decoding = _decoding(workload)
+    whole = _passing(workload, decoding.at_a_time, workload.sequence_length)
+    each = _pass(whole, accelerator, attention_seconds(whole, accelerator))
+    return -(-decoding.answers // decoding.at_a_time) * each
 
 
 def _pass(workload: Workload, accelerator: Accelerator, attention: float) -> float:

@@ -6,7 +6,7 @@ docs/measured/memory.md has the errors. No constant belongs to one run or one pu
 frameworks are the fields of framework.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from training_estimates import activations, decoding, model_states
 from training_estimates.workload import BYTES, Workload
@@ -157,6 +157,10 @@ def _drawn(workload: Workload, lasting: model_states.States) -> dict[str, float]
     if workload.decoding is None:
         return {}
     held = decoding.held_bytes(workload, workload.decoding.at_a_time)
+    if workload.decoding.by_vllm:
+        # What it has drawn is scored by a forward pass, and by the loss of a step.
+        scored = activations.count(replace(workload, micro_batch=workload.decoding.at_a_time))
+        held = {"activations": scored.working + scored.stream, "logits and loss": scored.loss}
     return {**held, "gathered units": lasting.root + lasting.units}
 
 

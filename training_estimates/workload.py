@@ -50,6 +50,8 @@ class Decoding:
     """Answers that are drawn together while the live model is scored."""
     tokens: int
     """Tokens of an answer, at most; what they leave of sequence_length is the prompt's."""
+    by_vllm: bool = False
+    """True if a server of vLLM draws them, all together, and the trained model scores them `at_a_time`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Literal
 
-from flytune.artifacts.exchange import answer_to
 from flytune.failures import shortened, without_secrets
 from flytune.failures.text import MOST
 from flytune.recipe import Recipe
 from flytune.records import MeasuredFigure, Metrics
 from flytune.records.metrics import SINGLE_SAMPLE
+from flytune.servers import answer_to
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from flytune.files import ROOT
 from flytune.hardware import Shape, load_cluster, load_shapes, this_machine
 from flytune.hardware.cluster import CLUSTER_FILE
 from flytune.hardware.shapes import GIB, SHAPES_FILE
-from flytune.recipe import read_recipe
+from flytune.recipe import VllmEngine, read_recipe
 from flytune.sentences import counted
 
 PYTHONS = ((3, 11), (3, 12), (3, 13))
@@ -32,6 +32,8 @@ DISK_GIB, MEMORY_GIB, TEMPORARY_GIB = 10, 6, 4
 """Free space that the demo needs, for the environment and its small models; other runs may need more, as in
 their plans."""
 _SECONDS = 5.0
+VLLM = VllmEngine.model_fields["python"].default
+"""Interpreter of vLLM's environment, where a recipe names no other."""
 
 
 def findings() -> Iterator[Finding]:
@@ -57,6 +59,7 @@ def findings() -> Iterator[Finding]:
     yield hub_token(_token())
     yield hub(os.environ.get("HF_HUB_OFFLINE", ""), os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     yield docker()
+    yield vllm(Path(VLLM))
     yield from files(ROOT / "recipes") if ROOT else hardware_files()
 
 
@@ -193,6 +196,15 @@ def hub(offline: str, address: str) -> Finding:
             "HF_ENDPOINT to a mirror"
         )
         return warn("hub", f"{address} does not answer: {_line(error)}", do)
+
+
+def vllm(python: Path) -> Finding:
+    """Look for vLLM in the environment that recipes with objective.engine: vllm use by default."""
+    folders = python.parent.parent.glob("lib/python*/site-packages/vllm*.dist-info")
+    names = sorted(folder.name.removesuffix(".dist-info") for folder in folders)
+    if python.is_file() and names:
+        return ok("vllm", f"{names[0].replace('-', ' ')}, by {python}")
+    return ok("vllm", f"no {python}; objective.engine: vllm needs it, or another objective.engine.python")
 
 
 def docker() -> Finding:

@@ -68,6 +68,7 @@ def write_weights(
     folder: Path,
     progress: ExportProgress | None = None,
     limit: int = MAX_FILE_BYTES,
+    writes: bool | None = None,
 ) -> ExportProgress:
     """Write the trained weights of a live trainer; every process must call it, and the first one writes.
 
@@ -78,13 +79,15 @@ def write_weights(
     Args:
         progress: the complete files, which are not written again; None writes all, and hashes none of them.
         limit: largest size of a file of weights in bytes. A layer is never split.
+        writes: whether this process writes, where it is not the first one alone; not with `progress`.
 
     Returns: the progress with the files that were written, on the first process.
     """
     import torch
 
     strategy, model = sharding_of(recipe), trainer.accelerator.unwrap_model(trainer.model)
-    full, first, hashed = recipe.method.name == "full", trainer.is_world_process_zero(), progress is not None
+    full, hashed = recipe.method.name == "full", progress is not None
+    first = trainer.is_world_process_zero() if writes is None else writes
     progress = progress or ExportProgress()
     strategy.before_gather(trainer.model_wrapped)
     # Tied weights are one parameter and are written once, under the name that from_pretrained ties the other

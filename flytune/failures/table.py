@@ -104,6 +104,12 @@ KINDS = (
         r"CUDA driver initialization failed|ncclUnhandledCudaError|ncclSystemError",
     ),
     FailureKind(
+        "engine away",
+        True,
+        "nothing: the next attempt starts it anew; if it happens again, what the end of its log says",
+        ("flytune.errors.EngineError",),
+    ),
+    FailureKind(
         "storage full",
         False,
         "make room, or name another folder",

@@ -27,6 +27,10 @@ class Draws(NamedTuple):
     """Most tokens of an answer."""
     at_a_time: int | None
     """Answers that a process draws together; None: as many as a micro batch has."""
+    by_vllm: bool = False
+    """True if a server of vLLM draws them."""
+    gpu_share: float | None = None
+    """Share of a GPU's memory of a server that the run starts; None without one."""
 
 
 def tables_beside_adapter(recipe: Recipe) -> list[str]:
@@ -89,6 +93,10 @@ class ObjectiveBase:
         """List what no shape solves: parts of the recipe that cannot work with it, with the reason, a line
         each."""
         return []
+
+    def misfit(self, gpus: int) -> str | None:
+        """Return why it cannot run on nodes with so many GPUs that train, 0 of a CPU row; None if it can."""
+        return None
 
     def model_problem(self, model_type: str) -> str | None:
         """Return why a type of base model cannot be trained for it; None if it can."""

@@ -17,16 +17,19 @@ from flytune import patches
 from flytune.data import Collator
 from flytune.data.order import PLACE
 from flytune.models import Row
+from flytune.objectives import importance
 from flytune.objectives.base import Draws, ObjectiveBase, ReferenceKind, tables_beside_adapter
+from flytune.objectives.drawing_engines import evaluated
 from flytune.objectives.drawn_answers import PromptRows
-from flytune.objectives.rollout_steps import Rollouts, evaluated
-from flytune.recipe import Grpo, Recipe
+from flytune.objectives.rollout_steps import Rollouts
+from flytune.recipe import Grpo, Recipe, VllmEngine
 from flytune.records.figures import LOSS, Figure, of_answers
 from flytune.records.training import ROLLOUTS
 from flytune.rewards import walls_of
-from flytune.rollouts import RolloutLedger
+from flytune.rollouts import RolloutLedger, vllm_types
 from flytune.sentences import counted
 from flytune.sharding import sharding_of
+from training_estimates.sizes import Geometry
 
 REWARD = Figure(
     name="reward",
@@ -61,6 +64,15 @@ STEPS = (
     _of_step("truncated", "truncated answers", "no end marker was drawn", "share of answers"),
     _of_step("entropy", "entropy", "of the trained tokens", "nats per token"),
 )
+WEIGHTS = (
+    _of_step(
+        "importance_mean",
+        "mean importance weight",
+        "probability of a drawn answer by the trained model over that by the engine; 1 where they agree",
+    ),
+    _of_step("importance_max", "largest importance weight", "before it was cut"),
+    _of_step("importance_cut", "cut importance weights", "outside of their bounds", "share"),
+)
 KL = _of_step(
     "kl", "KL divergence", "from the reference, estimated from the trained tokens", "nats per token"
 )
@@ -87,6 +99,9 @@ class GroupPolicy(ObjectiveBase):
         "truncated": "completions/clipped_ratio",
         "entropy": "entropy",
         "kl": "kl",
+        "importance_mean": importance.MEAN,
+        "importance_max": importance.LARGEST,
+        "importance_cut": importance.CUT,
         "rollout_seconds": "rollout_seconds",
     }
 
@@ -100,7 +115,11 @@ class GroupPolicy(ObjectiveBase):
         scaled = ["objective.rewards", "objective.max_completion_length"]
         of_reference = [of_answers(LOSS.model_copy(update={"step": "", "eval_step": ""}), "reference")]
         steps, count = (
-            [*STEPS, *([KL] if self.section.beta else [])],
+            [
+                *STEPS,
+                *([KL] if self.section.beta else []),
+                *(() if self.section.engine.draws_as_trained else WEIGHTS),
+            ],
             self.section.eval_answers,
         )
         several = PASS.model_copy(
@@ -175,6 +194,23 @@ class GroupPolicy(ObjectiveBase):
             )
         return found
 
+    def misfit(self, gpus: int) -> str | None:
+        if gpus <= 1 or not self.section.engine.shares_gpus:
+            return None
+        return (
+            f"objective.engine: vllm starts one server a node, on its first GPU, and here "
+            f"{counted(gpus, 'GPU')} train; start servers of your own, and give their address"
+        )
+
+    def base_problems(self, geometry: Geometry) -> list[str]:
+        problems, engine = super().base_problems(geometry), self.section.engine
+        if not engine.draws_as_trained and geometry.model_type not in vllm_types.LOADED:
+            problems.append(
+                f"objective.engine: vllm with model type {geometry.model_type}: vLLM 0.32.0 has no code of "
+                "its own for it (its registry of models); use engine: transformers"
+            )
+        return problems
+
     def reference(self) -> ReferenceKind:
         if not self.section.beta:
             return "none"
@@ -192,8 +228,11 @@ class GroupPolicy(ObjectiveBase):
         return self.section.group_size
 
     def draws(self) -> Draws:
-        section = self.section
-        return Draws(section.max_completion_length, section.per_device_generation_batch_size)
+        section, engine = self.section, self.section.engine
+        tokens, at_a_time = section.max_completion_length, section.per_device_generation_batch_size
+        if not isinstance(engine, VllmEngine):
+            return Draws(tokens, at_a_time)
+        return Draws(tokens, at_a_time, True, engine.gpu_memory_utilization if engine.shares_gpus else None)
 
     def temperature(self) -> float:
         return self.section.temperature
@@ -332,6 +371,14 @@ def _trainer_class() -> Any:
                 super().__init__(**arguments)
             self.data_collator = data_collator
             self.rollouts = Rollouts(recipe)
+            # From here on it only says whether the loss is multiplied by the importance weights of a batch.
+            self.use_vllm = not self.rollouts.section.engine.draws_as_trained
+
+        def train(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().train(*args, **kwargs)
+            finally:
+                self.rollouts.engine.close()
 
         def get_train_dataloader(self) -> Any:
             return super(GRPOTrainer, self).get_train_dataloader()
@@ -350,9 +397,18 @@ def _trainer_class() -> Any:
             """Return the reference's log-probability of each token of a batch's answers: (answers,
             longest)."""
             model = self.ref_model or self.model
-            tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             without = nullcontext() if self.ref_model else model.disable_adapter()
-            with evaluated(self, model), without:
+            with without:
+                return self._log_probs(model, batch)
+
+        def trained_log_probs(self, batch: dict[str, Any]) -> Any:
+            """Return the trained model's log-probability of each token of a batch's answers, without dropout:
+            (answers, longest)."""
+            return self._log_probs(self.model, super(GRPOTrainer, self)._prepare_inputs(batch))
+
+        def _log_probs(self, model: Any, batch: dict[str, Any]) -> Any:
+            tokens = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+            with evaluated(self, model):
                 return self._get_per_token_logps_and_entropies(
                     model, tokens, batch["attention_mask"], batch["completion_ids"].shape[1]
                 )[0]

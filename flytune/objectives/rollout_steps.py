@@ -5,8 +5,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -16,11 +15,13 @@ from flytune.data.rows.prompts import prompt_length, stored_prompt
 from flytune.errors import FlytuneError, RewardError
 from flytune.models import Row, end_markers
 from flytune.models.scoring import padded
+from flytune.objectives import importance
+from flytune.objectives.drawing_engines import draw_evaluated, engine_of, gathered, with_attention
 from flytune.recipe import Grpo, Recipe
 from flytune.recipe.rewards import as_json
 from flytune.records.plan import DRAW
 from flytune.rewards import Judged, RewardProcess
-from flytune.rollouts import Completion, Drawing, Group, Rollout, RolloutLedger, draw, numbers
+from flytune.rollouts import Completion, Drawing, Group, Rollout, RolloutLedger, WantedAnswer, key_of
 
 log = logging.getLogger(__name__)
 _EPSILON = 1e-4
@@ -32,9 +33,10 @@ class Rollouts:
 
     def __init__(self, recipe: Recipe) -> None:
         assert isinstance(recipe.objective, Grpo)
-        self._recipe, self._section = recipe, recipe.objective
-        self._rewards = RewardProcess(self._section)
+        self._recipe, self.section = recipe, recipe.objective
+        self._rewards = RewardProcess(self.section)
         self._ledger: RolloutLedger | None = None
+        self.engine = engine_of(recipe)
 
     def batches(self, trainer: Any, batches: list[list[Row]]) -> list[dict[str, Any]]:
         """Return TRL's micro batches of the rows of a step, which follow from the step's prompts alone.
@@ -44,13 +46,13 @@ class Rollouts:
         """
         started, step = time.monotonic(), trainer.state.global_step + 1
         with trainer.run.peaks.during(DRAW):
-            step_rows = self._rows(batches)
+            step_rows = self._rows(trainer, batches)
             made_by, prompts = self._made_by(trainer, step, step_rows), [prompt for prompt, _ in step_rows]
             groups = self._known(trainer, step, made_by, prompts) or self._drawn(
                 trainer, step, batches, made_by
             )
         flat = [completion for group in groups for completion in group.completions]
-        advantages, figures = advantages_of(self._section, [one.rewards for one in flat])
+        advantages, figures = advantages_of(self.section, [one.rewards for one in flat])
         if step == 1 and trainer.is_world_process_zero():
             self._warn_without_gradient(flat, figures["frac_reward_zero_std"] == 1)
         figures |= {
@@ -58,16 +60,25 @@ class Rollouts:
             "completions/clipped_ratio": sum(one.truncated for one in flat) / len(flat),
             "rollout_seconds": time.monotonic() - started,
         }
+        weights = importance.weights_of(self.section, [(one, self._is_masked(one)) for one in flat])
+        if weights is not None:
+            weights.check(step)
+            figures |= weights.figures
         for name, value in figures.items():
             trainer._metrics["train"][name].append(value)
         trained = sum(len(one.tokens) for one in flat if not self._is_masked(one))
         pad = trainer.processing_class.pad_token_id
         made = [self._batch(batch, groups, advantages, pad) for batch in batches]
+        if weights is not None:
+            made = [
+                batch | weights.of_batch([row[PLACE] for row in rows], batch["completion_ids"].shape[1])
+                for batch, rows in zip(made, batches, strict=True)
+            ]
         # On the device of the model, as TRL has it.
         prepared = [
             trainer._prepare_inputs(batch | {"num_items_in_batch": _tensor(trained)}) for batch in made
         ]
-        if self._section.beta:
+        if self.section.beta:
             prepared = [
                 batch | {"ref_per_token_logps": trainer.reference_log_probs(batch)} for batch in prepared
             ]
@@ -100,10 +111,10 @@ class Rollouts:
         )
 
     def _is_masked(self, one: Rollout) -> bool:
-        return self._section.mask_truncated_completions and one.truncated
+        return self.section.mask_truncated_completions and one.truncated
 
     def _batch(self, rows: list[Row], groups: Sequence[Group], advantages: Any, pad: int) -> dict[str, Any]:
-        size = self._section.group_size
+        size = self.section.group_size
         places = [row[PLACE] for row in rows]
         prompts = [groups[place // size].prompt for place in places]
         found = [groups[place // size].completions[place % size] for place in places]
@@ -115,7 +126,7 @@ class Rollouts:
             "completion_mask": padded(masks, 0),
             "advantages": advantages[places],
         }
-        return batch | {"attention_mask": _joined(batch)}
+        return with_attention(batch)
 
     def _known(
         self, trainer: Any, step: int, made_by: dict[str, str], prompts: list[list[int]]
@@ -130,20 +141,20 @@ class Rollouts:
         found: list[Group] | None = broadcast_object_list(known)[0]
         return found
 
-    def _rows(self, batches: list[list[Row]]) -> list[tuple[list[int], str]]:
+    def _rows(self, trainer: Any, batches: list[list[Row]]) -> list[tuple[list[int], str]]:
         """Return the tokens of the step's prompts and the columns of their rows, in their order."""
-        size = self._section.group_size
+        size = self.section.group_size
         mine = [
             (row[PLACE] // size, (row["input_ids"][: prompt_length(row)], row["fields"]))
             for batch in batches
             for row in batch
         ]
-        by_place = dict(_gathered(mine))
+        by_place = dict(gathered(trainer, mine))
         return [by_place[place] for place in range(len(by_place))]
 
     def _made_by(self, trainer: Any, step: int, rows: list[tuple[list[int], str]]) -> dict[str, str]:
         """Return the keys of all that the answers of a step and their rewards follow from."""
-        section, recipe = self._section, self._recipe
+        section, recipe = self.section, self._recipe
         drawing = drawing_of(section, trainer.processing_class, trainer.model, section.temperature)
         limits = (
             recipe.training.seed,
@@ -151,7 +162,8 @@ class Rollouts:
             section.max_completion_length,
             recipe.data.max_length,
         )
-        return {
+        engine = {} if section.engine.draws_as_trained else {"engine": section.engine.name}
+        return engine | {
             "rows": _hash(rows),
             "drawing": _hash([*astuple(drawing), *limits]),
             # The project's own rewards are of its version.
@@ -165,23 +177,14 @@ class Rollouts:
         """Return the groups of a step, drawn by all processes, and judged and recorded by the first one."""
         from accelerate.utils import broadcast_object_list
 
-        section, drawing, mine = (
-            self._section,
-            drawing_of(self._section, trainer.processing_class, trainer.model, self._section.temperature),
-            list[Any](),
-        )
+        section = self.section
+        drawing = drawing_of(section, trainer.processing_class, trainer.model, section.temperature)
         rows = [row for batch in batches for row in batch]
+        wanted = [self._wanted(row, step) for row in rows]
         each = section.per_device_generation_batch_size or len(batches[0])
-        for batch in (rows[start : start + each] for start in range(0, len(rows), each)):
-            prompts = [row["input_ids"][: prompt_length(row)] for row in batch]
-            indices = [row[PLACE] % section.group_size for row in batch]
-            uniforms = [
-                numbers(self._recipe.training.seed, step, prompt, index, most_tokens(self._recipe, prompt))
-                for prompt, index in zip(prompts, indices, strict=True)
-            ]
-            drawn = _evaluated(trainer, prompts, uniforms, drawing)
-            mine += [(row[PLACE], row, one) for row, one in zip(batch, drawn, strict=True)]
-        found = sorted(_gathered(mine), key=lambda one: one[0])
+        drawn = self.engine.draw(trainer, step, wanted, drawing, each)
+        mine = [(row[PLACE], row, completion) for row, completion in zip(rows, drawn, strict=True)]
+        found = sorted(gathered(trainer, mine), key=lambda one: one[0])
         made: list[Any] = [None]
         if trainer.is_world_process_zero():
             try:
@@ -195,9 +198,15 @@ class Rollouts:
             raise RewardError(groups)
         return list(groups)
 
+    def _wanted(self, row: Row, step: int) -> WantedAnswer:
+        """Return the answer that a row of the stream stands for."""
+        prompt = row["input_ids"][: prompt_length(row)]
+        key = key_of(self._recipe.training.seed, step, prompt, row[PLACE] % self.section.group_size)
+        return WantedAnswer(prompt, key, most_tokens(self._recipe, prompt))
+
     def _judged(self, trainer: Any, step: int, drawn: Sequence[tuple[Row, Completion]]) -> list[Group]:
         """Return the groups of a step with their rewards."""
-        size, tokenizer, made = self._section.group_size, trainer.processing_class, list[Group]()
+        size, tokenizer, made = self.section.group_size, trainer.processing_class, list[Group]()
         texts = [text_of(tokenizer, one) for _, one in drawn]
         items = [judged(row, text, f"step {step}") for (row, _), text in zip(drawn, texts, strict=True)]
         values = self._rewards.values(items)
@@ -208,6 +217,7 @@ class Rollouts:
                     tokens=one.tokens,
                     text=text,
                     log_probs=one.log_probs,
+                    trained_log_probs=list(one.trained_log_probs),
                     rewards=rewards,
                     truncated=one.is_truncated,
                 )
@@ -227,18 +237,18 @@ class Rollouts:
         """Return the reward of the most probable answer to each held-out prompt. Every process calls it with
         equally many."""
         drawing, each, drawn = (
-            drawing_of(self._section, trainer.processing_class, trainer.model, 0.0),
+            drawing_of(self.section, trainer.processing_class, trainer.model, 0.0),
             self._recipe.evaluation.batch_size,
             list[Completion](),
         )
         for start in range(0, len(rows), each):
             prompts = [row["input_ids"][: prompt_length(row)] for row in rows[start : start + each]]
-            drawn += _evaluated(
+            drawn += draw_evaluated(
                 trainer, prompts, [[0.0] * most_tokens(self._recipe, prompt) for prompt in prompts], drawing
             )
         texts = [text_of(trainer.processing_class, one) for one in drawn]
         items = [judged(row, text, "a held-out row") for row, text in zip(rows, texts, strict=True)]
-        return [self._section.total(values) for values in self._rewards.values(items)]
+        return [self.section.total(values) for values in self._rewards.values(items)]
 
     def _at(self, trainer: Any) -> RolloutLedger:
         if self._ledger is None:
@@ -300,55 +310,8 @@ def advantages_of(section: Grpo, values: Sequence[Sequence[float]]) -> tuple[Any
     return advantages, logs | own
 
 
-def _evaluated(
-    trainer: Any, prompts: list[list[int]], uniforms: list[Any], drawing: Drawing
-) -> list[Completion]:
-    with evaluated(trainer, trainer.model):
-        return draw(trainer.model, prompts, uniforms, drawing, _any_of_all(trainer))
-
-
-@contextmanager
-def evaluated(trainer: Any, model: Any) -> Iterator[None]:
-    """Run a model within the block as the trainer does, without dropout and gradients."""
-    import torch
-
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad(), trainer.compute_loss_context_manager():
-            yield
-    finally:
-        model.train(was_training)
-
-
-def _any_of_all(trainer: Any) -> Callable[[bool], bool]:
-    """Return a function that all processes call, and that returns whether one of them got True."""
-    if trainer.args.world_size == 1:
-        return bool
-    import torch
-
-    def any_of_all(mine: bool) -> bool:
-        one = torch.tensor([int(mine)], device=trainer.args.device)
-        return bool(trainer.accelerator.reduce(one, reduction="sum").item())
-
-    return any_of_all
-
-
-def _gathered(mine: list[Any]) -> list[Any]:
-    """Return the lists of all processes, one after the other."""
-    from accelerate.utils import gather_object
-
-    return list(gather_object(mine))
-
-
 def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-
-def _joined(batch: dict[str, Any]) -> Any:
-    import torch
-
-    return torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
 
 
 def _tensor(number: int) -> Any:

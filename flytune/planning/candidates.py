@@ -231,6 +231,8 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
     sharding = sharding_of(recipe)
     if misfit := sharding.misfit(shape):
         return f"{sharding.name} {misfit}"
+    if misfit := objective_of(recipe).misfit(shape.processes if shape.is_gpu else 0):
+        return misfit
     if recipe.model.dtype == "bfloat16" and not shape.bf16:
         return f"{shape.accelerator} does not compute in bfloat16"
     if recipe.model.attn_implementation.startswith("flash") and not shape.is_gpu:

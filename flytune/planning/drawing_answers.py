@@ -4,10 +4,13 @@ faster."""
 from dataclasses import replace
 
 from flytune.hardware.shapes import GIB
+from flytune.objectives import objective_of
 from flytune.planning import candidates, requirements, workloads
 from flytune.planning.candidates import Fit
+from flytune.recipe import TransformersEngine, VllmEngine
 from flytune.sentences import counted
 from training_estimates import decoding, model_states
+from training_estimates.workload import Decoding
 
 _WORTH = 1.2
 """Times as fast that drawing must be with another batch for a plan to name it."""
@@ -15,10 +18,15 @@ _WORTH = 1.2
 
 def reasons(fit: Fit) -> list[str]:
     """Return the lines of a plan about its drawn answers; none where the objective draws none."""
-    work, time = fit.workload, fit.time
+    work = fit.workload
     if work.decoding is None:
         return []
-    drawn, held = work.decoding, decoding.held_bytes(work, work.decoding.at_a_time)
+    return _of_vllm(fit, work.decoding) if work.decoding.by_vllm else _of_model(fit, work.decoding)
+
+
+def _of_model(fit: Fit, drawn: Decoding) -> list[str]:
+    """Return the lines about answers that the trained model draws itself."""
+    held, time = decoding.held_bytes(fit.workload, drawn.at_a_time), fit.time
     each = (
         f"drawing: each process draws {counted(drawn.answers, 'answer')} a step, {drawn.at_a_time} at a "
         f"time, which take {held['KV cache'] / GIB:.2g} GiB of keys and values and "
@@ -31,6 +39,50 @@ def reasons(fit: Fit) -> list[str]:
         f"{time.seconds:.3g}, less where answers end before. That time follows from the bytes and kernels of "
         "a token; no published run was compared",
         *_larger(fit),
+        *_by_the_other(fit, drawn),
+    ]
+
+
+def _of_vllm(fit: Fit, drawn: Decoding) -> list[str]:
+    """Return the lines about answers that vLLM draws."""
+    time, each = fit.time, f"drawing: vLLM draws {counted(drawn.answers, 'answer')} a process and step"
+    if time is None:
+        return [f"{each}; its time is not known on {fit.shape.name}"]
+    low, high = decoding.VLLM_BAND
+    return [
+        f"{each}; {counted(drawn.tokens, 'token')} of each take {time.drawing:.3g} s of a step's "
+        f"{time.seconds:.3g}, with the scoring by the trained model, less where answers end before. That "
+        f"time is fitted to published speeds of one answer at a time, which are {low:g} to {high:g} of it "
+        "(training_estimates/decoding.py); no published run with several was compared",
+        *_by_the_other(fit, drawn),
+    ]
+
+
+def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
+    """Return the line about the price of a step with the other engine on the same shape; none where that
+    cannot run there."""
+    engine = TransformersEngine() if drawn.by_vllm else VllmEngine(name="vllm")
+    section = fit.recipe.objective.model_copy(update={"engine": engine})
+    recipe = fit.recipe.model_copy(update={"objective": section})
+    objective, gpus = objective_of(recipe), fit.shape.processes if fit.shape.is_gpu else 0
+    geometry = fit.workload.geometry
+    if recipe.refusals() or objective.base_problems(geometry) or objective.misfit(gpus):
+        return []
+    other = replace(fit.workload, decoding=replace(drawn, by_vllm=not drawn.by_vllm))
+    states = model_states.of(other)
+    need = requirements.of(recipe, fit.shape, other, states)[0]
+    time = workloads.time_of(other, fit.shape, states)
+    if fit.time is None or time is None or need.share > candidates.allowed_share(recipe):
+        return []
+    own, theirs = (found.seconds / 3600 * fit.shape.total_price_per_hour for found in (fit.time, time))
+    word = "cheaper" if theirs < own else "dearer"
+    # A server of one's own may be on any machine.
+    draws = objective_of(fit.recipe).draws()
+    is_elsewhere = drawn.by_vllm and draws is not None and draws.gpu_share is None
+    beside = ", without the machine of the server" if is_elsewhere else ""
+    return [
+        f"objective.engine: {engine.name} would be {word}: {time.drawing:.3g} s of drawing, and "
+        f"${theirs:.2g} a step instead of ${own:.2g}{beside}"
     ]
 
 

@@ -17,9 +17,10 @@ from importlib import metadata
 
 from flytune.hardware import Cluster, Shape, Volume, load_cluster
 from flytune.models import base
+from flytune.objectives import objective_of
 from flytune.planning.calibration import load_factors
 from flytune.planning.save_interval import WRITE_RATE
-from flytune.recipe import Recipe
+from flytune.recipe import Recipe, VllmEngine
 from flytune.records import Loading, Need
 from flytune.records.plan import DRAW, EXPORT, LOAD, PHASES, SAVE
 from flytune.sharding import sharding_of
@@ -197,6 +198,9 @@ def _tables(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) ->
         phase: {name: size * (1.0 if name in memory.outside else factor) for name, size in table.items()}
         for phase, table in memory.tables.items()
     }
+    if share := _server_share(recipe):
+        # It sleeps while the model trains.
+        tables[DRAW]["vLLM"] = share * workload.gpu_memory_gib * GIB
     if recipe.data.packing and workload.attention != "flash":
         # The mask that keeps packed samples apart: one byte a pair of tokens, and a copy in 16 bits.
         mask = 3.0 * workload.tokens * workload.sequence_length
@@ -207,6 +211,20 @@ def _tables(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) ->
     return tables
 
 
+def _server_share(recipe: Recipe) -> float | None:
+    """Return the share of a GPU's memory of a server that the run starts; None without one."""
+    draws = objective_of(recipe).draws()
+    return draws.gpu_share if draws else None
+
+
+def _server_bytes(recipe: Recipe, workload: Workload) -> float:
+    """Return bytes of host memory of a server that the run starts: its weights, where they are on a CPU or
+    asleep."""
+    if _server_share(recipe) is None:
+        return 0.0
+    return BYTES[workload.compute_dtype] * workload.geometry.parameters + CUDA_BUILD_GIB * GIB
+
+
 def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory, lasting: States) -> Need:
     """Return the memory of a process on a CPU, which holds states and activations, but neither CUDA nor
     NCCL."""
@@ -215,6 +233,12 @@ def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory, l
         phase: {name: size for name, size in table.items() if name not in memory.outside} | process
         for phase, table in _tables(recipe, shape, workload, memory).items()
     }
+    if server := _server_bytes(recipe, workload):
+        # On a CPU it does not sleep.
+        size = server + VllmEngine.cpu_cache_gib * GIB
+        tables = {
+            phase: table if phase == LOAD else table | {"vLLM": size} for phase, table in tables.items()
+        }
     tables[LOAD]["weights as loaded"] = _as_loaded(recipe, workload)
     tables[SAVE] |= _gathered(recipe, workload)
     tables[EXPORT]["best checkpoint"] = _best(recipe, workload, lasting)
@@ -245,7 +269,7 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> 
         },
     }
     # CUDA evicts them from the GPU for whatever else is allocated there.
-    paged = {"paged optimizer states": own * lasting.paged}
+    paged = {"paged optimizer states": own * lasting.paged, "vLLM": _server_bytes(recipe, workload)}
     return _need(
         "host memory",
         shape.memory_gib - shape.shared_memory_gib,

@@ -122,9 +122,8 @@ def _decoding(recipe: Recipe, micro_batch: int, accumulation: int) -> Decoding |
     answers = micro_batch * accumulation
     # A prompt has a token at least.
     tokens = max(1, min(draws.tokens, recipe.data.max_length - 1))
-    return Decoding(
-        answers, min(draws.at_a_time or micro_batch, answers), recipe.evaluation.batch_size, tokens
-    )
+    at_a_time = min(draws.at_a_time or micro_batch, answers)
+    return Decoding(answers, at_a_time, recipe.evaluation.batch_size, tokens, draws.by_vllm)
 
 
 def own_logits(recipe: Recipe, geometry: Geometry) -> str | None:

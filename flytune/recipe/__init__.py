@@ -6,6 +6,7 @@ from flytune.recipe.evaluation_tasks import EvaluationTask, HarnessTask, TaskSec
 from flytune.recipe.method import Method
 from flytune.recipe.named_files import read_recipe
 from flytune.recipe.objectives import SECTIONS, Classify, Dpo, Grpo, Kto, ObjectiveSection, Reward, Sft
+from flytune.recipe.objectives.engines import TransformersEngine, VllmEngine
 from flytune.recipe.optimizers import OPTIMIZERS, OptimizerKind
 from flytune.recipe.recipe import DataRequest, Recipe, json_schema
 from flytune.recipe.sections import (
@@ -51,6 +52,8 @@ __all__ = [
     "Source",
     "TaskSection",
     "Training",
+    "TransformersEngine",
+    "VllmEngine",
     "fields",
     "json_schema",
     "named_files",

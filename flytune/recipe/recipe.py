@@ -247,6 +247,8 @@ def json_schema() -> str:
     }
     for section, names in (named | {"objective": list(SECTIONS)}).items():
         schema["properties"][section] = {"anyOf": [schema["properties"][section], {"enum": names}]}
+    engine = schema["$defs"]["Grpo"]["properties"]["engine"]
+    engine["anyOf"] = [*engine.pop("oneOf"), {"enum": list(engine.pop("discriminator")["mapping"])}]
     tasks = schema["$defs"]["Evaluation"]["properties"]["tasks"]
     tasks["items"] = {"anyOf": [tasks["items"], {"type": "string"}]}
     schema["$defs"]["Sharding"]["properties"]["config"]["anyOf"].append({"type": "string"})

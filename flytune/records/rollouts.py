@@ -18,6 +18,8 @@ class Rollout(Strict):
     """Tokens as text, without special tokens: what rewards have judged."""
     log_probs: list[float]
     """Log-probability of each token when it was drawn."""
+    trained_log_probs: Annotated[list[float], Field(exclude_if=lambda values: not values)] = Field(default=[])
+    """Log-probability of each token by the trained model before the step, where another engine drew it."""
     rewards: list[float]
     """Value of each of the recipe's rewards."""
     truncated: bool

@@ -97,6 +97,13 @@ class Step(Strict):
     """Mean entropy of the trained tokens, in nats."""
     kl: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """Estimated KL divergence from the reference, in nats a token; only with a reference."""
+    importance_mean: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Mean importance weight of those answers, between the engine that has drawn them and the trained model;
+    only with another engine than the model."""
+    importance_max: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Largest of these weights, before it was cut."""
+    importance_cut: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Share of these weights that were outside of their bounds."""
     rollout_seconds: float | None = Field(default=None, exclude_if=lambda value: value is None)
     """Seconds of drawing and judging those answers, which are part of data_seconds."""
     gpu: GpuUse | None = Field(default=None, exclude_if=lambda gpu: gpu is None)

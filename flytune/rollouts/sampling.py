@@ -38,17 +38,28 @@ class Completion(NamedTuple):
     """Log-probability of each token, of all logits divided by the temperature."""
     is_truncated: bool
     """True if the most tokens were drawn, and none of them ended it."""
+    trained_log_probs: Sequence[float] = ()
+    """Log-probability of each token by the trained model, where another engine drew it."""
+
+
+def key_of(seed: int, step: int, prompt: Sequence[int], index: int) -> int:
+    """Return the number of 128 bits from which the random numbers of one completion follow."""
+    identity = f"{seed} {step} {index} {' '.join(map(str, prompt))}"
+    return int.from_bytes(hashlib.sha256(identity.encode()).digest()[:16], "big")
 
 
 def numbers(seed: int, step: int, prompt: Sequence[int], index: int, count: int) -> Any:
-    """Return `count` random numbers from 0 to 1 (without 1) of one completion: float64.
+    """Return `count` random numbers from 0 to 1 (without 1) of one completion: float64."""
+    return numbers_of(key_of(seed, step, prompt, index), count)
+
+
+def numbers_of(key: int, count: int) -> Any:
+    """Return the random numbers of a key, as `numbers`.
 
     They are Philox's raw output, which numpy guarantees not to change (NEP 19).
     """
     import numpy
 
-    identity = f"{seed} {step} {index} {' '.join(map(str, prompt))}"
-    key = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:16], "big")
     return (numpy.random.Philox(key=key).random_raw(count) >> numpy.uint64(11)) * 2.0**-53
 
 

@@ -4,98 +4,67 @@ Prompts are asked one by one, and for the likeliest next tokens alone: vLLM's wo
 `prompt_logprobs` of an adapter for several requests at once, those of other clients included.
 """
 
-import json
-import os
 import re
-import urllib.parse
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from flytune import addresses, json_core
-from flytune.artifacts.exchange import HttpAnswer, answer_to
-from flytune.errors import ServingError
-from flytune.files import FileRefusedError
+from flytune.servers import Client, Form, Refusal
 
-KEY = "FLYTUNE_API_KEY"
-"""Environment variable with the server's key."""
-SECONDS = 120.0
-"""Limit of one exchange."""
-LARGEST = 4 * 2**20
-"""Bytes of an answer that are read."""
 LISTED = 20
 """Next tokens that a server lists for a prompt: vLLM's --max-logprobs without a setting."""
 _FEWER = 5
 """Next tokens that are asked of a server that refuses LISTED: the most of OpenAI's own API."""
 _ID = r"token_id:\d{1,9}"
-_SHOWN = 300
 _SAMPLING = {"max_tokens": 1, "temperature": 0.0}
 _Messages = Sequence[Mapping[str, str]]
 _LogProbability = Annotated[float, Field(le=0.1)]
 
 
-class _Form(BaseModel):
-    """Part of an answer that is read; the rest of it is not."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class _Served(_Form):
+class _Served(Form):
     id: str
     owned_by: str = ""
 
 
-class _Models(_Form):
+class _Models(Form):
     data: list[_Served]
 
 
-class _OpenAiLogprobs(_Form):
+class _OpenAiLogprobs(Form):
     top_logprobs: Annotated[
         list[Annotated[dict[str, _LogProbability], Field(min_length=1)]], Field(min_length=1)
     ]
 
 
-class _OpenAiChoice(_Form):
+class _OpenAiChoice(Form):
     logprobs: _OpenAiLogprobs
 
 
-class _Completion(_Form):
+class _Completion(Form):
     choices: Annotated[list[_OpenAiChoice], Field(min_length=1)]
 
 
-class _Token(_Form):
+class _Token(Form):
     id: Annotated[int, Field(ge=0, lt=10**9)]
     logprob: _LogProbability
 
 
-class _Position(_Form):
+class _Position(Form):
     top_logprobs: Annotated[list[_Token], Field(min_length=1)]
 
 
-class _LlamaCompletion(_Form):
+class _LlamaCompletion(Form):
     completion_probabilities: Annotated[list[_Position], Field(min_length=1)]
 
 
-class _Tokens(_Form):
+class _Tokens(Form):
     tokens: list[int]
 
 
-class _Rendered(_Form):
+class _Rendered(Form):
     prompt: str
-
-
-_Kind = TypeVar("_Kind", bound=_Form)
-
-
-class Refusal(NamedTuple):
-    """Answer of a server that does not do what it was asked."""
-
-    status: int
-    text: str
-    """Message of the answer in one line."""
 
 
 class Endpoint(ABC):
@@ -160,7 +129,7 @@ class VllmEndpoint(Endpoint):
         asked = {"model": self.model, "messages": list(messages), "add_generation_prompt": True}
         answer = self.client.post("/tokenize", asked, _Tokens)
         if isinstance(answer, Refusal):
-            return None if _is_missing(answer) else answer
+            return None if answer.is_missing else answer
         return answer.tokens
 
 
@@ -188,108 +157,13 @@ class LlamaCppEndpoint(Endpoint):
         asked = {"model": self.model, "messages": list(messages)}
         answer = self.client.post("/apply-template", asked, _Rendered)
         if isinstance(answer, Refusal):
-            return None if _is_missing(answer) else answer
+            return None if answer.is_missing else answer
         return self._tokens(answer.prompt, is_prompt=True)
 
     def _tokens(self, text: str, is_prompt: bool) -> list[int] | None:
         asked = {"model": self.model, "content": text, "add_special": is_prompt, "parse_special": True}
         answer = self.client.post("/tokenize", asked, _Tokens)
         return None if isinstance(answer, Refusal) else answer.tokens
-
-
-class Client:
-    """HTTP client of one server: a request at a time, no redirect, and limits of time and size."""
-
-    def __init__(self, address: str) -> None:
-        """Check the address and the key in KEY.
-
-        Raises:
-            ServingError: one of them cannot be used.
-        """
-        addresses.check(address, "the server's address", ServingError)
-        try:
-            parts = urllib.parse.urlsplit(address)
-            is_whole = parts.scheme in ("http", "https") and bool(parts.hostname)
-            has_port = parts.port != 0
-        except ValueError:
-            is_whole = has_port = False
-        if not (is_whole and has_port) or parts.query or parts.fragment or " " in address:
-            raise ServingError(
-                f"the server's address, {address!r:.200}: not one of http:// or https://; "
-                "write http://HOST:PORT"
-            )
-        self.address = address.rstrip("/").removesuffix("/v1").rstrip("/")
-        self._key = os.environ.get(KEY, "")
-        if not (self._key.isascii() and self._key.isprintable()):
-            raise ServingError(f"{KEY}: has characters that no HTTP header takes; set it again")
-
-    def get(self, path: str, kind: type[_Kind]) -> _Kind | Refusal:
-        """Return what is at a path.
-
-        Raises:
-            ServingError: there is no answer within the limits, or it has not this form.
-        """
-        return self._read(path, None, kind)
-
-    def post(self, path: str, content: Mapping[str, Any], kind: type[_Kind]) -> _Kind | Refusal:
-        """Return the answer to a JSON object.
-
-        Raises:
-            ServingError: as `get`.
-        """
-        return self._read(path, json.dumps(content).encode(), kind)
-
-    def error(self, path: str, problem: str) -> ServingError:
-        """Return an error of this server."""
-        return ServingError(f"{self.address}{path}: {problem}")
-
-    def refused(self, path: str, refusal: Refusal) -> ServingError:
-        """Return the error of what the server refuses."""
-        what = f"answered {refusal.status}{f': {refusal.text}' if refusal.text else ''}"
-        if _is_missing(refusal):
-            what += "; it is no server of vLLM or llama.cpp, or has another address"
-        return self.error(path, what)
-
-    def _read(self, path: str, content: bytes | None, kind: type[_Kind]) -> _Kind | Refusal:
-        status, body = self._answer(path, content)
-        if 300 <= status < 400:
-            raise self.error(path, f"answered {status}, a redirect, which is not followed; name its target")
-        if status in (401, 403):
-            todo = f"the key in {KEY} is another" if self._key else f"it wants a key: set {KEY}"
-            raise self.error(path, f"answered {status}: {todo}")
-        if status >= 500:
-            raise self.error(path, f"answered {status}: {_line(body)}; see the server's log")
-        if status != 200:
-            return Refusal(status, _line(body))
-        try:
-            return kind.model_validate(json_core.load_object(body, LARGEST))
-        except json_core.JSONError as error:
-            raise self.error(path, f"answered what is not JSON ({error}); name a server of models") from None
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise self.error(
-                path, f"answered without what a server of vLLM or llama.cpp has: {where:.80}: {first['msg']}"
-            ) from None
-
-    def _answer(self, path: str, content: bytes | None) -> HttpAnswer:
-        headers = {"Accept": "application/json"}
-        if content is not None:
-            headers["Content-Type"] = "application/json"
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        try:
-            request = urllib.request.Request(f"{self.address}{path}", content, headers)
-            return answer_to(request, SECONDS, LARGEST)
-        except FileRefusedError as error:
-            raise self.error(path, f"answered {error}") from None
-        except Exception as error:  # noqa: BLE001 (http.client's own, OSErrors, ValueErrors of an address)
-            if _is_slow(error):
-                raise self.error(path, f"no answer within {SECONDS:g} s; see the server's log") from None
-            raise self.error(
-                path,
-                f"cannot be reached ({addresses.reason(error)}); start the server, or correct the address",
-            ) from None
 
 
 def connect(address: str, model: str | None = None, likely: str = "") -> Endpoint:
@@ -322,24 +196,3 @@ def connect(address: str, model: str | None = None, likely: str = "") -> Endpoin
 
 def _named(names: Mapping[str, object]) -> str:
     return ", ".join(repr(name)[:200] for name in list(names)[:8])
-
-
-def _is_missing(refusal: Refusal) -> bool:
-    """Return whether a server has nothing at a path, or not for this method."""
-    return refusal.status in (404, 405, 501)
-
-
-def _is_slow(error: Exception) -> bool:
-    return isinstance(getattr(error, "reason", error), TimeoutError)
-
-
-def _line(body: bytes) -> str:
-    """Return the message in a refusal, in one line."""
-    text = body[: 100 * _SHOWN].decode("utf-8", "replace")
-    try:
-        content = json_core.load_object(body, LARGEST)
-        inner = content.get("error", content)
-        text = str(inner.get("message", text) if isinstance(inner, dict) else inner)
-    except json_core.JSONError:
-        pass
-    return " ".join(text.split())[:_SHOWN]

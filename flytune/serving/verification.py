@@ -15,8 +15,9 @@ from flytune.recipe import Recipe
 from flytune.records.contents import verify as verify_files
 from flytune.schema import Record
 from flytune.sentences import counted_of
+from flytune.servers import Refusal
 from flytune.serving import endpoint
-from flytune.serving.endpoint import Endpoint, Refusal
+from flytune.serving.endpoint import Endpoint
 from flytune.serving.likeness import Likeness, likeness
 
 BOUND = {"float32": 1e-2, "bfloat16": 5e-1, "float16": 1e-1}
@@ -93,7 +94,7 @@ def verify(
 
     Args:
         address: http://HOST:PORT of vLLM or of llama.cpp's server. A key is taken from the environment
-            variable endpoint.KEY.
+            variable of flytune.servers.client.KEY.
         artifact: a folder, an fsspec address, or hf://owner/name@REVISION. Its weights are not read.
         model: name of the model at the endpoint; by default the only one, or the name of the run.
         bound: largest divergence in nats per token, for a model that is quantized on purpose; by default the

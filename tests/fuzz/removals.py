@@ -123,7 +123,7 @@ def _never_rolled_back(old: Any) -> Any:
 def _unlimited(request: Any, seconds: float, largest: int) -> Any:
     import urllib.request
 
-    from flytune.artifacts.exchange import HttpAnswer, _EachStatus
+    from flytune.servers.exchange import HttpAnswer, _EachStatus
 
     with urllib.request.build_opener(_EachStatus).open(request) as response:
         return HttpAnswer(response.status, response.read() if largest else b"")
@@ -390,21 +390,21 @@ REMOVALS = [
     ),
     Removal(
         "exchanges have a limit of time",
-        "flytune/artifacts/exchange.py",
+        "flytune/servers/exchange.py",
         ("webhook", "served"),
-        instead("flytune.artifacts.exchange:answer_to", lambda old: _unlimited),
+        instead("flytune.servers.exchange:answer_to", lambda old: _unlimited),
     ),
     Removal(
         "no redirect is followed",
-        "flytune/artifacts/exchange.py",
+        "flytune/servers/exchange.py",
         ("served",),
-        instead("flytune.artifacts.exchange:_open", lambda old: _following),
+        instead("flytune.servers.exchange:_open", lambda old: _following),
     ),
     Removal(
         "answers of servers have their form",
-        "flytune/serving/endpoint.py",
+        "flytune/servers/client.py",
         ("served",),
-        instead("flytune.serving.endpoint:Client._read", _of_any_form),
+        instead("flytune.servers.client:Client._read", _of_any_form),
     ),
     Removal(
         "messages have a limit of length",

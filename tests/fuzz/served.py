@@ -12,6 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from flytune.servers import client
 from flytune.serving import endpoint
 from tests.fuzz.isolation import OF_ENVIRONMENT, Wrong
 from tests.fuzz.kinds import Samples, kind
@@ -64,8 +65,8 @@ def check_served(samples: Samples, given: tuple[str, str, Any], folder: Path) ->
     """An answer of a server is compared as it is, or refused; none costs more than its limits, and the key
     goes nowhere else."""
     server, changed, answer = given
-    endpoint.SECONDS = 2.0
-    os.environ[endpoint.KEY] = OF_ENVIRONMENT
+    client.SECONDS = 2.0
+    os.environ[client.KEY] = OF_ENVIRONMENT
     bodies = {path: json_bytes(content) for path, content in _ANSWERS[server].items()} | {changed: answer}
     with _serving(bodies) as (address, elsewhere):
         try:

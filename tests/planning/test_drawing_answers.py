@@ -1,5 +1,6 @@
 """Plans of answers that the model draws: memory, time, a larger batch, and what is not modelled."""
 
+import dataclasses
 import re
 
 import pytest
@@ -9,7 +10,7 @@ from flytune.hardware import accelerator_named, shape_named
 from flytune.planning import candidates, drawn, planner
 from flytune.records.plan import DRAW, EVALUATE, STEP
 from tests.support.plans import GEOMETRY, recipe_of
-from training_estimates import decoding
+from training_estimates import config_sizes, decoding
 
 GRPO = {"name": "grpo", "group_size": 8, "max_completion_length": 512}
 
@@ -78,6 +79,81 @@ def test_a_token_reads_all_weights_and_sharded_ones_are_gathered_for_it():
     sharded = fit_of(recipe(sharding="fsdp"), 4).workload
     gathered = passes * 7 / 8 * 2 * GEOMETRY.parameters / (rate.link_gbs * 1e9)
     assert decoding.seconds(sharded, rate) > max(gathered, decoding.seconds(alone, rate))
+
+
+VLLM = GRPO | {"engine": "vllm"}
+ALONE = {"sharding": "none", "hardware": {"shape": "a100-80gb-1"}}
+
+
+def test_vllm_takes_its_share_of_memory_while_it_draws_and_sleeps_in_host_memory():
+    own, served = (fit_of(recipe(one, **ALONE), 4) for one in (GRPO, VLLM))
+    phases = served.needs[0].phases
+    assert phases[DRAW]["vLLM"] == round(0.4 * served.workload.gpu_memory_gib * 2**30)
+    assert "KV cache" not in phases[DRAW]
+    assert not any("vLLM" in phases[phase] for phase in phases if phase != DRAW)
+    assert phases[EVALUATE]["KV cache"] == own.needs[0].phases[EVALUATE]["KV cache"], "transformers' own"
+    (host,) = (need for need in served.needs if need.resource == "host memory")
+    assert host.phases[STEP]["vLLM"] > 2 * GEOMETRY.parameters
+    elsewhere = GRPO | {"engine": {"name": "vllm", "address": "http://127.0.0.1:1"}}
+    assert "vLLM" not in fit_of(recipe(elsewhere, **ALONE), 4).needs[0].phases[DRAW]
+
+
+def test_vllm_on_a_cpu_does_not_sleep():
+    model = {"name_or_path": "a/b", "dtype": "float32"}
+    cpu = {"sharding": "none", "hardware": {"shape": "cpu-1"}, "model": model}
+    one = recipe(VLLM, **cpu, training={"global_batch_size": 8})
+    phases = fit_of(one, 1).needs[0].phases
+    assert phases[STEP]["vLLM"] == phases[DRAW]["vLLM"] > 4 * GEOMETRY.parameters + 2**30
+    assert "vLLM" not in phases["load"]
+
+
+QWEN = {
+    "model_type": "qwen2",
+    "vocab_size": 152064,
+    "torch_dtype": "bfloat16",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+    "hidden_act": "silu",
+}
+SMALL = {"vocab_size": 151936, "tie_word_embeddings": True}
+
+
+def qwen(hidden, inner, layers, heads, key_heads, **changes):
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": key_heads}
+    return config_sizes.geometry(QWEN | sizes | changes, "a/b")
+
+
+def test_a_token_of_vllm_takes_what_was_published():
+    models = [
+        qwen(896, 4864, 24, 14, 2, **SMALL),
+        qwen(1536, 8960, 28, 12, 2, **SMALL),
+        qwen(5120, 13824, 48, 40, 8),
+        qwen(5120, 27648, 64, 40, 8),
+    ]
+    rate, (low, high) = accelerator_named("A100-80GB"), decoding.VLLM_BAND
+    work = fit_of(recipe(VLLM, **ALONE), 4).workload
+    for model, (parameters, speed) in zip(models, decoding.VLLM_SPEEDS.items(), strict=True):
+        assert model.parameters == pytest.approx(parameters, rel=0.01)
+        # Half of the 2,048 tokens that were drawn.
+        seconds = decoding.vllm_token_seconds(dataclasses.replace(work, geometry=model), rate, 1, 1024)
+        assert low <= 1 / speed / seconds <= high
+
+
+def test_a_plan_says_which_engine_is_cheaper_where_both_can_run():
+    (line,) = (line for line in planner.plan_of(fit_of(recipe(**ALONE), 4)).reasons if "engine: vllm" in line)
+    assert re.match(
+        r"objective.engine: vllm would be cheaper: \S+ s of drawing, and \$\S+ a step instead of", line
+    )
+    reasons = planner.plan_of(fit_of(recipe(VLLM, **ALONE), 4)).reasons
+    (line,) = (line for line in reasons if "engine: transformers" in line)
+    assert line.startswith("objective.engine: transformers would be dearer: ")
+    assert [line for line in reasons if "fitted to published speeds of one answer at a time" in line]
+    # With several GPUs the run starts no server; with qlora none has the quantized base.
+    for cannot in ({}, ALONE | {"method": "qlora"}):
+        reasons = planner.plan_of(fit_of(recipe(**cannot), 4)).reasons
+        assert not [line for line in reasons if "engine: vllm" in line]
 
 
 def test_answers_that_do_not_fit_the_memory_are_refused_although_their_training_fits():

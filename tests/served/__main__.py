@@ -1,4 +1,5 @@
-"""`make proofs PARTS=served`: artifacts in vLLM and llama.cpp's server, and what `flytune verify` says.
+"""`make proofs PARTS=served`: artifacts in vLLM and llama.cpp's server, and what `flytune verify` says; GRPO
+with answers that vLLM draws.
 
 python -m tests.served                every case
 python -m tests.served llama-q8 ...   these cases
@@ -10,18 +11,19 @@ without it, in a temporary folder.
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.served import environments, servers
+from tests.served import drawing, environments, servers
 from tests.served.cases import CASES, Case, Question
 from tests.served.models import Models, flytune
 
 
 def main() -> int:
     """Run the cases; return 1 if a verdict is another one."""
-    names = [case.name for case in CASES]
+    names = [*(case.name for case in CASES), *drawing.CASES]
     parser = argparse.ArgumentParser("python -m tests.served", description=__doc__.partition("\n")[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(names))
     chosen = parser.parse_args().cases
@@ -32,7 +34,10 @@ def main() -> int:
         models = Models(folder / "models", folder)
         cases = [case for case in CASES if not chosen or case.name in chosen]
         failed = [case.name for case in cases if not _passes(case, models, folder)]
-    sys.stdout.write(f"{len(cases) - len(failed)} of {len(cases)} cases as expected\n")
+        drawn = [name for name in drawing.CASES if not chosen or name in chosen]
+        failed += [name for name in drawn if not _draws(name, models, folder)]
+    count = len(cases) + len(drawn)
+    sys.stdout.write(f"{count - len(failed)} of {count} cases as expected\n")
     if failed:
         sys.stderr.write(f"failed: {', '.join(failed)}\n")
     return 1 if failed else 0
@@ -51,8 +56,20 @@ def _passes(case: Case, models: Models, folder: Path) -> bool:
             verdicts = [_is_as_expected(case, question, models, address) for question in case.asked]
         return all(verdicts)
     except RuntimeError as error:
-        _say(case, False, str(error))
+        _say(case.name, False, str(error))
         return False
+
+
+def _draws(name: str, models: Models, folder: Path) -> bool:
+    """Run a case of drawing with vLLM; return whether it is as expected."""
+    place = folder / name
+    shutil.rmtree(place, ignore_errors=True)
+    try:
+        problem = drawing.CASES[name](models, place)
+    except RuntimeError as error:
+        problem = str(error)
+    _say(name, not problem, problem or "yes")
+    return not problem
 
 
 def _is_as_expected(case: Case, question: Question, models: Models, address: str) -> bool:
@@ -64,7 +81,7 @@ def _is_as_expected(case: Case, question: Question, models: Models, address: str
         words += ["--bound", str(question.bound)]
     done = flytune(*words)
     if not done.stdout.startswith("{"):
-        _say(case, False, done.stdout + done.stderr)
+        _say(case.name, False, done.stdout + done.stderr)
         return False
     result = json.loads(done.stdout)
     problem = "; ".join(result["problems"])
@@ -74,12 +91,12 @@ def _is_as_expected(case: Case, question: Question, models: Models, address: str
         f"{result['difference']:.2g} nats, {result['divergence']:.2g} a token, {result['agreement']:.0%}"
     )
     doubts = "".join(f"; {doubt}" for doubt in result["doubts"])
-    _say(case, is_right, f"{question.model or ''} {problem or 'yes'} ({figures}){doubts}")
+    _say(case.name, is_right, f"{question.model or ''} {problem or 'yes'} ({figures}){doubts}")
     return is_right
 
 
-def _say(case: Case, is_right: bool, text: str) -> None:
-    sys.stdout.write(f"{'ok  ' if is_right else 'FAIL'} {case.name:<20} {' '.join(text.split())}\n")
+def _say(name: str, is_right: bool, text: str) -> None:
+    sys.stdout.write(f"{'ok  ' if is_right else 'FAIL'} {name:<20} {' '.join(text.split())}\n")
     sys.stdout.flush()
 
 

@@ -9,6 +9,7 @@ from http.server import ThreadingHTTPServer
 import pytest
 
 from flytune.errors import ServingError
+from flytune.servers import client
 from flytune.serving import endpoint
 from tests.support.json_server import JsonHandler
 from tests.support.model_server import ModelServer, started
@@ -55,11 +56,11 @@ def serving(answers):
             (200, {"data": [{"id": "m"}, {"id": "n\x1b[31m"}]}),
             r"has several models; name one by --model: 'm', ",
         ),
-        ((200, b" " * (endpoint.LARGEST + 1)), "answered more than the 4,194,304 bytes that are read"),
+        ((200, b" " * (client.LARGEST + 1)), "answered more than the 4,194,304 bytes that are read"),
     ],
 )
 def test_what_is_no_server_of_models_is_said_in_a_line(answer, words, monkeypatch):
-    monkeypatch.delenv(endpoint.KEY, raising=False)
+    monkeypatch.delenv(client.KEY, raising=False)
     with serving({"/v1/models": answer}) as (address, _), pytest.raises(ServingError, match=words) as raised:
         endpoint.connect(address)
     assert str(raised.value).startswith(f"{address}/v1/models: ")
@@ -142,7 +143,7 @@ def test_a_server_that_is_down_is_said_in_a_line():
 
 
 def test_a_server_that_answers_byte_by_byte_is_left_at_the_limit(monkeypatch):
-    monkeypatch.setattr(endpoint, "SECONDS", 0.5)
+    monkeypatch.setattr(client, "SECONDS", 0.5)
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -164,7 +165,7 @@ def test_a_server_that_answers_byte_by_byte_is_left_at_the_limit(monkeypatch):
 
 
 def test_the_key_goes_to_the_server_alone(monkeypatch):
-    monkeypatch.setenv(endpoint.KEY, KEY)
+    monkeypatch.setenv(client.KEY, KEY)
     with serving({"/v1/models": (200, MODELS)}) as (target, followed):
         moved = {"/v1/models": (307, b"", {"Location": f"{target}/v1/models"})}
         with serving(moved) as (address, requests), pytest.raises(ServingError, match="a redirect, which"):
@@ -185,7 +186,7 @@ def test_the_key_goes_to_the_server_alone(monkeypatch):
 
 @pytest.mark.parametrize("key", ["a\nb", "ключ-сервера"])
 def test_a_key_that_no_header_takes_is_refused_unseen(key, monkeypatch):
-    monkeypatch.setenv(endpoint.KEY, key)
+    monkeypatch.setenv(client.KEY, key)
     with pytest.raises(ServingError, match="^FLYTUNE_API_KEY: has characters that no HTTP header takes"):
         endpoint.connect("http://127.0.0.1:1")
 

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from flytune.objectives import rollout_steps
+from flytune.objectives import drawing_engines, rollout_steps
 from tests.support import saved_runs
 from tests.support.process_kills import kill_once_saved
 
@@ -30,7 +30,7 @@ def fit_and_die(recipe, inputs, out, where, step):
 
     rollout_steps.Rollouts.batches = batches
     if where == "generation":
-        rollout_steps._evaluated = killing(rollout_steps._evaluated)
+        drawing_engines.draw_evaluated = killing(drawing_engines.draw_evaluated)
     if where == "reward":
         rollout_steps.RewardProcess.values = killing(rollout_steps.RewardProcess.values)
     return saved_runs.fit(recipe, inputs, out)

@@ -1,13 +1,14 @@
 """The section of objective grpo."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from flytune import limits
 from flytune.recipe.data import Data
 from flytune.recipe.objectives.base import OF_COMPARED_ANSWERS, ObjectiveSection
+from flytune.recipe.objectives.engines import Engine, TransformersEngine
 from flytune.recipe.rewards import MOST, OWN, Reward, RewardFunction
 from flytune.recipe.sections import Factor
 from flytune.recipe.training import Training
@@ -86,6 +87,11 @@ class Grpo(ObjectiveSection):
     one."""
     reward_seconds: Annotated[float, Field(ge=limits.LEAST_SECONDS, le=600)] = 5.0
     """Longest time that a reward may take for one answer."""
+    engine: Engine = TransformersEngine()
+    """Engine that draws the answers of a step: `transformers`, or `vllm` with its options."""
+
+    def refusals(self, recipe: Any) -> list[str]:
+        return self.engine.refusals(recipe)
 
     @field_validator("rewards", mode="before")
     @classmethod

@@ -1,0 +1,405 @@
+"""Engines that draw the answers of a step for a trainer: the trained model itself, or a server of vLLM.
+
+All processes of a run call an engine together. With vLLM the first process of each node writes the weights
+before a drawing, and its server loads them; each process then asks for its own answers, and the trained model
+scores them. vLLM rounds otherwise than the trainer, so that its log-probabilities are near to the trainer's,
+not equal; answers whose log-probabilities are further away are of other weights, and are not used.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from flytune import json_core
+from flytune.errors import EngineError, ServingError, TrainingError
+from flytune.export import write
+from flytune.models import loading, tokenizers
+from flytune.models.scoring import padded
+from flytune.recipe import Grpo, Recipe, VllmEngine
+from flytune.rollouts import Completion, Drawing, VllmProcess, VllmServer, WantedAnswer, draw, numbers_of
+from flytune.sentences import counted
+from flytune.servers import Client
+
+BOUND = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 5e-2}
+"""Largest mean distance, in nats a token, between the log-probabilities of both engines, by model.dtype: the
+gate's bounds of a loss (flytune/export/gate.py)."""
+_SHARED_MEMORY = Path("/dev/shm")
+_ROOM = 1.1
+"""Free bytes of /dev/shm that weights need, as a multiple of their size."""
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of vLLM's --max-lora-rank (0.32.0, vllm/config/lora.py: MaxLoRARanks)."""
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_Result = TypeVar("_Result")
+
+
+class DrawingEngine:
+    """Engine that draws the answers of a step, on each process of a run."""
+
+    def draw(
+        self, trainer: Any, step: int, wanted: Sequence[WantedAnswer], drawing: Drawing, at_a_time: int
+    ) -> list[Completion]:
+        """Return an answer to each prompt, by the weights before `step`. All processes call it with equally
+        many.
+
+        Args:
+            at_a_time: answers of one forward pass of the trained model.
+
+        Raises:
+            TrainingError: an engine beside the trainer draws by other weights, or does not draw.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End what it has started."""
+
+
+class TrainedModel(DrawingEngine):
+    """The trained model itself, called by transformers."""
+
+    def draw(
+        self, trainer: Any, step: int, wanted: Sequence[WantedAnswer], drawing: Drawing, at_a_time: int
+    ) -> list[Completion]:
+        drawn = list[Completion]()
+        for start in range(0, len(wanted), at_a_time):
+            part = wanted[start : start + at_a_time]
+            uniforms = [numbers_of(answer.key, answer.most) for answer in part]
+            drawn += draw_evaluated(trainer, [answer.prompt for answer in part], uniforms, drawing)
+        return drawn
+
+
+class Server(NamedTuple):
+    """The server that a process asks."""
+
+    address: str
+    key: str | None
+    """Key of a server that the run has started; None: that of the environment."""
+    run: str
+    """Text that names this run's weights at the server."""
+    base: str
+    """Name of the model without an adapter."""
+
+
+class Served(DrawingEngine):
+    """A server of vLLM, which gets the weights of each step."""
+
+    def __init__(self, recipe: Recipe, section: VllmEngine, temperature: float) -> None:
+        self._recipe, self._section, self._temperature = recipe, section, temperature
+        self._seconds = section.timeout_minutes * 60
+        self._process: VllmProcess | None = None
+        self._server: Server | None = None
+        self._api: VllmServer | None = None
+        self._folder: Path | None = None
+        self._loaded, self._is_asleep = "", False
+
+    def draw(
+        self, trainer: Any, step: int, wanted: Sequence[WantedAnswer], drawing: Drawing, at_a_time: int
+    ) -> list[Completion]:
+        model = self._hand_over(trainer, step)
+        drawn = self._agreed(trainer, lambda: self._drawn(model, wanted, drawing))
+        if _shares_gpu(trainer, self._section):
+            self._agreed(trainer, self._sleep)
+        scored = _scored(trainer, wanted, drawn, drawing.pad, at_a_time)
+        _check_near(trainer, scored, BOUND[self._recipe.model.dtype])
+        return scored
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._process = self._server = self._folder = None
+
+    def _drawn(self, model: str, wanted: Sequence[WantedAnswer], drawing: Drawing) -> list[Completion]:
+        assert self._api is not None
+        drawn = self._api.draw(model, wanted, drawing)
+        # Of an adapter, each answer names it.
+        if self._is_full and self._api.weights() != self._loaded:
+            raise TrainingError(
+                f"{self._api.client.address}: its weights are not those of this step ({self._loaded}) any "
+                "more: another run uses the server, or it was started anew; give this run a server of its own"
+            )
+        return drawn
+
+    def _sleep(self) -> None:
+        """Give the GPU back to the trainer, on the process that has started the server."""
+        if self._process is not None and self._api is not None:
+            self._api.sleep()
+            self._is_asleep = True
+
+    @property
+    def _is_full(self) -> bool:
+        return self._recipe.method.name == "full"
+
+    def _hand_over(self, trainer: Any, step: int) -> str:
+        """Give the weights before `step` to the server, which is started where it does not run; return the
+        model's name there."""
+        keeps = _is_keeper(trainer, self._section)
+        if keeps and self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="flytune-weights-", dir=self._place(trainer)))
+        folder = (self._folder or Path(os.devnull)) / f"step-{step:08}"
+        write.write_weights(trainer, self._recipe, trainer.run.dataset / "tokenizer", folder, writes=keeps)
+        if keeps and self._is_full and trainer.args.device.type == "cpu":
+            _untie(trainer.model, folder)
+        if self._server is None:
+            started = self._agreed(trainer, lambda: self._start(trainer, folder) if keeps else None)
+            self._server = _nearest(trainer, started)
+            client = Client(self._server.address, self._server.key, self._seconds, VllmServer.largest)
+            self._api = VllmServer(client)
+        name = f"{self._server.run}-{step}"
+        self._agreed(trainer, lambda: self._load(name, folder) if keeps else None)
+        self._loaded = name
+        return self._server.base if self._is_full else name
+
+    def _start(self, trainer: Any, folder: Path) -> Server:
+        """Return the recipe's server, or one that is started with the weights in `folder`."""
+        section, key = self._section, None
+        model = folder if self._is_full else loading.local_folder(self._recipe.model)
+        if section.address is None:
+            assert self._folder is not None
+            self._process = VllmProcess(section.python, self._options(trainer, model), self._folder)
+            key = self._process.key
+        address = section.address or (self._process.address if self._process else "")
+        api = VllmServer(Client(address, key, self._seconds))
+        if self._process is not None:
+            self._process.wait(api.is_ready, self._seconds)
+        (base, longest), needed = api.base(), self._recipe.data.max_length
+        if longest < needed:
+            raise TrainingError(
+                f"{address}: vLLM takes {counted(longest, 'token')}, and data.max_length is {needed:,}; "
+                f"start it with --max-model-len {needed}"
+            )
+        for text in tokenizers.PROBES[:-1]:
+            if api.tokens(text) != trainer.processing_class(text, add_special_tokens=False)["input_ids"]:
+                raise TrainingError(
+                    f"{address}: the server makes other tokens of {text!r:.60} than this run: it has another "
+                    f"base than {self._recipe.model.name_or_path}; start it with that model"
+                )
+        return Server(address, key, f"flytune-{secrets.token_hex(4)}", base)
+
+    def _options(self, trainer: Any, model: Path) -> list[str]:
+        recipe = self._recipe
+        # Those of a draw have the temperature, and none of the tokens that top_p and its kind leave out.
+        mode = "processed" if self._temperature != 1 else "raw"
+        options = {
+            "--model": str(model),
+            "--served-model-name": "base",
+            "--dtype": recipe.model.dtype,
+            "--max-model-len": str(recipe.data.max_length),
+            "--logprobs-mode": f"{mode}_logprobs",
+            "--generation-config": "vllm",
+        }
+        switches = []
+        if not self._is_full:
+            rank = next(rank for rank in _RANKS if rank >= recipe.method.largest_rank)
+            options |= {"--max-loras": "1", "--max-lora-rank": str(rank)}
+            switches.append("--enable-lora")
+        if _shares_gpu(trainer, self._section):
+            options["--gpu-memory-utilization"] = str(self._section.gpu_memory_utilization)
+            switches.append("--enable-sleep-mode")
+        else:
+            switches.append("--enforce-eager")  # compilation takes minutes on a CPU
+        return [*(word for pair in options.items() for word in pair), *switches]
+
+    def _load(self, name: str, folder: Path) -> None:
+        assert self._api is not None
+        if self._is_asleep:
+            self._api.wake()
+            self._is_asleep = False
+        if not self._is_full:
+            if self._loaded:
+                self._api.unload_adapter(self._loaded)
+            self._api.load_adapter(name, folder)
+        else:
+            if self._loaded or self._process is None:  # it was not started with them
+                self._api.load_weights(folder)
+            self._api.name_weights(name)
+        shutil.rmtree(folder)
+
+    def _place(self, trainer: Any) -> str | None:
+        """Return where the weights are written; None for the temporary folder."""
+        if self._section.folder is not None:
+            return self._section.folder
+        parameters = trainer.model.parameters()
+        size = sum(write.elements(part) for part in parameters if self._is_full or part.requires_grad)
+        needed = _ROOM * size * (_BYTES[self._recipe.model.dtype] if self._is_full else 4)
+        has_room = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > needed
+        return str(_SHARED_MEMORY) if has_room else None
+
+    def _agreed(self, trainer: Any, function: Callable[[], _Result]) -> _Result:
+        """Return a function's result on this process, when it has returned on all of them.
+
+        Raises:
+            TrainingError: it failed on any of them; the same on all.
+        """
+        result, error = None, None
+        try:
+            result = function()
+        except (ServingError, TrainingError) as caught:
+            error = self._with_end(caught)
+        failed = [other for other in gathered(trainer, [error]) if other is not None]
+        if failed:
+            raise failed[0]
+        return result  # type: ignore[return-value]  # of the function, where it has not failed
+
+    def _with_end(self, error: Exception) -> TrainingError:
+        """Return an error with the end of the server's log, where it has ended."""
+        if isinstance(error, TrainingError):
+            return error
+        if self._process is not None and self._process.has_ended(1.0):
+            return EngineError(f"vLLM has ended: {self._process.last_lines()} ({error})")
+        return EngineError(f"vLLM does not draw: {error}")
+
+
+def engine_of(recipe: Recipe) -> DrawingEngine:
+    """Return the engine that a recipe names."""
+    assert isinstance(recipe.objective, Grpo)
+    section = recipe.objective.engine
+    if isinstance(section, VllmEngine):
+        return Served(recipe, section, recipe.objective.temperature)
+    return TrainedModel()
+
+
+def _untie(model: Any, folder: Path) -> None:
+    """Give tied weights in a written model a tensor each.
+
+    On a CPU vLLM (0.32.0) computes with a packed copy of the head, which it packs anew only where the head
+    has weights of its own: after a reload the old head would draw.
+    """
+    from safetensors.torch import load_file, save_file
+
+    tied, index = getattr(model, "all_tied_weights_keys", None) or {}, dict[str, str]()
+    if not tied:
+        return
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        if own := {name: tensors[source].clone() for name, source in tied.items() if source in tensors}:
+            save_file(tensors | own, file, metadata={"format": "pt"})
+            index |= dict.fromkeys(own, file.name)
+    listed = folder / "model.safetensors.index.json"
+    if listed.is_file():
+        content = json_core.load_object(listed.read_bytes())
+        content["weight_map"] |= index
+        listed.write_text(json.dumps(content), encoding="utf-8")
+    config = json_core.load_object((folder / "config.json").read_bytes()) | {"tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def _is_keeper(trainer: Any, section: VllmEngine) -> bool:
+    """Return whether a process writes the weights: the first of its node, or of all for a server that is
+    there."""
+    args = trainer.args
+    return (args.local_process_index if section.address is None else args.process_index) == 0
+
+
+def _shares_gpu(trainer: Any, section: VllmEngine) -> bool:
+    """Return whether the server that the run starts is on the GPU that trains."""
+    return section.address is None and trainer.args.device.type == "cuda"
+
+
+def _nearest(trainer: Any, started: Server | None) -> Server:
+    """Return the server of this process's node, or the only one: that of the last keeper up to this rank."""
+    servers = gathered(trainer, [started])
+    return next(server for server in reversed(servers[: trainer.args.process_index + 1]) if server)
+
+
+def _scored(
+    trainer: Any, wanted: Sequence[WantedAnswer], drawn: Sequence[Completion], pad: int, at_a_time: int
+) -> list[Completion]:
+    """Return the answers with the trained model's log-probabilities."""
+    scored = list[Completion]()
+    for start in range(0, len(drawn), at_a_time):
+        part = drawn[start : start + at_a_time]
+        prompts = [list(answer.prompt) for answer in wanted[start : start + at_a_time]]
+        batch = {
+            "prompt_ids": padded(prompts, pad, left=True),
+            "prompt_mask": padded([[1] * len(prompt) for prompt in prompts], 0, left=True),
+            "completion_ids": padded([answer.tokens for answer in part], pad),
+            "completion_mask": padded([[1] * len(answer.tokens) for answer in part], 0),
+        }
+        rows = trainer.trained_log_probs(with_attention(batch)).tolist()
+        scored += [
+            answer._replace(trained_log_probs=row[: len(answer.tokens)])
+            for answer, row in zip(part, rows, strict=True)
+        ]
+    return scored
+
+
+def _check_near(trainer: Any, answers: Sequence[Completion], bound: float) -> None:
+    """Check that the log-probabilities of both engines are near to each other, over all processes.
+
+    Raises:
+        TrainingError: they are not.
+    """
+    pairs = [
+        pair for answer in answers for pair in zip(answer.log_probs, answer.trained_log_probs, strict=True)
+    ]
+    mine = (
+        sum(abs(one - other) for one, other in pairs),
+        sum(one for one, _ in pairs),
+        sum(other for _, other in pairs),
+        len(pairs),
+    )
+    columns = zip(*gathered(trainer, [mine]), strict=True)
+    distance, engine, trained, tokens = (sum(column) for column in columns)
+    if not distance <= bound * tokens:
+        raise TrainingError(
+            "vLLM draws by other weights than the trained ones: the mean log-probability of its "
+            f"{counted(tokens, 'token')} is {engine / tokens:.4f} nats, and the trained model's "
+            f"{trained / tokens:.4f}; the mean distance is {distance / tokens:.2g} (bound {bound:g}). "
+            "Nothing of this step is trained. Start the server with the recipe's base model, in model.dtype"
+        )
+
+
+def draw_evaluated(
+    trainer: Any, prompts: Sequence[Sequence[int]], uniforms: Sequence[Any], drawing: Drawing
+) -> list[Completion]:
+    """Return the answers that the trained model draws, as `draw` does. All processes call it."""
+    with evaluated(trainer, trainer.model):
+        return draw(trainer.model, prompts, uniforms, drawing, _any_of_all(trainer))
+
+
+@contextmanager
+def evaluated(trainer: Any, model: Any) -> Iterator[None]:
+    """Run a model within the block as the trainer does, without dropout and gradients."""
+    import torch
+
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def _any_of_all(trainer: Any) -> Callable[[bool], bool]:
+    """Return a function that all processes call, and that returns whether one of them got True."""
+    if trainer.args.world_size == 1:
+        return bool
+    import torch
+
+    def any_of_all(mine: bool) -> bool:
+        one = torch.tensor([int(mine)], device=trainer.args.device)
+        return bool(trainer.accelerator.reduce(one, reduction="sum").item())
+
+    return any_of_all
+
+
+def gathered(trainer: Any, mine: list[Any]) -> list[Any]:
+    """Return the lists of all processes, one after the other."""
+    from accelerate.utils import gather_object
+
+    return list(gather_object(mine))
+
+
+def with_attention(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return TRL's batch of prompts and completions with the mask of both."""
+    import torch
+
+    return batch | {"attention_mask": torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)}

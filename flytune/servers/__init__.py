@@ -1,0 +1,7 @@
+"""Servers that are asked by HTTP: limits of time and size, no redirects, and keys from the environment."""
+
+from flytune.servers import client
+from flytune.servers.client import Client, Form, Refusal
+from flytune.servers.exchange import HttpAnswer, answer_to
+
+__all__ = ["Client", "Form", "HttpAnswer", "Refusal", "answer_to", "client"]
