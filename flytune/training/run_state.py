@@ -79,10 +79,9 @@ class RunState:
         without = manifest.notes.get(WITHOUT_IMAGES, 0)
         if without and sharding.layout.shards_parameters and plan.world_size > 1:
             raise DataError(
-                f"{dataset}: {counted(without, 'sample')} without an image: with sharding "
-                f"{sharding.name} the weights that read images are gathered by all processes at once, and "
-                "one without an image would leave the others waiting; use ddp or zero2, or train on samples "
-                "that all have images"
+                f"{dataset}: {counted(without, 'sample')} without an image (sharding {sharding.name}): the "
+                "weights that read images are gathered by all processes at once, and one without an image "
+                "would leave the others waiting; use ddp or zero2, or train on samples that all have images"
             )
         if manifest.classes != recipe.objective.classes:
             raise DataError(

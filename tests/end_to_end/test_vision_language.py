@@ -150,7 +150,7 @@ def test_two_processes_train_the_loss_of_one(sharding, bases, tmp_path):
 def test_samples_without_an_image_are_not_trained_where_processes_would_wait(bases, tmp_path):
     rows = write_rows(tmp_path, 12, text_rows=6)
     changes = {"sharding": "fsdp", "hardware.shape": "cpu-2"}
-    with pytest.raises(local.RunFailure, match="6 samples without an image: with sharding fsdp"):
+    with pytest.raises(local.RunFailure, match="6 samples without an image \\(sharding fsdp\\)"):
         local.run(Recipe.model_validate(content(bases("qwen2_5_vl"), rows, **changes)))
     changes = {"sharding": "ddp", "hardware.shape": "cpu-2"}
     local.run(Recipe.model_validate(content(bases("qwen2_5_vl"), rows, **changes)))
