@@ -83,7 +83,7 @@ def test_a_script_is_read_as_the_shell_reads_it(text, field, value, tmp_path):
             "write the number there, or say --gpus N",
         ),
         (f"trl sft {SFT} --learning_rate $LR", "--learning_rate $LR: a variable that this file does not set"),
-        (f"python sft_vlm.py {SFT}", "sft_vlm: images, video and audio are not trained"),
+        (f"python sft_vlm.py {SFT}", "sft_vlm: scripts for images, video and audio are not read"),
         (f"python dpo_online.py {SFT}", "dpo_online: the objectives are sft, dpo, kto, reward, grpo"),
         (f"trl sft {SFT} --loss_type dft", "loss_type: dft: sft has the cross entropy of each token"),
         ("llamafactory-cli train nowhere.yaml", "nowhere.yaml"),

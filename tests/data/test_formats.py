@@ -124,7 +124,7 @@ def test_sharegpt_is_messages(row: dict[str, Any], columns: dict[str, str], samp
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
             "messages",
-            r"x:1: messages\[0\]\.content\[0\] must be a text part, .*found \{'type': 'image', .*images and "
+            r"x:1: messages\[0\]\.content\[0\] must be a text part, .*found \{'type': 'image', .*video and "
             r"audio cannot",
         ),
         (
