@@ -22,6 +22,7 @@ LINK = re.compile(r"(?<!`)\]\((?!https?:|#)([^()\s#]+)")
 EXPLAINED = {
     "name": "recipes.md#all-fields",
     "description": "recipes.md#all-fields",
+    "model.rope_scaling": "long-sequences.md#positions",
     "model": "recipes.md#all-fields",
     "model.extra_special_tokens": "data.md#added-tokens",
     "data": "data.md",

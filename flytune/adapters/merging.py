@@ -24,7 +24,16 @@ from flytune.export.folder import tokenizer
 from flytune.export.tensors import verify
 from flytune.files import new_output
 from flytune.models import base as models_base
-from flytune.models import config_json, experts, loading, probe, published, safetensors_files, vocabulary
+from flytune.models import (
+    config_json,
+    experts,
+    loading,
+    probe,
+    published,
+    rope,
+    safetensors_files,
+    vocabulary,
+)
 from flytune.models.experts import adapted_experts
 from flytune.models.library_errors import named
 from flytune.recipe import Recipe
@@ -282,6 +291,7 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
         trust_remote_code=recipe.model.trust_remote_code,
         use_safetensors=True,
         device_map=loading.device_map(),
+        **rope.arguments(recipe.model),
     ).eval()
     if _published_quantization(recipe):
         # Its layers get the trained model's dequantized weights below.

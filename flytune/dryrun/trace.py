@@ -163,8 +163,8 @@ def _ledger(case: Case) -> AllocationLedger:
 def _local_model(case: Case) -> Any:
     # FlashAttention's package is not needed: cuda_kernels.cuda() replaces sdpa by its buffers.
     sdpa = {"attn_implementation": "sdpa"} if passes.is_flash(case) else {}
-    # Its folder has no tokenizer.
-    added: dict[str, Any] = {"extra_special_tokens": []}
+    # Its folder has no tokenizer; frequencies take the same memory whatever they are.
+    added: dict[str, Any] = {"extra_special_tokens": [], "rope_scaling": None}
     return case.recipe.model.model_copy(update={"name_or_path": case.config, "revision": None} | sdpa | added)
 
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from flytune import limits
 from flytune.recipe.evaluation_tasks import EvaluationTask
+from flytune.recipe.rope import RopeScaling
 from flytune.schema import PathOrAddress, Positive, Strict
 
 
@@ -57,6 +58,9 @@ class Model(Section):
     )
     """Special tokens to add to the vocabulary, such as ChatML's marks; their rows of embedding and head are
     trained."""
+    rope_scaling: RopeScaling | None = Field(default=None, exclude_if=lambda scaling: scaling is None)
+    """Scaling of the rotary embedding, for samples longer than the base was made for
+    (docs/long-sequences.md); by default the base's own."""
 
     @model_validator(mode="after")
     def _tokens_once(self) -> Self:

@@ -77,6 +77,8 @@ def test_the_reference_sets_every_field_but_those_of_other_sources_and_the_alter
         if name != "name"
     }
     others |= {f"method.{name}" for name in Quantization.model_fields}
+    scalings = {name for name, _ in fields_of(Recipe) if name.startswith("model.rope_scaling.")}
+    others |= scalings - keys_of(BLOCKS[0])
     missing = {name for name, _ in fields_of(Recipe)} - keys_of(complete(BLOCKS[0]))
     assert {
         name for name in missing if not name.startswith(("data.sources.", "objective.rewards."))
