@@ -46,6 +46,7 @@ EXPLAINED = {
     "method.target_modules": "models.md#what-all-linear-adapts",
     "method.modules_to_save": "data.md#added-tokens",
     "method.trainable_token_indices": "data.md#added-tokens",
+    "sharding.replicas": "long-sequences.md#many-nodes",
     "sharding": "recipes.md#all-fields",
     "training": "recipes.md#all-fields",
     "training.optim": "recipes.md#optimizers",

@@ -44,7 +44,11 @@ def fake_group(degrees: Degrees) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=degrees.world)
-    mesh = init_device_mesh("cpu", (degrees.data_parallel,))
+    if degrees.replicas == 1:
+        mesh = init_device_mesh("cpu", (degrees.data_parallel,))
+    else:
+        sizes = (degrees.replicas, degrees.shards)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards"))
     try:
         # A mesh reads its ranks, which a fake group does not have.
         with patches.torch.FSDP_MESH.replaced(lambda *_, **__: mesh):
@@ -83,7 +87,7 @@ def trace(case: Case, every_layer: bool = False) -> DryRun:
     started = time.monotonic()
     kernels = cuda_kernels.cuda() if _on_cuda(case) else nullcontext()
     with (
-        fake_group(case.degrees),
+        fake_group(sharding_of(case.recipe).layout.degrees(case.degrees.world, case.degrees.nodes)),
         masks(case),
         cuda_kernels.any_dtype(),
         _four_bits(case),

@@ -77,6 +77,11 @@ class Sharding(Section):
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Storage of sharded states that are not in use: the GPU (`none`), host memory, or the node's NVMe
     disk."""
+    replicas: Annotated[int, Field(gt=0, le=limits.COUNT)] | Literal["nodes", "auto"] = Field(
+        default=1, exclude_if=lambda replicas: replicas == 1
+    )
+    """Groups of processes that each hold all states, which fsdp then shards inside a group: a number, `nodes`
+    for one on each node, or `auto`: the plan takes the faster one that fits."""
     # Flyte's type for any JSON object.
     config: dict | None = None  # type: ignore[type-arg]
     """A DeepSpeed configuration of your own (a JSON file, its address, or its content) instead of one in
@@ -99,10 +104,16 @@ class Sharding(Section):
 
     @model_validator(mode="after")
     def _auto_alone(self) -> Self:
-        for field, value in (("config", self.config), ("offload", self.offload != "none")):
+        others = {
+            "config": self.config,
+            "offload": self.offload != "none",
+            "replicas": self.replicas not in (1, "auto"),
+        }
+        for field, value in others.items():
             if self.is_auto and value:
                 raise ValueError(
-                    f"{field}: with auto the plan chooses the sharding and its offload; name the sharding too"
+                    f"{field}: with auto the plan chooses the sharding, its offload and replicas; name the "
+                    "sharding too"
                 )
         return self
 
