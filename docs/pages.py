@@ -22,6 +22,7 @@ LINK = re.compile(r"(?<!`)\]\((?!https?:|#)([^()\s#]+)")
 EXPLAINED = {
     "name": "recipes.md#all-fields",
     "description": "recipes.md#all-fields",
+    "model.rope_scaling": "long-sequences.md#positions",
     "model": "recipes.md#all-fields",
     "model.extra_special_tokens": "data.md#added-tokens",
     "data": "data.md",
@@ -48,6 +49,7 @@ EXPLAINED = {
     "method.target_modules": "models.md#what-all-linear-adapts",
     "method.modules_to_save": "data.md#added-tokens",
     "method.trainable_token_indices": "data.md#added-tokens",
+    "sharding.replicas": "long-sequences.md#many-nodes",
     "sharding": "recipes.md#all-fields",
     "training": "recipes.md#all-fields",
     "training.optim": "recipes.md#optimizers",

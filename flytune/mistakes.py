@@ -20,8 +20,13 @@ def mistakes(error: ValidationError, model: type[BaseModel]) -> list[str]:
     errors: dict[Location, list[ErrorDetails]] = {}
     for item in error.errors(include_url=False):
         place = _followed(item["loc"], model)[0]
-        if item["type"] == "union_tag_invalid":  # a union is of sections with other names
-            place, item["input"] = (*place, "name"), item["input"]["name"]
+        if item["type"].startswith("union_tag"):  # a union is of sections with other names
+            tag = item["ctx"]["discriminator"].strip("'")
+            place = (*place, tag)
+            if item["type"] == "union_tag_not_found":
+                item["type"], item["loc"] = "missing", place
+            else:
+                item["input"] = item["input"][tag]
         errors.setdefault(place, []).append(item)
     # A list or mapping with mistakes inside was meant as one.
     outer = {place[:end] for place in errors for end in range(len(place))}
@@ -62,7 +67,8 @@ def _describe(items: list[ErrorDetails], model: type[BaseModel]) -> str:
 def _unknown_key(key: str, sections: list[Any], model: type[BaseModel]) -> str:
     if advice := getattr(model, "elsewhere", {}).get(key):
         return f"unknown key; {advice}"
-    known = [name for section in sections if is_model(section) for name in section.model_fields]
+    fields = [section.model_fields for section in sections if is_model(section)]
+    known = list(dict.fromkeys(name for names in fields for name in names))
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.75)  # one or two other letters
     return (
         f"unknown key; did you mean {close[0]}?" if close else f"unknown key; known are: {', '.join(known)}"

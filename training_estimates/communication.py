@@ -18,7 +18,7 @@ NVME_GBS = 5.0
 
 def shards(workload: Workload) -> int:
     """Return the number of GPUs that optimizer states are divided among."""
-    return workload.degrees.data_parallel if workload.layout.shards_optimizer else 1
+    return workload.degrees.shards if workload.layout.shards_optimizer else 1
 
 
 def communication_bytes(workload: Workload) -> tuple[float, float]:
@@ -38,6 +38,20 @@ def communication_bytes(workload: Workload) -> tuple[float, float]:
     return 0.0, part * 2 * gradients
 
 
+def replicated_seconds(workload: Workload, accelerator: Accelerator) -> float:
+    """Return seconds in each micro batch in which groups of GPUs add up their gradients: an all-reduce of
+    each GPU's shard with those of the other groups, of which a node's GPUs make several at once."""
+    degrees = workload.degrees
+    if degrees.replicas == 1:
+        return 0.0
+    sent = 2 * (1 - 1 / degrees.replicas) * workload.trained * _gradient_bytes(workload) / degrees.shards
+    rate = accelerator.link_gbs
+    if workload.nodes > 1:
+        rings = min(degrees.shards, degrees.processes)
+        rate = min(rate, accelerator.network_gbs / rings, workload.network_gbs / rings)
+    return sent / (rate * 1e9 * LINK_SHARE)
+
+
 def gathered_bytes(workload: Workload) -> float:
     """Return the bytes that one GPU sends while the parameters are gathered once; none where they are not
     sharded."""
@@ -53,7 +67,7 @@ def reduced_bytes(workload: Workload) -> float:
 
 def _ring(workload: Workload) -> float:
     """Return the share of the bytes that one GPU sends in an all-gather or a reduce-scatter."""
-    return 1 - 1 / workload.degrees.data_parallel
+    return 1 - 1 / workload.degrees.shards
 
 
 def _weight_bytes(workload: Workload) -> float:
@@ -73,10 +87,12 @@ def _gradient_bytes(workload: Workload) -> int:
 
 
 def link_rate(workload: Workload, accelerator: Accelerator) -> float:
-    """Return bytes a second that one GPU sends: NCCL's rings use all network devices of a node at once."""
+    """Return bytes a second that one GPU sends to those that it shares states with: NCCL's rings use all
+    network devices of a node at once."""
+    in_node = workload.nodes == 1 or workload.degrees.processes % workload.degrees.shards == 0
     rate = (
         accelerator.link_gbs
-        if workload.nodes == 1
+        if in_node
         else min(accelerator.link_gbs, accelerator.network_gbs, workload.network_gbs)
     )
     return rate * 1e9 * LINK_SHARE

@@ -16,12 +16,19 @@ class Degrees:
     nodes: int = 1
     gpus_per_process: int = 1
     """GPUs of a process that hold different layers and take turns; otherwise 1, as for a process on a CPU."""
+    replicas: int = 1
+    """Groups of processes that each hold all states; these are divided among the processes of a group."""
 
     @property
     def data_parallel(self) -> int:
         """Number of processes that train samples of their own: all, as long as none share the work on one
         sample."""
         return self.world
+
+    @property
+    def shards(self) -> int:
+        """Number of processes that states are divided among, where a sharding divides them."""
+        return self.data_parallel // self.replicas
 
     @property
     def copies(self) -> int:

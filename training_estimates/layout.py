@@ -49,13 +49,16 @@ class Layout:
     size."""
     parameter_buffers: int = 0
     """Elements of the buffers in host memory through which parameters go to the NVMe disk."""
+    replicas: int | None = 1
+    """Groups of GPUs that each hold all sharded states; None for one on each node."""
     parameters_in_host: int = 0
     """Elements of parameters that stay in host memory under offload to NVMe, at most."""
 
     def degrees(self, gpus: int, nodes: int) -> Degrees:
         """Return the degrees of a run on GPUs of several nodes; on CPUs, a process counts as a GPU."""
         turns = gpus if self.pipelined else 1
-        return Degrees(gpus // turns, nodes, turns)
+        replicas = nodes if self.replicas is None else self.replicas
+        return Degrees(gpus // turns, nodes, turns, replicas)
 
     @property
     def zero3(self) -> bool:

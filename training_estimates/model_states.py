@@ -205,7 +205,7 @@ def of(workload: Workload) -> States:
     if workload.layout.deepspeed:
         return _zero(workload)
     degrees = workload.degrees
-    shards = degrees.gpus_per_process * (degrees.data_parallel if workload.layout.shards_parameters else 1)
+    shards = degrees.gpus_per_process * (degrees.shards if workload.layout.shards_parameters else 1)
     full = workload.method == "full"
     width: float = stored_bytes(workload)
     sizes = workload.geometry

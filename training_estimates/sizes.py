@@ -124,6 +124,8 @@ class Geometry(Immutable):
     say."""
     bounds_positions: bool = False
     """True if it fails on longer sequences."""
+    rope_type: str | None = None
+    """Scaling of its rotary embedding, by config.json's name; None if there is none."""
     left_out: str | None = None
     """Stored tensors that transformers does not load, with their parameters; None if there are none."""
 

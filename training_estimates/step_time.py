@@ -12,6 +12,7 @@ from training_estimates.communication import (
     optimizer_seconds,
     pcie_rate,
     reduced_bytes,
+    replicated_seconds,
 )
 from training_estimates.flops import (
     ATTENTION_BACKWARD,
@@ -112,7 +113,8 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
     micro += computing["launching"]
 
     repeated, once = communication_bytes(workload)
-    link, host = repeated / link_rate(workload, accelerator), host_bytes(workload) / pcie_rate(accelerator)
+    link = repeated / link_rate(workload, accelerator) + replicated_seconds(workload, accelerator)
+    host = host_bytes(workload) / pcie_rate(accelerator)
     beside = link + host
     # Without overlap_comm, backward waits for the reduction of its gradients.
     waited = 0.0 if workload.layout.overlaps else reduced_bytes(workload) / link_rate(workload, accelerator)

@@ -62,6 +62,8 @@ class Adapter:
             precision += f", threshold {method.llm_int8_threshold:g}"
         if model.extra_special_tokens:
             precision += f", with the tokens {', '.join(model.extra_special_tokens)}"
+        if model.rope_scaling:
+            precision += f", with rope_scaling {model.rope_scaling.parameters}"
         return model.name_or_path, self.config.get("revision") or model.revision, precision
 
     @property

@@ -31,6 +31,7 @@ from flytune.models import (
     loading,
     probe,
     published,
+    rope,
     safetensors_files,
     vocabulary,
 )
@@ -280,20 +281,17 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
     once."""
     import torch
 
-    model = (
-        heads.head_of(recipe)
-        .loader()
-        .from_pretrained(
-            models_base.local_name(recipe.model),
-            revision=recipe.model.revision,
-            dtype=dtype,
-            attn_implementation=recipe.model.attn_implementation,
-            trust_remote_code=recipe.model.trust_remote_code,
-            use_safetensors=True,
-            device_map=loading.device_map(),
-        )
-        .eval()
-    )
+    loader = heads.head_of(recipe).loader()
+    model = loader.from_pretrained(
+        models_base.local_name(recipe.model),
+        revision=recipe.model.revision,
+        dtype=dtype,
+        attn_implementation=recipe.model.attn_implementation,
+        trust_remote_code=recipe.model.trust_remote_code,
+        use_safetensors=True,
+        device_map=loading.device_map(),
+        **rope.arguments(recipe.model),
+    ).eval()
     if _published_quantization(recipe):
         # Its layers get the trained model's dequantized weights below.
         model = model.dequantize()

@@ -86,8 +86,9 @@ def _deepspeed(settings: dict[str, Any]) -> dict[str, Any]:
     return {"zero_optimization": zero}
 
 
-def put(draft: Draft, gpus: int | None, nodes: int = 1) -> int:
-    """Set the sharding that deepspeed, fsdp and fsdp_config name; return the number of GPUs."""
+def put(draft: Draft, gpus: int | None, nodes: int = 1, replicas: int | None = None) -> int:
+    """Set the sharding that deepspeed, fsdp and fsdp_config name, with its replicas; return the number of
+    GPUs."""
     deepspeed, fsdp, config = draft.take("deepspeed"), draft.take("fsdp"), draft.take("fsdp_config")
     draft.leave("fsdp_version")
     if deepspeed:
@@ -123,6 +124,8 @@ def put(draft: Draft, gpus: int | None, nodes: int = 1) -> int:
             note = "for several GPUs: ddp, zero3 or fsdp"
     draft.put("sharding.name", name, note)
     draft.put("sharding.offload", offload)
+    if name == "fsdp" and replicas != 1:
+        draft.put("sharding.replicas", replicas)
     return (gpus or (GPUS_OF_A_NODE if name not in ("none", "ddp") else 1)) * nodes
 
 

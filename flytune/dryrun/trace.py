@@ -44,7 +44,11 @@ def fake_group(degrees: Degrees) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=degrees.world)
-    mesh = init_device_mesh("cpu", (degrees.data_parallel,))
+    if degrees.replicas == 1:
+        mesh = init_device_mesh("cpu", (degrees.data_parallel,))
+    else:
+        sizes = (degrees.replicas, degrees.shards)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards"))
     try:
         # A mesh reads its ranks, which a fake group does not have.
         with patches.torch.FSDP_MESH.replaced(lambda *_, **__: mesh):
@@ -83,7 +87,7 @@ def trace(case: Case, every_layer: bool = False) -> DryRun:
     started = time.monotonic()
     kernels = cuda_kernels.cuda() if _on_cuda(case) else nullcontext()
     with (
-        fake_group(case.degrees),
+        fake_group(sharding_of(case.recipe).layout.degrees(case.degrees.world, case.degrees.nodes)),
         masks(case),
         cuda_kernels.any_dtype(),
         _four_bits(case),
@@ -163,8 +167,8 @@ def _ledger(case: Case) -> AllocationLedger:
 def _local_model(case: Case) -> Any:
     # FlashAttention's package is not needed: cuda_kernels.cuda() replaces sdpa by its buffers.
     sdpa = {"attn_implementation": "sdpa"} if passes.is_flash(case) else {}
-    # Its folder has no tokenizer.
-    added: dict[str, Any] = {"extra_special_tokens": []}
+    # Its folder has no tokenizer; frequencies take the same memory whatever they are.
+    added: dict[str, Any] = {"extra_special_tokens": [], "rope_scaling": None}
     return case.recipe.model.model_copy(update={"name_or_path": case.config, "revision": None} | sdpa | added)
 
 

@@ -159,6 +159,15 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
             f"{float(distances[worst]):.2g} {of_what}away from the live model's (bound {bound:g}; "
             f"{beyond_it} beyond it): what was exported is not what was trained; nothing was stored"
         )
+    if live.long_ids is not None:
+        after = probe.ask_long(model, live.long_ids.tolist())["long_logits"]
+        if not (farthest := float(probe.distance(live.long_logits, after).max())) <= bound:
+            raise ExportError(
+                f"{trained.name}: after {counted(len(live.long_ids), 'token')}, more than the base was made "
+                f"for, the exported model's logits are {farthest:.2g} of their spread away from the live "
+                f"model's (bound {bound:g}): model.rope_scaling is not in what was exported; nothing was "
+                "stored"
+            )
     difference, limit = float((found.loss - live.loss).mean().abs()), LOSS_BOUND[recipe.model.dtype]
     if not difference <= limit:
         raise ExportError(

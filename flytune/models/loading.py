@@ -13,7 +13,16 @@ from typing import Any
 
 from flytune import patches, process_setup
 from flytune.errors import RecipeError
-from flytune.models import adapter_files, adapter_targets, base, heads, host_memory, tokenizers, vocabulary
+from flytune.models import (
+    adapter_files,
+    adapter_targets,
+    base,
+    heads,
+    host_memory,
+    rope,
+    tokenizers,
+    vocabulary,
+)
 from flytune.models.library_errors import named
 from flytune.recipe import Model, Recipe
 from flytune.records.contents import CONTENTS
@@ -52,6 +61,7 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
             use_safetensors=True,
             output_loading_info=True,
             **head.arguments,
+            **rope.arguments(recipe.model),
             **load_arguments,
         )
     vocabulary.grow(model, recipe.model)
@@ -63,7 +73,7 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
         # Norms and embeddings become float32, in training and at every reload, so that both compute the same.
         # The Trainer switches on gradient checkpointing.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    return _keep_quantized(model)
+    return rope.of_batch_alone(_keep_quantized(model))
 
 
 def _warn_of_missing(recipe: Recipe, names: Iterable[str]) -> None:
@@ -211,7 +221,7 @@ def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
         )
         return adapter_files.put(loaded, Path(folder))
     loader = heads.head_of(recipe).loader()
-    return loader.from_pretrained(
+    exported = loader.from_pretrained(
         folder,
         dtype=recipe.model.dtype,
         attn_implementation=recipe.model.attn_implementation,
@@ -219,6 +229,7 @@ def exported_model(recipe: Recipe, trained: Path, **load_arguments: Any) -> Any:
         use_safetensors=True,
         **load_arguments,
     )
+    return rope.of_batch_alone(exported)
 
 
 def device_map() -> str | dict[str, str | int]:

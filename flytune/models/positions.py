@@ -81,6 +81,15 @@ def of(config: dict[str, Any], name: str, trust_remote_code: bool = False) -> Po
     return Positions(max(made_for, _stretched(content, made_for)), is_bound=False)
 
 
+def scaling_of(content: dict[str, Any]) -> str | None:
+    """Return the type of scaling of the rotary embedding in a config.json; None if there is none."""
+    for part in (content.get("rope_parameters"), content.get("rope_scaling")):
+        kind = part.get("rope_type", part.get("type")) if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "default":
+            return kind
+    return None
+
+
 def of_model(model: Any) -> Positions | None:
     """Return the positions of a loaded model."""
     return of(model.config.to_dict(), type(model).__name__)

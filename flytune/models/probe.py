@@ -8,7 +8,7 @@ from typing import Any
 
 from flytune.models import heads
 from flytune.models.experts import fingerprints
-from flytune.models.scoring import padded
+from flytune.models.scoring import padded, tiles_of_logits
 
 PROBE = "gate/probe.safetensors"
 """Path of the record, in a folder of its own: servers load every *.safetensors next to a config.json as
@@ -35,6 +35,8 @@ MAX_TOKENS = 48
 """Maximum tokens of a prompt; the last ones are used."""
 HALF = 0.5
 """Share of an adapter's scale with which it is recorded too."""
+LONG_ENDS = 8
+"""Last tokens of the long prompt whose logits are recorded."""
 _BATCH = 4
 
 
@@ -61,6 +63,11 @@ class Answers:
     records of earlier versions."""
     scaled: Any = None
     """Logits with the adapter at HALF of its scale, float16 (prompts, vocabulary); None as `base`."""
+    long_ids: Any = None
+    """Tokens of a prompt beyond the positions of the unscaled base, int64 (tokens,); None where the recipe
+    scales none, or its samples are shorter."""
+    long_logits: Any = None
+    """Logits after its last tokens, float32 (LONG_ENDS at most, vocabulary); of a reward model (1, 1)."""
 
     def write(self, file: Path) -> None:
         from safetensors.torch import save_file
@@ -97,7 +104,9 @@ def tokenized(tokenizer: Any) -> list[list[int]]:
     return [list(ids[-MAX_TOKENS:]) for ids in found]
 
 
-def record(trainer: Any, tokenizer: Any, file: Path, sharding: Any, on_base: bool) -> None:
+def record(
+    trainer: Any, tokenizer: Any, file: Path, sharding: Any, on_base: bool, tokens_beyond: int = 0
+) -> None:
     """Record the answers of a trainer's live model in `file`. Every process calls it; the first one writes.
 
     All processes run the same forward passes, which gather parameters under ZeRO-3 and FSDP.
@@ -106,9 +115,15 @@ def record(trainer: Any, tokenizer: Any, file: Path, sharding: Any, on_base: boo
         sharding: what gathers its parameters.
         on_base: whether the model is an adapter on the base as it was published, so that the base's answers
             and those of a scaled adapter are recorded too.
+        tokens_beyond: tokens of a prompt beyond the positions of the unscaled base (rope.tokens_beyond); 0
+            for none.
     """
     prompts = tokenized(tokenizer)
     answers = ask(trainer.model_wrapped, prompts)
+    if tokens_beyond:
+        words = [token for prompt in prompts for token in prompt]
+        long = (words * (tokens_beyond // len(words) + 1))[:tokens_beyond]
+        answers = dataclasses.replace(answers, **ask_long(trainer.model_wrapped, long))
     model = trainer.accelerator.unwrap_model(trainer.model)
     if on_base and not heads.has_score(model):
         answers = dataclasses.replace(answers, **_without_adapter(trainer.model_wrapped, model, prompts))
@@ -147,6 +162,26 @@ def ask(model: Any, prompts: list[list[int]]) -> Answers:
             torch.nn.functional.cross_entropy(logits[:-1], ids[1:]) if is_scored else torch.tensor(0.0)
         )
     return Answers(padded(prompts, 0), lengths, torch.stack(last), torch.stack(losses))
+
+
+def ask_long(model: Any, prompt: list[int]) -> dict[str, Any]:
+    """Return a long prompt and a model's answers after its last tokens, fields of Answers."""
+    import torch
+
+    ids = torch.tensor([prompt])
+    if heads.is_reward_model(model):
+        logits = torch.from_numpy(heads.rewards(model, [prompt], 0)).float()[:, None]
+        return {"long_ids": ids[0], "long_logits": logits}
+    device, was_training = next(model.parameters()).device, model.training
+    inputs = {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
+    ends = torch.arange(max(0, len(prompt) - LONG_ENDS), len(prompt), device=device)
+    model.eval()
+    try:
+        with torch.no_grad():
+            tiles = [logits[0] for _, logits in tiles_of_logits(model, inputs | {"use_cache": False}, ends)]
+    finally:
+        model.train(was_training)
+    return {"long_ids": ids[0], "long_logits": torch.cat(tiles).float().cpu()}
 
 
 def logits_of(model: Any, prompts: list[list[int]]) -> Any:

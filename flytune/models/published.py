@@ -220,11 +220,14 @@ def _in_old_form(parameters: dict[str, Any], content: dict[str, Any]) -> dict[st
     scaling = {
         key: value for key, value in parameters.items() if key not in ("rope_theta", "partial_rotary_factor")
     }
-    if (kind := scaling.get("rope_type", "default")) == "longrope":
-        # Version 4 takes these three alone, and the length from the configuration.
+    scaled_by = scaling.get("rope_type", "default")
+    if scaled_by == "longrope":
+        # Version 4 takes the length from the configuration, and for Phi-3 no other keys than these three.
         found["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
-        scaling = {"type": kind, **{key: scaling.get(key) for key in ("short_factor", "long_factor")}}
-    if kind != "default":
+        if kind.startswith("phi"):
+            factors = {key: scaling.get(key) for key in ("short_factor", "long_factor")}
+            scaling = {"type": scaled_by, **factors}
+    if scaled_by != "default":
         found["rope_scaling"] = scaling
     return {key: value for key, value in found.items() if value is not None}
 

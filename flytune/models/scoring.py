@@ -146,7 +146,7 @@ def _of_own_head(model: Any, inputs: dict[str, Any], labels: Any) -> Any:
     targets = labels[:, 1:]
     positions = (targets != IGNORED).any(dim=0).nonzero().flatten()
     log_probs = torch.zeros(targets.shape, dtype=torch.float32, device=targets.device)
-    for tile, logits in _tiles_of_logits(model, inputs, positions):
+    for tile, logits in tiles_of_logits(model, inputs, positions):
         wanted = targets[:, tile]
         # Row by row, without a copy if all positions are scored: a copy is as large as the logits.
         for row, (own, target) in enumerate(zip(logits, wanted.to(logits.device), strict=True)):
@@ -159,7 +159,7 @@ def _of_own_head(model: Any, inputs: dict[str, Any], labels: Any) -> Any:
     return log_probs
 
 
-def _tiles_of_logits(model: Any, inputs: dict[str, Any], positions: Any) -> Iterator[tuple[Any, Any]]:
+def tiles_of_logits(model: Any, inputs: dict[str, Any], positions: Any) -> Iterator[tuple[Any, Any]]:
     """Yield positions, and their logits of shape (rows, positions, vocabulary), from one pass through the
     layers.
 

@@ -16,7 +16,7 @@ from typing import Any
 from flytune import patches
 from flytune.errors import RecipeError, TrainingError
 from flytune.models import base as models_base
-from flytune.models import safetensors_files, vocabulary
+from flytune.models import rope, safetensors_files, vocabulary
 from flytune.models.heads import LANGUAGE_MODEL, Head
 from flytune.recipe import Model
 
@@ -55,6 +55,7 @@ def meta_model(model: Model, dtype: str, head: Head = LANGUAGE_MODEL, seed: int 
             f"({quantization.get('quant_method')}), and fsdp reads 16- or 32-bit weights only; name the "
             "model that was quantized"
         )
+    rope.put(config, model)
     text = config.get_text_config()
     stored_rows, text.vocab_size = text.vocab_size, vocabulary.wanted_rows(model, text.vocab_size)
     kind = head.loader()
@@ -90,7 +91,7 @@ def meta_model(model: Model, dtype: str, head: Head = LANGUAGE_MODEL, seed: int 
         built.generation_config = GenerationConfig.from_pretrained(name, revision=model.revision or "main")
     except OSError:
         logger.debug("%s has no generation_config.json", model.name_or_path)
-    return built.eval()
+    return rope.of_batch_alone(built.eval())
 
 
 def _compute_buffers(model: Any) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flytune.errors import DataError
-from flytune.models import published, tokenizers
+from flytune.models import published, rope, tokenizers
 from flytune.models.generation import end_markers
 from flytune.models.library_errors import named
 from flytune.recipe import Model
@@ -38,6 +38,7 @@ def save_all(model: Model, tokenizer: Any) -> None:
             config = AutoConfig.from_pretrained(
                 published.base_name(model), revision=model.revision, trust_remote_code=code
             )
+            rope.put(config, model)
             config.get_text_config().pad_token_id = tokenizer.pad_token_id
             config.save_pretrained(folder)
             architecture = next(iter(config.architectures or ()), type(config).__name__)

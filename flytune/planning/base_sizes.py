@@ -6,7 +6,7 @@ from typing import Any
 
 from flytune import process_setup
 from flytune.errors import RecipeError
-from flytune.models import base, config_json, model_types, positions, tensor_headers, vocabulary
+from flytune.models import base, config_json, model_types, positions, rope, tensor_headers, vocabulary
 from flytune.models.config_json import config_file, known_config, shipped_config
 from flytune.recipe import Model
 from training_estimates import config_sizes, counting
@@ -101,8 +101,9 @@ def _with_loss(found: Geometry, config: dict[str, Any], model: Model) -> Geometr
     tried = whole if whole != found.model_type and whole in model_types.table() else None
     told: dict[str, Any] = {"own_logits": own, "loss_problem": problem, "tried_as": tried}
     told["own_labels"] = _own_labels(config)
-    if limit := positions.of(config, model.name_or_path, remote):
+    if limit := positions.of(rope.scaled(config, model), model.name_or_path, remote):
         told |= {"positions": limit.tokens, "bounds_positions": limit.is_bound}
+    told["rope_type"] = positions.scaling_of(config_json.text_part(config, model.name_or_path).content)
     return found.model_copy(update=told)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flytune.errors import RecipeError
 from flytune.hardware import Shape, this_machine
 from flytune.hardware.shapes import GIB
-from flytune.models import base_problems, model_types
+from flytune.models import base_problems, model_types, rope
 from flytune.objectives import objective_of
 from flytune.planning import requirements, workloads
 from flytune.planning.calibration import load_factors
@@ -172,21 +172,53 @@ def type_notes(recipe: Recipe, geometry: Geometry) -> list[str]:
             "experts: each layer adds their adapters to their weights before it computes, so that it holds "
             "them twice; the time assumes that routers spread tokens evenly over experts"
         )
-    if base_problems.is_beyond(recipe, geometry):
-        length, made_for = recipe.data.max_length, geometry.positions or 1
-        notes.append(
-            f"positions: data.max_length {length:,} is {length / made_for:.3g} times the {made_for:,} that "
-            "the base was made for (max_position_embeddings of its config.json); what is learned beyond them "
-            f"is poor and nothing scales them: lower max_length to {made_for:,}, or write the scaling "
-            f"(rope_parameters: rope_type yarn, factor {length / made_for:.3g}) into the config.json of a "
-            "copy of the base and name that"
-        )
+    notes += position_notes(recipe, geometry)
     if model_types.was_trained(geometry.tried_as or geometry.model_type):
         return notes
     return [
         *notes,
         f"model type {geometry.model_type}: not among those that were trained in small "
         "(flytune/models/model_types.json); --dry-run builds and traces it",
+    ]
+
+
+def position_notes(recipe: Recipe, geometry: Geometry) -> list[str]:
+    """Return the plan's notes on samples longer than the base was made for, and on model.rope_scaling."""
+    scaling, before = recipe.model.rope_scaling, geometry.rope_type
+    length, made_for = recipe.data.max_length, geometry.positions or 1
+    notes = []
+    if scaling is not None:
+        line = (
+            f"positions: model.rope_scaling ({scaling.rope_type}, factor {scaling.factor:g}) makes "
+            f"{made_for:,} of the base's"
+        )
+        if before not in (None, scaling.rope_type):
+            line += f"; it replaces the base's own ({before}), with which it was trained: write {before}"
+        if scaling.rope_type in ("dynamic", "longrope"):
+            line += (
+                "; the frequencies of a micro batch follow from its longest sample, so that another micro "
+                "batch has other losses (yarn has not)"
+            )
+        notes.append(line)
+    if not base_problems.is_beyond(recipe, geometry):
+        return notes
+    times = f"{length / made_for:.3g}"
+    if scaling is not None:
+        remedy = f"write a factor of {scaling.factor * length / made_for:.3g}"
+    elif before is not None:
+        remedy = f"scale them further (model.rope_scaling, of the base's own type, {before})"
+    elif geometry.model_type in rope.SCALED:
+        remedy = (
+            f"scale them (model.rope_scaling: {{rope_type: yarn, factor: {times}, "
+            f"original_max_position_embeddings: {made_for}}})"
+        )
+    else:
+        remedy = "write a scaling (rope_parameters) into the config.json of a copy of the base, and name that"
+    return [
+        *notes,
+        f"positions: data.max_length {length:,} is {times} times the {made_for:,} that the base was made for "
+        "(max_position_embeddings of its config.json, with its scaling); what is learned beyond them is "
+        f"poor: lower max_length to {made_for:,}, or {remedy}",
     ]
 
 

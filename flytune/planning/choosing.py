@@ -70,7 +70,7 @@ def layouts(recipe: Recipe, geometry: Geometry) -> list[Recipe]:
         RecipeError: none of them can work on any machine.
     """
     if not recipe.sharding.is_auto:
-        return [recipe]
+        return _with_replicas(recipe, recipe.sharding)
     named = next(name for name, sharding in SHARDINGS.items() if sharding.is_plain)
     plain = recipe.model_copy(update={"sharding": Sharding.model_validate({"name": named})})
     if geometry.unsupported:
@@ -78,13 +78,45 @@ def layouts(recipe: Recipe, geometry: Geometry) -> list[Recipe]:
         return [plain]
     checkpointing = recipe.training.activation_checkpointing
     able = [
-        layout
+        way
         for layout in ranking.layouts(recipe, geometry)
+        for way in _with_replicas(layout, recipe.sharding)
         if layout.training.activation_checkpointing == checkpointing
     ]
     if not able:
         raise RecipeError.of(f"recipe {recipe.name}", candidates.impossible(plain, geometry))
     return able
+
+
+def _with_replicas(recipe: Recipe, wish: Sharding) -> list[Recipe]:
+    """Return a recipe with each number of replicas that the plan may choose."""
+    if wish.replicas != "auto":
+        return [recipe]
+    counts = (1, "nodes") if SHARDINGS[recipe.sharding.name].replicates else (1,)
+    shardings = [recipe.sharding.model_copy(update={"replicas": count}) for count in counts]
+    return [recipe.model_copy(update={"sharding": sharding}) for sharding in shardings]
+
+
+def replica_note(fit: Fit, geometry: Geometry) -> list[str]:
+    """Return the plan's line on the other way of sharding over several nodes: in each node alone, or over
+    all of them."""
+    shape, sharding = fit.shape, fit.recipe.sharding
+    if shape.nodes == 1 or fit.time is None or not sharding_of(fit.recipe).replicates:
+        return []
+    count: Any = "nodes" if sharding.replicas == 1 else 1
+    changed = fit.recipe.model_copy(update={"sharding": sharding.model_copy(update={"replicas": count})})
+    other = candidates.best_fit(changed, shape, geometry)
+    change = f"sharding.replicas: {count} instead of {sharding.replicas}"
+    if isinstance(other, str):
+        # The arithmetic follows in further lines.
+        return [f"{change} does not fit: {other.splitlines()[0]}"]
+    if other.time is None:
+        return []
+    sizes = [way.needs[0].peak_bytes / 2**30 for way in (other, fit)]
+    return [
+        f"{change} would take {other.time.seconds:.3g} s a step instead of {fit.time.seconds:.3g}, and "
+        f"{sizes[0]:.1f} GiB of a GPU instead of {sizes[1]:.1f}"
+    ]
 
 
 def best_layout(ways: Sequence[Recipe], shape: Shape, geometry: Geometry) -> Fit | str:
@@ -113,7 +145,9 @@ def _least_missing(ways: Sequence[Recipe], shape: Shape, geometry: Geometry) -> 
 
 
 def _named(sharding: Sharding) -> str:
-    return sharding.name if sharding.offload == "none" else f"{sharding.name}, offload {sharding.offload}"
+    offload = "" if sharding.offload == "none" else f", offload {sharding.offload}"
+    replicas = "" if sharding.replicas == 1 else f", replicas {sharding.replicas}"
+    return f"{sharding.name}{offload}{replicas}"
 
 
 def _why_sharding(fit: Fit, ways: int) -> str:

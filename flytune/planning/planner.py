@@ -141,6 +141,8 @@ def advised(
 ) -> Plan:
     """Return the plan of a fit, which says what would make it safe if it is tight."""
     plan = plan_of(found, samples)
+    if notes := choosing.replica_note(found, geometry):
+        plan = plan.model_copy(update={"reasons": [*plan.reasons, *notes]})
     if not found.is_tight or geometry.unsupported:
         return plan
     shapes = load_shapes() if shapes is None else shapes

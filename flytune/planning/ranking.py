@@ -109,6 +109,8 @@ def layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
         )
         if not candidates.impossible(changed, geometry):
             yield changed
+    if recipe.sharding.replicas not in (1, "auto"):
+        yield _changed(recipe, {"sharding": {**_sharding(recipe, *own[:2]), "replicas": 1}})
 
 
 def _sharding(recipe: Recipe, name: str, offload: str) -> Mapping[str, Any]:

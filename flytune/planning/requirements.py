@@ -50,7 +50,8 @@ def loading_forecast(recipe: Recipe, shape: Shape, workload: Workload, cluster: 
     sharding = sharding_of(recipe)
     # Of slices, each process reads its own; otherwise each node reads all files, from its page cache after
     # the first time.
-    share = 1 / shape.nodes if sharding.reads_slices else 1.0
+    degrees = sharding.degrees(shape)
+    share = min(1.0, degrees.processes / degrees.shards) if sharding.reads_slices else 1.0
     name = recipe.model.name_or_path
     if volume := volume_of(name, shape, cluster):
         seconds, rate = _of_volume(volume, size * share, shape.nodes)

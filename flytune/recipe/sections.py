@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from flytune import limits
 from flytune.recipe.evaluation_tasks import EvaluationTask
+from flytune.recipe.rope import RopeScaling
 from flytune.schema import PathOrAddress, Positive, Strict
 
 
@@ -57,6 +58,9 @@ class Model(Section):
     )
     """Special tokens to add to the vocabulary, such as ChatML's marks; their rows of embedding and head are
     trained."""
+    rope_scaling: RopeScaling | None = Field(default=None, exclude_if=lambda scaling: scaling is None)
+    """Scaling of the rotary embedding, for samples longer than the base was made for
+    (docs/long-sequences.md); by default the base's own."""
 
     vision: Literal["frozen", "train"] = "frozen"
     """Part of a vision-language model that reads images, with what joins it to the language model: `frozen`,
@@ -77,6 +81,11 @@ class Sharding(Section):
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Storage of sharded states that are not in use: the GPU (`none`), host memory, or the node's NVMe
     disk."""
+    replicas: Annotated[int, Field(gt=0, le=limits.COUNT)] | Literal["nodes", "auto"] = Field(
+        default=1, exclude_if=lambda replicas: replicas == 1
+    )
+    """Groups of processes that each hold all states, which fsdp then shards inside a group: a number, `nodes`
+    for one on each node, or `auto`: the plan takes the faster one that fits."""
     # Flyte's type for any JSON object.
     config: dict | None = None  # type: ignore[type-arg]
     """A DeepSpeed configuration of your own (a JSON file, its address, or its content) instead of one in
@@ -99,10 +108,16 @@ class Sharding(Section):
 
     @model_validator(mode="after")
     def _auto_alone(self) -> Self:
-        for field, value in (("config", self.config), ("offload", self.offload != "none")):
+        others = {
+            "config": self.config,
+            "offload": self.offload != "none",
+            "replicas": self.replicas not in (1, "auto"),
+        }
+        for field, value in others.items():
             if self.is_auto and value:
                 raise ValueError(
-                    f"{field}: with auto the plan chooses the sharding and its offload; name the sharding too"
+                    f"{field}: with auto the plan chooses the sharding, its offload and replicas; name the "
+                    "sharding too"
                 )
         return self
 

@@ -1,7 +1,7 @@
 """training.json and the lines of steps.jsonl: the record of a training run."""
 
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -170,6 +170,9 @@ class TrainingResult(Record):
     attempt: str = ""
     """Last attempt in the names of its checkpoints; empty if it only exported, so that its checkpoints are
     kept."""
+    rope: dict[str, Any] = Field(default={}, exclude_if=lambda rope: not rope)
+    """Keys of the base's config.json that model.rope_scaling has changed, with their values; empty without
+    it."""
 
     @property
     def logged(self) -> list[Figure]:

@@ -1,5 +1,6 @@
 """The model card, README.md of an artifact, with code that loads the model as it was evaluated."""
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -74,7 +75,8 @@ def render(
             auto_class=heads.head_of(recipe).auto_class,
             head=heads.head_of(recipe),
             about=objective_of(recipe).card_text(),
-            arguments="\n".join(f"    {argument}," for argument in _arguments(recipe)),
+            arguments="\n".join(f"    {argument}," for argument in _arguments(recipe, training)),
+            rope=json.dumps(training.rope) if adapter and training.rope else None,
             front_matter=yaml_core.dump(matter).strip(),
             peak=max((step.memory_bytes for step in training.as_planned(plan).steps), default=0),
         )
@@ -103,13 +105,15 @@ def is_hub_id(name: str) -> bool:
     return not Path(name).expanduser().exists() and bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name))
 
 
-def _arguments(recipe: Recipe) -> list[str]:
+def _arguments(recipe: Recipe, training: TrainingResult) -> list[str]:
     """Return the arguments of from_pretrained that load the model as it was evaluated."""
     arguments = [
         f"dtype=torch.{recipe.model.dtype}",
         f'attn_implementation="{recipe.model.attn_implementation}"',
     ]
     arguments += [f"{name}={value!r}" for name, value in heads.head_of(recipe).arguments.items()]
+    if recipe.method.name != "full":  # a complete model's config.json has it
+        arguments += [f"{name}={value!r}" for name, value in training.rope.items()]
     if recipe.model.trust_remote_code:
         arguments.append("trust_remote_code=True")
     return [*arguments, 'device_map="auto"']

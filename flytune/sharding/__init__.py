@@ -51,6 +51,12 @@ def problems(recipe: Recipe) -> list[str]:
     sharding, method = sharding_of(recipe), recipe.method
     found = [pair] if (pair := pair_problem(recipe)) else []
     found += sharding.problems()
+    if recipe.sharding.replicas != 1 and not sharding.replicates:
+        able = [name for name, other in SHARDINGS.items() if other.replicates]
+        found.append(
+            f"sharding.replicas: {recipe.sharding.replicas} with sharding {sharding.name}, which has none; "
+            f"name {' or '.join(able)}, or leave it out"
+        )
     optimizer = OPTIMIZERS.get(recipe.training.optim)
     if optimizer and (reason := sharding.optimizer_problem(optimizer)):
         found.append(

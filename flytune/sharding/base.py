@@ -54,6 +54,8 @@ class ShardingBase:
     """Reason why a head of a few outputs cannot be trained with it; None where it can."""
     no_drawn_answers: ClassVar[str | None] = "drawing answers is not tested with it"
     """Reason why an objective cannot draw answers from the trained model with it; None where it can."""
+    replicates: ClassVar[bool] = False
+    """True if it takes sharding.replicas."""
     is_plain: ClassVar[bool] = False
     """True if it shares nothing: plain training in one process."""
     traceable: ClassVar[bool] = False

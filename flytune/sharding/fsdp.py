@@ -1,6 +1,8 @@
 """FSDP2: parameters, gradients and optimizer states sharded over the processes, each parameter by rows."""
 
+import dataclasses
 import functools
+import os
 from typing import Any
 
 from flytune import patches
@@ -8,6 +10,7 @@ from flytune.hardware import Shape
 from flytune.recipe import OptimizerKind
 from flytune.sentences import counted
 from flytune.sharding.base import ShardingBase
+from training_estimates.degrees import Degrees
 from training_estimates.layout import Layout
 from training_estimates.workload import Precision
 
@@ -41,11 +44,31 @@ class FullyShardedDataParallel(ShardingBase):
     # TRL leaves the preparation out where FSDP shards the model (SFTTrainer: is_sharded_qlora).
     kbit_float32 = False
     traceable = True
+    replicates = True
     packed_selftests = ("lora",)
     mixture_selftests = (("chats", "experts"), ("packed", "experts"), ("chats", "balance"))
 
     def misfit(self, shape: Shape) -> str | None:
-        return None if shape.world_size > 1 else "shards over processes, and the shape has one"
+        if shape.world_size < 2:
+            return "shards over processes, and the shape has one"
+        replicas = self.degrees(shape).replicas
+        if shape.world_size % replicas or shape.world_size == replicas:
+            able = [count for count in range(1, shape.world_size) if shape.world_size % count == 0]
+            return (
+                f"with sharding.replicas {replicas} shards in groups of equally many processes, two or more, "
+                f"and the shape has {shape.world_size} in all; replicas that go: "
+                f"{', '.join(map(str, able))}"
+            )
+        return None
+
+    @property
+    def layout(self) -> Layout:
+        replicas = self.recipe.sharding.replicas
+        groups = replicas if isinstance(replicas, int) else None
+        return dataclasses.replace(self.estimated_as, replicas=groups)
+
+    def degrees(self, shape: Shape) -> Degrees:
+        return self.layout.degrees(shape.world_size, shape.nodes)
 
     def optimizer_problem(self, kind: OptimizerKind) -> str | None:
         if kind.bits == 8:
@@ -121,6 +144,8 @@ class FullyShardedDataParallel(ShardingBase):
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
             "offload_policy": offload if self.recipe.sharding.offload == "cpu" else OffloadPolicy(),
         }
+        if (mesh := self._mesh(accelerator.device.type)) is not None:
+            policies["mesh"] = mesh
         layers = [module for module in model.modules() if type(module).__name__ in model._no_split_modules]
         for layer in layers:
             if self.recipe.training.torch_compile:
@@ -140,6 +165,20 @@ class FullyShardedDataParallel(ShardingBase):
         for index, layer in enumerate(layers):
             layer.set_modules_to_forward_prefetch(layers[index + 1 : index + 1 + PREFETCHED_LAYERS])
             layer.set_modules_to_backward_prefetch(layers[max(0, index - PREFETCHED_LAYERS) : index][::-1])
+
+    def _mesh(self, device_type: str) -> Any:
+        """Return the mesh of groups and the processes of each; None if there is one group. Processes of a
+        group follow each other, so that a group is within a node where it has no more processes than that."""
+        import torch.distributed
+
+        world = torch.distributed.get_world_size()
+        nodes = world // int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        degrees = self.layout.degrees(world, nodes)
+        if degrees.replicas == 1:
+            return None
+        # A dry run has replaced what makes a mesh: its other processes do not exist.
+        make = patches.torch.FSDP_MESH.current()
+        return make(device_type, (degrees.replicas, degrees.shards), mesh_dim_names=("replicas", "shards"))
 
     def ready(self, trainer: Any) -> None:
         if self.recipe.sharding.offload == "cpu":

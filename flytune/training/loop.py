@@ -10,7 +10,7 @@ from flytune.console import output
 from flytune.errors import TrainingError
 from flytune.export import write
 from flytune.hardware import Shape, devices
-from flytune.models import chat_templates, clean_process, heads, loading, probe, scoring
+from flytune.models import chat_templates, clean_process, heads, loading, probe, rope, scoring
 from flytune.objectives import objective_of, of_gate
 from flytune.recipe import Recipe
 from flytune.records import Attempt, Plan, TrainingResult, environment
@@ -106,7 +106,8 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         recorder.score(heldout_loss, len(rows), heads.head_of(recipe).loss_unit)
     # PiSSA trains on what its singular values leave of the base.
     on_base = recipe.method.name != "full" and not recipe.method.is_pissa
-    probe.record(trainer, trainer.processing_class, out / probe.PROBE, run.sharding, on_base)
+    beyond = rope.tokens_beyond(recipe)
+    probe.record(trainer, trainer.processing_class, out / probe.PROBE, run.sharding, on_base, beyond)
     run.peaks.enter(EXPORT)
     # The digest of the exported step's checkpoint lets a later attempt complete an interrupted export.
     write.write(trainer, recipe, run.dataset / "tokenizer", out, exported.digest)
@@ -134,6 +135,7 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         exported_eval_loss=exported.eval_loss,
         versions=environment.versions(),
         attempt="" if export_only else saver.ledger.attempt,
+        rope=rope.arguments(recipe.model),
     )
     if trainer.is_world_process_zero():
         objective_of(recipe).finish(trainer, out)

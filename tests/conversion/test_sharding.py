@@ -23,7 +23,9 @@ SFT = "--model_name_or_path Qwen/Qwen3-8B --dataset_name a/b --per_device_train_
     ],
 )
 def test_keys_of_axolotl_say_how_many_gpus_there_are(more, batch, tmp_path):
-    assert converted(tmp_path, "a.yml", AXOLOTL | more)[0].training.global_batch_size == batch
+    recipe = converted(tmp_path, "a.yml", AXOLOTL | more)[0]
+    assert recipe.training.global_batch_size == batch
+    assert recipe.sharding.replicas == more.get("dp_replicate_size", 1)
 
 
 @pytest.mark.parametrize(

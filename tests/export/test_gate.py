@@ -99,6 +99,33 @@ def test_a_reloaded_adapter_computes_as_the_live_model_did(method, sharding, run
     pass_the_gate(*runs(method, sharding, **{"model.dtype": "bfloat16"}), inputs)
 
 
+@pytest.mark.parametrize(
+    ("method", "sharding"), [("full", "fsdp"), ("full", "none"), ("lora", "none"), ("lora", "zero3")]
+)
+def test_a_scaling_that_is_not_in_the_export_shows_beyond_the_positions_of_the_base(
+    method, sharding, inputs, tmp_path
+):
+    base = shutil.copytree(inputs / "tiny", tmp_path / "base")
+    content = json.loads((base / "config.json").read_text()) | {"max_position_embeddings": 64}
+    (base / "config.json").write_text(json.dumps(content))
+    # Shorter prompts have the base's own frequencies.
+    scaling = {"rope_type": "dynamic", "factor": 8}
+    changes = {"model.name_or_path": str(base), "model.rope_scaling": scaling, "evaluation.max_samples": 1}
+    recipe = recipe_for(inputs, method, sharding, **changes)
+    out = tmp_path / "trained"
+    ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, out, None)
+    assert len(probe.Answers.read(out / probe.PROBE).long_ids) == 112
+    pass_the_gate(recipe, out, inputs)
+    rows = heldout_rows(inputs / "dataset", 1)
+    lost = recipe_for(inputs, method, sharding, **changes | {"model.rope_scaling": None})
+    copy = shutil.copytree(out, tmp_path / "copy")
+    if method == "full":
+        content = {name: value for name, value in content.items() if not name.startswith("rope")}
+        (copy / "model/config.json").write_text(json.dumps(content))
+    with pytest.raises(ExportError, match=r"after 112 tokens, .* model\.rope_scaling is not in what"):
+        gate.check(recipe, out, inputs / "dataset", rows, lambda: loading.exported_model(lost, copy))
+
+
 # Planted faults: each takes the folder of the export, and returns how the gate must name it.
 
 

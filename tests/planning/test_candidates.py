@@ -72,15 +72,37 @@ def test_what_a_type_cannot_do_is_refused_by_its_key_and_planned_without_it(
     plan(tmp_path, kind, config, **right)
 
 
+def positions_of(*arguments, **changes):
+    return [line for line in plan(*arguments, **changes).reasons if line.startswith("positions: ")]
+
+
+def test_a_scaling_that_a_type_does_not_read_is_refused(tmp_path):
+    scaling = {"model.rope_scaling": {"rope_type": "linear", "factor": 2}, "data.max_length": 64}
+    said = refusal(tmp_path, "gpt2", FEW, **scaling)
+    assert "model.rope_scaling: transformers reads none for gpt2" in said
+
+
 def test_more_tokens_than_a_base_was_made_for_are_a_line_of_the_plan(tmp_path):
     few = {"max_position_embeddings": 64}
-    (said,) = (line for line in plan(tmp_path, "llama", few).reasons if line.startswith("positions: "))
+    (said,) = positions_of(tmp_path, "llama", few)
     assert said.startswith("positions: data.max_length 128 is 2 times the 64 that the base was made for")
-    assert "rope_type yarn, factor 2" in said
+    scaling = {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 64}
+    assert f"model.rope_scaling: {{{', '.join(f'{key}: {value}' for key, value in scaling.items())}}}" in said
+    (said,) = positions_of(tmp_path, "llama", few, **{"model.rope_scaling": scaling})
+    assert said == "positions: model.rope_scaling (yarn, factor 2) makes 128 of the base's"
+    dynamic = {"model.rope_scaling": {"rope_type": "dynamic", "factor": 1.5}}
+    first, second = positions_of(tmp_path, "llama", few, **dynamic)
+    assert "another micro batch has other losses" in first
+    assert "1.33 times the 96 that" in second
+    assert second.endswith("or write a factor of 2")
+    own = few | {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 1.5}}
+    (said,) = positions_of(tmp_path, "llama", own)
+    assert said.endswith("scale them further (model.rope_scaling, of the base's own type, linear)")
+    (said,) = positions_of(tmp_path, "llama", own, **{"model.rope_scaling": scaling})
+    assert said.endswith("replaces the base's own scaling (linear), with which it was trained: write linear")
     scaled = few | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}}
     for config, length in ((few, 64), (scaled, 128)):
-        reasons = plan(tmp_path, "llama", config, **{"data.max_length": length}).reasons
-        assert not [line for line in reasons if "positions: " in line]
+        assert not positions_of(tmp_path, "llama", config, **{"data.max_length": length})
 
 
 def test_a_term_of_the_loss_that_is_not_trained_is_refused(tmp_path):

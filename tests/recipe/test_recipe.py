@@ -85,9 +85,17 @@ def test_yaml_that_is_no_recipe_is_an_error_of_ours(tmp_path):
         Recipe.from_yaml(tmp_path / "r.yaml")
 
 
+def scaled(**scaling):
+    return {"model": {"name_or_path": "base", "rope_scaling": scaling}}
+
+
 TRAINING = {"learning_rate": 1e-4, "global_batch_size": 8}
 QLORA_8 = {"name": "qlora", "load_in_8bit": True}
 NO_EFFECT = "llm_int8_threshold: no effect without 8 bits (load_in_8bit); write load_in_8bit: true"
+YARN = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 64}
+MSCALES = {"mscale": 1, "mscale_all_dim": 1}
+LLAMA3 = YARN | {"rope_type": "llama3", "high_freq_factor": 4}
+LONG = YARN | {"rope_type": "longrope", "long_factor": [2, 4]}
 NAMES_A_SPLIT = "eval_split names a split of dataset_name"
 
 
@@ -101,6 +109,20 @@ NAMES_A_SPLIT = "eval_split names a split of dataset_name"
             {"method": {"name": "lora", "load_in_8bit": True}},
             "load_in_8bit: only for qlora, whose base is quantized; write",
         ),
+        (scaled(rope_type="linear"), "model.rope_scaling.factor: missing"),
+        (scaled(factor=4), "model.rope_scaling.rope_type: missing"),
+        (
+            scaled(rope_type="ntk", factor=4),
+            "model.rope_scaling.rope_type: must be 'linear', 'dynamic', 'yarn', 'llama3' or 'longrope'",
+        ),
+        (scaled(rope_type="linear", factor=4, rope_theta=1), "model.rope_scaling.rope_theta: unknown key"),
+        (scaled(rope_type="linear", factor=4, mscale=1), "mscale (of yarn): no effect with rope_type linear"),
+        (scaled(rope_type="dynamic", factor=1), "factor: must be greater than 1"),
+        (scaled(**YARN, mscale=1), "mscale and mscale_all_dim are read together only"),
+        (scaled(**YARN, **MSCALES, attention_factor=1), "have no effect beside attention_factor"),
+        (scaled(**YARN, beta_slow=40), "beta_fast 32 must be greater than beta_slow 40"),
+        (scaled(**LLAMA3, low_freq_factor=4), "high_freq_factor 4 must be greater than low_freq_factor 4"),
+        (scaled(**LONG, short_factor=[1]), "short_factor has 1 numbers and long_factor 2"),
         ({"method": {"name": "full", "bnb_4bit_quant_type": "fp4"}}, "bnb_4bit_quant_type: only for qlora"),
         ({"method": QLORA_8 | {"bnb_4bit_quant_type": "fp4"}}, "bnb_4bit_quant_type: no effect in 8 bits"),
         ({"method": {"name": "qlora", "llm_int8_threshold": 5.0}}, NO_EFFECT),
@@ -166,6 +188,14 @@ def test_formats_of_a_quantized_base_survive_json_and_keep_the_keys_of_old_recip
         == Recipe.model_validate(content(method={"name": "qlora", "bnb_4bit_quant_type": "nf4"})).key()
     )
     assert old.key() != recipe.key()
+
+
+def test_a_scaling_survives_json_and_is_part_of_the_key():
+    plain, recipe = Recipe.model_validate(content()), Recipe.model_validate(content(**scaled(**YARN)))
+    assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+    other = content(**scaled(**YARN | {"factor": 2}))
+    assert len({plain.key(), recipe.key(), Recipe.model_validate(other).key()}) == 3
+    assert "rope_scaling" not in plain.model_dump_json()
 
 
 def test_a_recipe_survives_yaml_and_json_and_is_frozen(tmp_path):

@@ -70,7 +70,7 @@ def test_the_reference_sets_every_field_but_those_of_other_sources_and_the_alter
         f"data.{name}" for name in ("eval_split", "add_bos_token", "add_eos_token", "exclude", "sample_by")
     }
     others |= {"data.images", "data.max_pixels", "model.vision"}  # for models that read images alone
-    others |= {"method.adapter", "training.max_steps", "publish.approval.hours"}
+    others |= {"sharding.replicas", "method.adapter", "training.max_steps", "publish.approval.hours"}
     others |= {
         f"objective.{name}"
         for section in SECTIONS.values()
@@ -78,6 +78,8 @@ def test_the_reference_sets_every_field_but_those_of_other_sources_and_the_alter
         if name != "name"
     }
     others |= {f"method.{name}" for name in Quantization.model_fields}
+    scalings = {name for name, _ in fields_of(Recipe) if name.startswith("model.rope_scaling.")}
+    others |= scalings - keys_of(BLOCKS[0])
     missing = {name for name, _ in fields_of(Recipe)} - keys_of(complete(BLOCKS[0]))
     assert {
         name

@@ -1,3 +1,4 @@
+import json
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -328,6 +329,23 @@ def test_the_card_tells_vllm_how_the_adapters_of_experts_are_stored():
     for merged_first in ({"r": 1024}, {"rank_pattern": {"experts.down_proj": 4}}):
         assert "--max-lora-rank" not in (text := card(experts=True, **merged_first))
         assert "`flytune merge` makes one model of both" in text
+
+
+ROPE = {
+    "rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0},
+    "max_position_embeddings": 131072,
+}
+
+
+def test_a_card_tells_servers_how_the_base_is_scaled():
+    scaling = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}
+    recipe = recipe_for(Path("models/base"), {"name": "lora", "r": 8}, **{"model.rope_scaling": scaling})
+    training = training_result(4).model_copy(update={"rope": ROPE})
+    text = model_card.render(*run_of(recipe, training=training), broken=[])
+    assert f"--hf-overrides '{json.dumps(ROPE)}' --enable-lora" in text
+    assert "    max_position_embeddings=131072," in text
+    assert "text-generation-launcher" not in text
+    assert "make one model of\nboth with `flytune merge`, whose config.json has it" in text
 
 
 def test_the_card_serves_no_adapter_with_several_scales():

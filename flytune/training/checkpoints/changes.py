@@ -34,8 +34,8 @@ FIXED = {
 }
 """Fields that a resumed run cannot change, by the reason."""
 TAKEN = {
-    "next step": "model.attn_implementation model.trust_remote_code method.lora_dropout sharding training "
-    "objective",
+    "next step": "model.attn_implementation model.trust_remote_code model.rope_scaling method.lora_dropout "
+    "sharding training objective",
     "no step": "name description evaluation hardware checkpoints tracking publish notify "
     "training.logging_steps training.hang_minutes training.ddp_timeout training.max_loss_jump "
     "training.on_bad_loss training.per_device_train_batch_size training.auto_find_batch_size "
