@@ -169,8 +169,8 @@ def ask_long(model: Any, prompt: list[int]) -> dict[str, Any]:
     import torch
 
     ids = torch.tensor([prompt])
-    if heads.is_reward_model(model):
-        logits = torch.from_numpy(heads.rewards(model, [prompt], 0)).float()[:, None]
+    if heads.has_score(model):
+        logits = torch.from_numpy(heads.answers(model, heads.scores(model, [prompt], 0))).float()
         return {"long_ids": ids[0], "long_logits": logits}
     device, was_training = next(model.parameters()).device, model.training
     inputs = {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
