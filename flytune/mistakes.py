@@ -109,6 +109,8 @@ FORMS = {
     r"^(gaussian|pissa|pissa_niter_[1-9]\d{0,3})$": "be 'gaussian', 'pissa' or 'pissa_niter_NUMBER'",
     r"^\d{4}-\d\d-\d\d$": "be a day, as in 2026-11-30",
     "^/": "be an absolute path",
+    r"^/[^\x00-\x1f]+$": "be an absolute path without control characters",
+    r"^[^\x00-\x1f\x7f]+$": "be a text without control characters",
 }
 """Predicates after "must", by the patterns of fields."""
 

@@ -29,6 +29,7 @@ def convert(draft: Draft, gpus: int | None) -> None:
     draft.same(("base_model", "model.name_or_path"), ("revision_of_model", "model.revision"))
     _model(draft)
     _model_config(draft)
+    _rope_scaling(draft)
     _objective(draft)
     replicas = draft.peek("dp_replicate_size")
     count = sharding.put(draft, gpus or _gpus(draft), replicas=replicas)
@@ -46,6 +47,18 @@ def _gpus(draft: Draft) -> int | None:
     workers = training.number(draft, "ray_num_workers")
     shard, replicas = (training.number(draft, f"dp_{part}_size") for part in ("shard", "replicate"))
     return int(workers or (shard or 1) * (replicas or 1)) if workers or shard or replicas else None
+
+
+def _rope_scaling(draft: Draft) -> None:
+    """Write the scaling of the rotary embedding, whose type older files call `type`."""
+    scaling = draft.take("rope_scaling")
+    if isinstance(scaling, dict):
+        named = {"rope_type": scaling.get("rope_type", scaling.get("type"))}
+        draft.put(
+            "model.rope_scaling", named | {key: value for key, value in scaling.items() if key != "type"}
+        )
+    elif scaling:
+        draft.refuse(f"rope_scaling: {scaling}: must be a mapping with type and factor")
 
 
 def _model_config(draft: Draft) -> None:

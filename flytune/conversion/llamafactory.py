@@ -27,6 +27,7 @@ def convert(draft: Draft, gpus: int | None) -> None:
     _method(draft)
     llamafactory_data.put_data(draft, str(stage))
     _vision(draft)
+    _refuse_rope_scaling(draft)
     _training(draft, count)
     _records(draft)
 
@@ -70,6 +71,14 @@ def _model(draft: Draft, stage: str) -> None:
         draft.leave("resize_vocab")
     if draft.has("new_special_tokens_config"):
         draft.refuse("new_special_tokens_config: write the tokens of that file as add_special_tokens: a,b")
+
+
+def _refuse_rope_scaling(draft: Draft) -> None:
+    if scaling := draft.take("rope_scaling"):
+        draft.refuse(
+            f"rope_scaling: {scaling}: the file does not say the factor, which follows from the base there; "
+            "remove it, and write model.rope_scaling into the recipe"
+        )
 
 
 def _vision(draft: Draft) -> None:

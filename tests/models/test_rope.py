@@ -155,7 +155,7 @@ def test_code_of_the_models_own_is_not_known_to_read_it(tmp_path):
 def test_a_reward_model_is_scaled_too(tmp_path):
     recipe = recipe_on(base_of(tmp_path), scaled_by("yarn"), objective="reward")
     model = loading.base_model(recipe, "float32")
-    assert heads.is_reward_model(model)
+    assert heads.has_score(model)
     assert model.config.rope_parameters["rope_type"] == "yarn"
 
 

@@ -25,7 +25,7 @@ FIXED = {
     "the checkpoint has the states of another optimizer": "training.optim",
     "the checkpoint has weights and states of another precision": "model.dtype training.master_dtype "
     "sharding.config.fp16 sharding.config.bf16",
-    "the checkpoint has other trained weights": "model.extra_special_tokens method",
+    "the checkpoint has other trained weights": "model.extra_special_tokens model.vision method",
     "the steps before were trained for another objective": "objective.name",
     "a checkpoint of one sharding is not read by another": "sharding.name",
     "offloaded states are updated by an optimizer of their own, which reading others' was not tested with": (
