@@ -193,7 +193,9 @@ def position_notes(recipe: Recipe, geometry: Geometry) -> list[str]:
             f"{made_for:,} of the base's"
         )
         if before not in (None, scaling.rope_type):
-            line += f"; it replaces the base's own ({before}), with which it was trained: write {before}"
+            line += (
+                f"; it replaces the base's own scaling ({before}), with which it was trained: write {before}"
+            )
         if scaling.rope_type in ("dynamic", "longrope"):
             line += (
                 "; the frequencies of a micro batch follow from its longest sample, so that another micro "
