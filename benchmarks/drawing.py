@@ -10,7 +10,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flytune.rollouts import Drawing, VllmProcess, VllmServer, WantedAnswer, draw, key_of, numbers_of
+from flytune.rollouts import (
+    Completion,
+    Drawing,
+    VllmProcess,
+    VllmServer,
+    WantedAnswer,
+    draw,
+    key_of,
+    numbers_of,
+)
 from flytune.servers import Client
 
 ANSWERS, TOKENS, TURNS = 64, 64, 3
@@ -42,23 +51,23 @@ def main() -> int:
         process = VllmProcess(asked.python, options, Path(folder) / "weights")
         server = VllmServer(Client(process.address, process.key, _MINUTES * 60, VllmServer.largest))
         process.wait(server.is_ready, _MINUTES * 60)
-        engines = {
-            "transformers": lambda: draw(model, prompts, uniforms, _DRAWING),
-            "vLLM": lambda: server.draw("base", wanted, _DRAWING),
+        engines: dict[str, Callable[[int], list[Completion]]] = {
+            "transformers": lambda count: draw(model, prompts[:count], uniforms[:count], _DRAWING),
+            "vLLM": lambda count: server.draw("base", wanted[:count], _DRAWING),
         }
-        for turn in range(TURNS + 1):  # the first one warms up
+        for engine in engines.values():
+            engine(1)
+        for _ in range(TURNS):
             for name, engine in engines.items():
-                rate = _rate(engine)
-                if turn:
-                    sys.stdout.write(f"{name:<14}{rate:8.0f} tokens a second\n")
-                    sys.stdout.flush()
+                sys.stdout.write(f"{name:<14}{_rate(engine):8.0f} tokens a second\n")
+                sys.stdout.flush()
         process.close()
     return 0
 
 
-def _rate(engine: Callable[[], list]) -> float:  # type: ignore[type-arg]
+def _rate(engine: Callable[[int], list[Completion]]) -> float:
     began = time.monotonic()
-    drawn = engine()
+    drawn = engine(ANSWERS)
     seconds = time.monotonic() - began
     tokens = sum(len(answer.tokens) for answer in drawn)
     assert tokens == ANSWERS * TOKENS, tokens

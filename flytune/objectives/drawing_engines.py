@@ -142,6 +142,8 @@ class Served(DrawingEngine):
         keeps = _is_keeper(trainer, self._section)
         if keeps and self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="flytune-weights-", dir=self._place(trainer)))
+            if self._section.folder is not None:
+                self._folder.chmod(0o755)  # a server elsewhere may be another user's process
         folder = (self._folder or Path(os.devnull)) / f"step-{step:08}"
         write.write_weights(trainer, self._recipe, trainer.run.dataset / "tokenizer", folder, writes=keeps)
         if keeps and self._is_full and trainer.args.device.type == "cpu":
