@@ -143,7 +143,8 @@ def test_the_largest_value_is_that_of_the_best_sharding():
 @pytest.mark.parametrize("field", [{"offload": "cpu"}, {"config": {"zero_optimization": {"stage": 2}}}])
 def test_auto_takes_no_options_of_a_sharding(field):
     with pytest.raises(
-        RecipeError, match="with auto the plan chooses the sharding, its offload and replicas; name the sharding too"
+        RecipeError,
+        match="with auto the plan chooses the sharding, its offload and replicas; name the sharding too",
     ):
         recipe({"name": "auto"} | field)
 
