@@ -60,6 +60,20 @@ def is_installed() -> bool:
     return find_spec("torch") is not None and find_spec("transformers") is not None
 
 
+def loader_of(model_type: str) -> Any:
+    """Return the class of transformers that loads language models of a type, which may read images; None
+    for types of other models."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText if model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES else None
+
+
 def build(config: dict[str, Any], name: str) -> Built:
     """Return the model of a config.json, whose sizes are checked already; code of the model's own is never
     run.
@@ -69,16 +83,11 @@ def build(config: dict[str, Any], name: str) -> Built:
     """
     import torch
     import transformers
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    )
 
     kind = config.get("model_type")
-    reads_images = kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    if not isinstance(kind, str) or (kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not reads_images):
+    loader = loader_of(kind) if isinstance(kind, str) else None
+    if not isinstance(kind, str) or loader is None:
         raise SizesError(
             f"{name}: transformers {transformers.__version__} builds no causal language model of the type "
             f"{shown(kind)} that its config.json names"
@@ -86,12 +95,7 @@ def build(config: dict[str, Any], name: str) -> Built:
     content = {key: _floats(value) for key, value in config.items() if key not in _UNREAD}
     try:
         with _quiet(), torch.device("meta"):
-            build_from: Any = (
-                AutoModelForCausalLM
-                if kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-                else AutoModelForImageTextToText
-            ).from_config
-            model = build_from(CONFIG_MAPPING[kind].from_dict(content), trust_remote_code=False)
+            model = loader.from_config(CONFIG_MAPPING[kind].from_dict(content), trust_remote_code=False)
             return _describe(model)
     except Exception as error:  # noqa: BLE001 (a config from outside fails anywhere in the model's code)
         said = " ".join(str(error).split())

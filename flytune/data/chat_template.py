@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from flytune.data.messages import IMAGE, Message, with_text_arguments
+from flytune.data.messages import Message, with_text_arguments
 from flytune.errors import DataError
 from flytune.models import chat_templates
 
@@ -29,8 +29,8 @@ class Template:
         # The text between the marks gets a scope of its own, as in transformers.
         printing = _BEGIN.sub(rf"{{%\1 with %}}{{% print '{_LEFT}' \2%}}", source)
         printing = _END.sub(rf"{{%\1 print '{_RIGHT}' %}}{{% endwith \2%}}", printing)
-        self._lists = "image" in source and not self._writes_text()
-        """True if contents must be lists of parts, as in templates of some vision-language models."""
+        self._takes_parts = False
+        self._takes_parts = chat_templates.takes_parts(source, lambda chat: self.text(chat, None, ""))
         self._printing = printing if self.has_marks and self._agrees(printing) else None
 
     def text(self, messages: list[Message], tools: Tools, where: str) -> str:
@@ -62,14 +62,6 @@ class Template:
             return _unmarked(self._render(self._printing, messages, tools, where)[0])
         return self._render(self._source, messages, tools, where, tracked=True)
 
-    def _writes_text(self) -> bool:
-        try:
-            return (
-                "flytune" in self._render(self._source, [{"role": "user", "content": "flytune"}], None, "")[0]
-            )
-        except DataError:
-            return False
-
     def _agrees(self, printing: str) -> bool:
         """Return whether rendered markers give the blocks that transformers finds, in a chat of two
         exchanges."""
@@ -88,7 +80,12 @@ class Template:
         tracked: bool = False,
         add_generation_prompt: bool = False,
     ) -> tuple[str, list[Span]]:
-        messages = [_in_parts(message, getattr(self, "_lists", False)) for message in messages]
+        messages = [
+            chat_templates.in_parts(message)
+            if self._takes_parts or chat_templates.IMAGE in message["content"]
+            else message
+            for message in messages
+        ]
         options: Any = {"tools": tools, "add_generation_prompt": add_generation_prompt, **self._tokens}
         try:
             if not tracked and _is_text(messages, tools):
@@ -105,15 +102,6 @@ class Template:
                 )
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
-
-
-def _in_parts(message: Message, always: bool) -> Message:
-    """Return a message with its content as a list of parts, where it has images, or `always`."""
-    if not always and IMAGE not in message["content"]:
-        return message
-    texts = re.split(f"({IMAGE})", message["content"])
-    parts = [{"type": "image"} if text == IMAGE else {"type": "text", "text": text} for text in texts if text]
-    return {**message, "content": parts or [{"type": "text", "text": ""}]}
 
 
 def _is_text(messages: list[Message], tools: Tools) -> bool:

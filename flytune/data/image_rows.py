@@ -1,7 +1,7 @@
 """Images of rows, in the forms that people have them: the place of each in a chat, and its file.
 
-In the contents of messages a character stands for each image (messages.IMAGE); chat_template.py writes what
-the base's template has for one in its place.
+In the contents of messages a character stands for each image (chat_templates.IMAGE); chat_template.py
+writes what the base's template has for one in its place.
 """
 
 import base64
@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from flytune import limits
 from flytune.data.columns import TURNS
-from flytune.data.messages import IMAGE
 from flytune.data.render import Rendered
 from flytune.errors import DataError
 from flytune.models import base, images, tokenizers
+from flytune.models.chat_templates import IMAGE
 from flytune.recipe import DataRequest, Source
 from flytune.sentences import counted
 from flytune.storage import Storage
@@ -208,25 +208,23 @@ def _read(name: str, source: str | None, where: str) -> bytes:
         )
     if not is_address and "://" in str(source) and (name.startswith("/") or ".." in name.split("/")):
         raise DataError(f"{where}: {name:.80}: not below the data's address; name it relative to the data")
-    place = name if is_address else str(_beside(str(source), name))
+    is_whole = is_address or Path(name).is_absolute()
+    folder, below = (name, "") if is_whole else (_folder_of(str(source)), name)
+    storage = Storage(folder, "", error=DataError, failed=f"{where}: image cannot be read", retry=False)
     try:
-        return Storage(place, "", error=DataError, failed=f"{where}: image cannot be read", retry=False).read(
-            largest=limits.IMAGE_BYTES
-        )
+        return storage.read(below, largest=limits.IMAGE_BYTES)
     except FileNotFoundError:
-        raise DataError(f"{where}: {place}: no such image") from None
+        raise DataError(f"{where}: {storage.path(below)}: no such image") from None
 
 
-def _beside(source: str, name: str) -> str:
-    """Return the path of a file that is named relative to the folder of the data."""
+def _folder_of(source: str) -> str:
+    """Return the folder, or its address, that the images of a file, a pattern or a folder are named in."""
     folder = _FOLDERS.sub("", source)
     if "://" in folder:
-        is_folder = "." not in folder.rpartition("/")[2]
-        return f"{folder if is_folder else folder.rpartition('/')[0]}/{name}".replace("//", "/").replace(
-            ":/", "://"
-        )
+        is_file = "." in folder.rpartition("/")[2]
+        return folder.rpartition("/")[0] if is_file else folder
     path = Path(folder).expanduser()
-    return str((path if path.is_dir() else path.parent) / name)
+    return str(path if path.is_dir() else path.parent)
 
 
 class ImageReader:

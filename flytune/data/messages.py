@@ -14,8 +14,6 @@ Message = dict[str, Any]
 be trained on, and missing on all others. The thoughts of an answer are in its content, or in one of
 THOUGHT_KEYS (thoughts.py)."""
 
-IMAGE = "\U0010ff7f"
-"""Character for private use that stands for an image in a content."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 SHAREGPT_ROLES = {
     "system": "system",

@@ -42,7 +42,7 @@ from typing import Any
 from flytune import json_core
 from flytune.data.chat_template import Span, Template, Tools
 from flytune.data.formats import Chat, Plain
-from flytune.data.messages import IMAGE, Message, is_answer, with_suffix
+from flytune.data.messages import Message, is_answer, with_suffix
 from flytune.data.thoughts import (
     NO_THOUGHTS,
     ThoughtCounts,
@@ -53,6 +53,7 @@ from flytune.data.thoughts import (
     with_answer,
 )
 from flytune.errors import DataError
+from flytune.models.chat_templates import IMAGE
 
 Render = Callable[[list[Message], list[dict[str, Any]] | None], str]
 """Function that renders messages and tools; it raises a DataError where the template refuses them."""

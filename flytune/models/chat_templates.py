@@ -11,10 +11,11 @@ import gc
 import json
 import os
 import pickle
+import re
 import resource
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -35,6 +36,9 @@ LONGEST = 1_000_000
 LONGEST_SOURCE = 1_000_000
 """Characters of a template; the longest published ones have some 30,000."""
 _MOST_SOURCES = 64
+IMAGE = "\U0010ff7f"
+"""Character for private use that stands for an image in a content."""
+_WORD = "flytune"
 _ADVICE = "use another template (data.chat_template)"
 _NEVER_RESET = {signal.SIGKILL, signal.SIGSTOP}
 Span = tuple[int, int]
@@ -100,6 +104,24 @@ def require_text(source: Any, where: str) -> str:
     return source
 
 
+def takes_parts(source: str, write: Callable[[list[dict[str, Any]]], str]) -> bool:
+    """Return whether a template writes contents that are lists of parts alone, as those of some
+    vision-language models; `write` renders a chat with it."""
+    if "image" not in source:
+        return False
+    try:
+        return _WORD not in write([{"role": "user", "content": _WORD}])
+    except Exception:  # noqa: BLE001 (in this process a template may fail with any error)
+        return True
+
+
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its content, a text with IMAGE for each image, as a list of parts."""
+    texts = re.split(f"({IMAGE})", message["content"])
+    parts = [{"type": "image"} if text == IMAGE else {"type": "text", "text": text} for text in texts if text]
+    return {**message, "content": parts or [{"type": "text", "text": ""}]}
+
+
 def limited(tokenizer: Any, where: str) -> Any:
     """Return a tokenizer whose chat templates are texts, and whose apply_chat_template renders with the
     limits.
@@ -128,12 +150,22 @@ def _render_all(
 ) -> tuple[list[str], list[list[Span]]]:
     """Return what transformers' render_jinja_template does."""
     options["return_assistant_tokens_mask"] = return_assistant_tokens_mask
-    if _is_in_process:
+
+    def write(chat: Any) -> tuple[str, list[Span]]:
+        if not _is_in_process:
+            return render(chat_template, chat, **options)
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        rendered: Any = render_jinja_template(list(conversations), chat_template=chat_template, **options)
-        return rendered[0], rendered[1]
-    found = [render(chat_template, conversation, **options) for conversation in conversations]
+        rendered: Any = render_jinja_template([chat], chat_template=chat_template, **options)
+        (text,), blocks = rendered
+        return text, blocks[0] if blocks else []
+
+    if takes_parts(chat_template, lambda chat: write(chat)[0]):
+        conversations = [
+            [in_parts(message) if isinstance(message.get("content"), str) else message for message in chat]
+            for chat in conversations
+        ]
+    found = [write(chat) for chat in conversations]
     if any("\ud800" <= letter <= "\udfff" for text, _ in found if not text.isascii() for letter in text):
         raise DataError(
             "the chat template writes half of a surrogate pair, which is not a character; correct the "

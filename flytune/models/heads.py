@@ -7,11 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from flytune import json_core
 from flytune.errors import ExportError
 from flytune.models import vocabulary
 from flytune.models.safetensors_files import ParameterPart
 from flytune.models.scoring import CLASSES, Row, finite_loss, innermost, padded
 from flytune.recipe import Classify, ObjectiveSection, Recipe, Reward
+from training_estimates import meta_model
 from training_estimates.sizes import Geometry
 
 NAME = "score.weight"
@@ -427,12 +429,8 @@ HEADS: dict[str, Head] = {
 
 def loader_of(folder: Path) -> Any:
     """Return the class of transformers that loads the language model in a folder, which may read images."""
-    from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    model_type = AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
-    is_text = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return (LANGUAGE_MODEL if is_text else VISION_LANGUAGE_MODEL).loader()
+    content = json_core.load_object((folder / "config.json").read_bytes())
+    return meta_model.loader_of(str(content.get("model_type"))) or LANGUAGE_MODEL.loader()
 
 
 def head_of(recipe: Recipe) -> Head:

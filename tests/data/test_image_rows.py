@@ -3,15 +3,16 @@
 import base64
 import hashlib
 import json
+from contextlib import nullcontext
 
 import pytest
 from PIL import Image
 
 from flytune import data
 from flytune.data.image_rows import content_of, extracted
-from flytune.data.messages import IMAGE
 from flytune.errors import DataError, RecipeError
-from flytune.models import images, tokenizers
+from flytune.models import chat_templates, images, tokenizers
+from flytune.models.chat_templates import IMAGE
 from flytune.models.scoring import IGNORED
 from flytune.recipe import Data, DataRequest, Model, Recipe
 from tests.support import vision_models
@@ -239,3 +240,12 @@ def test_what_cannot_have_images_says_so_in_the_recipe(folder, bases):
         **{"data.images": True, "data.packing": True}
     )
     assert "max_pixels: only for data.images: true" in refused(**{"data.max_pixels": 100})
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "smolvlm"])
+def test_a_question_of_text_is_in_what_its_template_renders(model_type, bases):
+    tokenizer = tokenizers.load(bases(model_type))
+    chat = [{"role": "user", "content": "Where is Paris?"}]
+    for process in (nullcontext, chat_templates.in_process):
+        with process():
+            assert "Where is Paris?" in tokenizer.apply_chat_template(chat, tokenize=False)

@@ -6,9 +6,9 @@ from typing import Any
 from flytune.data.check import Check, judged
 from flytune.data.formats import Chat, Sample
 from flytune.data.labels import Encoded
-from flytune.data.messages import IMAGE
 from flytune.data.rows.answers import TrainedAnswers
 from flytune.data.rows.base import Label
+from flytune.models.chat_templates import IMAGE
 from flytune.models.images import COLUMN
 from flytune.recipe import Data, DataRequest
 from flytune.records import Manifest
