@@ -1,7 +1,7 @@
 """Answers to train, in chats that may have images."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from flytune.data.check import Check, judged
 from flytune.data.formats import Chat, Sample
@@ -24,7 +24,7 @@ class ImageAnswers(TrainedAnswers):
 
     name = IMAGE_ANSWERS
     meaning = "answers to train, about images"
-    columns = {COLUMN: "text"}  # noqa: RUF012
+    columns: ClassVar[Mapping[str, str]] = {COLUMN: "text"}
     cuts = "drop"
     has_images = True
 
