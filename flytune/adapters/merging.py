@@ -250,7 +250,7 @@ def load(folder: Path, consent: Consent = opening.NONE) -> Any:
 def _ways(recipe: Recipe) -> list[Onto]:
     """Return the weights that the adapter can be merged into; those that are expected to be nearest come
     last."""
-    base_quantization = _published_quantization(recipe)
+    base_quantization = config_json.published_quantization(recipe.model)
     if base_quantization:
         return [
             "dequantized 8-bit weights"
@@ -263,12 +263,6 @@ def _ways(recipe: Recipe) -> list[Onto]:
             "dequantized 8-bit weights" if recipe.method.load_in_8bit else "dequantized 4-bit weights",
         ]
     return ["the base's weights"]
-
-
-def _published_quantization(recipe: Recipe) -> dict[str, Any]:
-    """Return the section of the base's config.json about its quantized weights; empty of other bases."""
-    content = config_json.read(config_json.config_file(recipe.model))
-    return content.get("quantization_config") or {}
 
 
 def _loaded(recipe: Recipe, artifact: Path) -> Any:
@@ -292,7 +286,7 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
         device_map=loading.device_map(),
         **rope.arguments(recipe.model),
     ).eval()
-    if _published_quantization(recipe):
+    if config_json.published_quantization(recipe.model):
         # Its layers get the trained model's dequantized weights below.
         model = model.dequantize()
         # transformers would write them as it has read them.

@@ -1,8 +1,9 @@
 """Problems of a recipe with its base model, which no shape solves."""
 
+import json
 from collections.abc import Iterator
 
-from flytune.models import heads, liger, model_types
+from flytune.models import config_json, heads, liger, model_types
 from flytune.recipe import Recipe
 from flytune.sentences import counted
 from training_estimates.sizes import Geometry
@@ -49,6 +50,29 @@ def _of_method(recipe: Recipe, geometry: Geometry, in_slices: bool) -> Iterator[
             f"method: {method.name}, but the weights of {name} are quantized ({quantized}): of quantized "
             f"weights only those of {TRAINABLE_QUANTIZATION} train an adapter here; name the 16-bit model "
             "that they were made from"
+        )
+    elif quantized and method.name == "qlora":
+        yield from _of_published_format(recipe)
+
+
+def _of_published_format(recipe: Recipe) -> Iterator[str]:
+    """Yield the fields of method that the published weights, which are not quantized again, do not have."""
+    section = config_json.published_quantization(recipe.model)
+    if section.get("load_in_8bit"):
+        published: dict[str, object] = {"load_in_8bit": True}
+    else:
+        # The defaults are those of transformers' BitsAndBytesConfig.
+        published = {
+            "load_in_8bit": False,
+            "bnb_4bit_quant_type": section.get("bnb_4bit_quant_type", "fp4"),
+            "bnb_4bit_use_double_quant": section.get("bnb_4bit_use_double_quant", False),
+        }
+    differing = {key: value for key, value in published.items() if getattr(recipe.method, key) != value}
+    if differing:
+        written = ", ".join(f"{key}: {json.dumps(value)}" for key, value in differing.items())
+        yield (
+            f"method: {recipe.method.quantized}, but the weights of {recipe.model.name_or_path} were "
+            f"published quantized in another format, in which they would be trained; write {written}"
         )
 
 

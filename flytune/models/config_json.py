@@ -142,6 +142,15 @@ def shipped() -> dict[str, Any]:
     return entries
 
 
+def published_quantization(model: Model) -> dict[str, Any]:
+    """Return the section of the base's config.json about its quantized weights; empty of other bases.
+
+    Raises:
+        RecipeError: there is no config.json, or it cannot be read.
+    """
+    return read(config_file(model)).get("quantization_config") or {}
+
+
 def config_file(model: Model) -> Path:
     """Return the local path of the model's config.json; it is fetched from the hub or its address if
     necessary.

@@ -141,8 +141,18 @@ class DirectPreference(ObjectiveBase):
             "adapter": "the same model with its adapter switched off",
             "precomputed": "run once, before training: a step has no pass of it",
         }
-        found = [f"objective: {self.name}: {self.cost()}; the reference is {sort[self.reference()]}"]
-        return found + self.dropout_reasons()
+        reference = f"objective: {self.name}: {self.cost()}; the reference is {sort[self.reference()]}"
+        return [reference, *self._unsmoothed(), *self.dropout_reasons()]
+
+    def _unsmoothed(self) -> list[str]:
+        """List the line of the plan about a loss that is another one without label_smoothing."""
+        objective = self.recipe.objective
+        if not isinstance(objective, Dpo) or "robust" not in objective.loss_type or objective.label_smoothing:
+            return []
+        return [
+            "objective.loss_type: robust with label_smoothing 0 is the loss sigmoid; write the share of "
+            "pairs that are labelled the wrong way round, 0.1 for example"
+        ]
 
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
         return dict.fromkeys(("entropy", "mean_token_accuracy"), batch["completion_mask"][:, 1:].sum())

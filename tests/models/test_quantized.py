@@ -4,12 +4,15 @@ With AVX512-BF16 it does so at the first evaluation. `repack` makes bitsandbytes
 the repacking itself runs everywhere. Where the switch is not in force, these tests fail on every CPU.
 """
 
+import json
+import shutil
+
 import pytest
 
 from flytune.adapters import merging
 from flytune.evaluation import score as evaluation_score
 from flytune.hardware import shape_named
-from flytune.models import loading, probe
+from flytune.models import base_problems, loading, probe
 from flytune.planning import planner
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Method, Model, Recipe
@@ -233,3 +236,34 @@ def test_an_8_bit_base_trains_on_two_processes_as_on_one(sharding, inputs, tmp_p
         )
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.parametrize(
+    ("published", "written", "remedy"),
+    [
+        ({"load_in_8bit": True}, {}, "write load_in_8bit: true"),
+        (
+            {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+            {"load_in_8bit": True},
+            "write load_in_8bit: false",
+        ),
+        # The defaults of transformers where config.json names no format.
+        (
+            {"load_in_4bit": True},
+            {},
+            'write bnb_4bit_quant_type: "fp4", bnb_4bit_use_double_quant: false',
+        ),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, {"bnb_4bit_use_double_quant": False}, None),
+    ],
+)
+def test_a_base_that_is_quantized_already_is_trained_in_the_format_that_the_recipe_says(
+    published, written, remedy, inputs, tmp_path
+):
+    base = shutil.copytree(inputs / "tiny", tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    section = {"quant_method": "bitsandbytes", **published}
+    (base / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+    method = Method.model_validate({"name": "qlora", **written})
+    recipe = recipe_for(base, "qlora").model_copy(update={"method": method})
+    problems = base_problems.of_base(recipe, read_geometry(recipe.model), in_slices=False)
+    assert [remedy in problem for problem in problems] == ([True] if remedy else [])

@@ -290,6 +290,15 @@ def test_the_plan_counts_both_sequences_and_the_reference(inputs):
     assert "reference model" not in adapter.needs[0].phases["steady step"]
 
 
+def test_the_plan_says_that_robust_without_smoothing_is_sigmoid(inputs):
+    def reasons(**section):
+        recipe = recipe_for(inputs, "full", objective={"name": "dpo", "loss_type": "robust", **section})
+        return [reason for reason in objective_of(recipe).reasons() if "is the loss sigmoid" in reason]
+
+    assert len(reasons()) == 1
+    assert reasons(label_smoothing=0.1) == []
+
+
 def test_sft_and_dpo_read_their_own_data(tmp_path):
     rows = write_pairs(tmp_path / "rows.jsonl", 8)
     recipe = Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), rows, {"objective": "dpo"}))
