@@ -72,6 +72,12 @@ def recipe_of(artifact: Path, trust_remote_code: bool = False) -> Recipe:
             f"{artifact}: its recipe has objective.rewards with code of its own ({', '.join(named)}), which "
             f"would run here; read it first (recipe.yaml), then give {opening.FLAG}"
         )
+    if recipe.objective.own_places and not trust_remote_code:
+        raise ExportError(
+            f"{artifact}: its recipe has objective.{recipe.objective.own_places[0]:.200}: a program that "
+            "would be started here, or a place that would get prompts, weights and the key of "
+            f"FLYTUNE_API_KEY; look at it first (recipe.yaml), then give {opening.FLAG}"
+        )
     alone = _alone(artifact, recipe, record(Plan, artifact / "plan.json"))
     # The first run may have left checkpoints, where a budget stopped it.
     own = alone.checkpoints.model_copy(update={"name": f"reproduction-{alone.key()}"})

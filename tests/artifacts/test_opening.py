@@ -304,6 +304,25 @@ def test_rewards_of_an_artifacts_recipe_with_code_of_their_own_need_consent(arti
     assert reproduction.recipe_of(artifact, trust_remote_code=True).objective.own_code == ["own"]
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "python: /tmp/theirs",
+        "address: https://theirs.example, folder: /mnt/weights",
+        "folder: /home/somebody",
+    ],
+)
+def test_programs_servers_and_folders_that_an_artifacts_recipe_names_need_consent(artifact, place):
+    engine = f"{{name: vllm, {place}}}"
+    objective = f"objective:\n  name: grpo\n  rewards: [exact_answer]\n  engine: {engine}\n"
+    change_recipe(artifact, "evaluation:\n", f"{objective}evaluation:\n")
+    with pytest.raises(
+        ExportError, match=f"objective.engine.{place.partition(',')[0]}: .*--trust-remote-code"
+    ):
+        reproduction.recipe_of(artifact)
+    assert reproduction.recipe_of(artifact, trust_remote_code=True).objective.own_places
+
+
 BASES = {
     "s3://elsewhere/model": "--base ADDRESS",
     "http://elsewhere/model": "--base ADDRESS",

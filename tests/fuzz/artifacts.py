@@ -185,7 +185,10 @@ def _sealed(samples: Samples) -> st.SearchStrategy[tuple[str, str, str, bytes]]:
         "name": "grpo",
         "rewards": [{"name": "own", "code": "def own(completion, **columns):\n    return 1\n"}],
     }
-    rewards = ("recipe.yaml", yaml.safe_dump(_RECIPE | {"objective": judged}).encode())
+    placed = judged | {"rewards": ["exact_answer"], "engine": {"name": "vllm", "python": "/tmp/theirs"}}
+    objectives = st.sampled_from([judged, placed]).map(
+        lambda one: ("recipe.yaml", yaml.safe_dump(_RECIPE | {"objective": one}).encode())
+    )
     tokenizer = st.sampled_from([{}, {"chat_template": 5}, {"chat_template": "{{ 'a' * 300000000 }}"}])
     drawn = st.one_of(
         st.tuples(
@@ -226,7 +229,7 @@ def _sealed(samples: Samples) -> st.SearchStrategy[tuple[str, str, str, bytes]]:
         st.tuples(st.sampled_from(_LOADERS), st.just("sealed"), st.tuples(st.just("recipe.yaml"), bases)),
         st.tuples(st.just("adapter"), st.just("sealed"), st.tuples(st.just("adapter_config.json"), ranks)),
         st.tuples(st.sampled_from(_LOADERS), st.sampled_from(["sealed", "sealed", "changed"]), st.just(code)),
-        st.tuples(st.just("reproduce"), st.just("sealed"), st.just(rewards)),
+        st.tuples(st.just("reproduce"), st.just("sealed"), objectives),
     )
     return whole.map(lambda one: (*one[:2], *one[2]))
 
@@ -331,6 +334,8 @@ def check_sealed(samples: Samples, given: tuple[str, str, str, bytes], folder: P
         raise Wrong("an artifact that names code is opened without consent")
     if b"def own" in content and opener == "reproduce":
         raise Wrong("a recipe whose rewards are code is written for a second run without consent")
+    if b"/tmp/theirs" in content and opener == "reproduce":
+        raise Wrong("a recipe that names a program is written for a second run without consent")
     if seal == "sealed" and opener in ("adapter", *_LOADERS) and _rank(artifact) > 8:  # its tensors have 2
         raise Wrong(f"an adapter of rank {_rank(artifact)} is read, and its tensors have another one")
     if opener == "combine":

@@ -618,6 +618,12 @@ REMOVALS = [
         instead("flytune.recipe.objectives.grpo:Grpo.own_code", lambda old: []),
     ),
     Removal(
+        "engines of an artifact's recipe run by consent",
+        "flytune/artifacts/reproduction.py",
+        ("sealed",),
+        instead("flytune.recipe.objectives.grpo:Grpo.own_places", lambda old: []),
+    ),
+    Removal(
         "images of a saved data set are not opened",
         "flytune/data/readers.py",
         ("saved",),

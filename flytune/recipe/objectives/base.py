@@ -39,6 +39,12 @@ class ObjectiveSection(Section):
         return []
 
     @property
+    def own_places(self) -> list[str]:
+        """Fields with a program that the run starts, or a server or folder that it sends to, as
+        `field: value`."""
+        return []
+
+    @property
     def classes(self) -> list[str]:
         """Names of the labels that its rows have, in the order of the model's outputs; empty of other
         objectives."""

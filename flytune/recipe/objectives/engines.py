@@ -25,6 +25,8 @@ class TransformersEngine(Section):
     """True if it computes what is trained, so that importance weights are 1."""
     shares_gpus: ClassVar[bool] = False
     """True if the run starts a server on a GPU that trains."""
+    own_places: ClassVar[tuple[str, ...]] = ()
+    """Fields with a program, a server or a folder, as `field: value`."""
 
 
 class VllmEngine(Section):
@@ -104,6 +106,16 @@ class VllmEngine(Section):
     def shares_gpus(self) -> bool:
         """True if the run starts a server on a GPU that trains."""
         return self.address is None
+
+    @property
+    def own_places(self) -> tuple[str, ...]:
+        """Fields with a program, a server or a folder that is not the default, as `field: value`."""
+        values = {name: getattr(self, name) for name in ("python", "address", "folder")}
+        return tuple(
+            f"{name}: {value}"
+            for name, value in values.items()
+            if value != type(self).model_fields[name].default
+        )
 
     @property
     def is_beside(self) -> bool:

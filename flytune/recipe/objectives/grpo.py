@@ -116,6 +116,10 @@ class Grpo(ObjectiveSection):
         return [reward.name for reward in self.rewards if reward.code is not None]
 
     @property
+    def own_places(self) -> list[str]:
+        return [f"engine.{place}" for place in self.engine.own_places]
+
+    @property
     def judged_by(self) -> "Grpo":
         return Grpo(
             name="grpo",
