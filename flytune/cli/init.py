@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Ask what the data cannot say, and write a new recipe."""
     rows = [this_machine.NAME, "auto", *(shape.name for shape in load_shapes())]
-    base = _answer(options, "base", "base model, a hub id or a folder", first_recipe.default_base())
+    default = options.base or first_recipe.default_base(options.data)
+    base = _answer(options, "base", "base model, a hub id or a folder", default)
     where = _answer(
         options,
         "on",

@@ -249,6 +249,9 @@ class ImageReader:
         """
         row, found = extracted(row, source.columns, where)
         pictures = []
+        if found:
+            # A base that reads no images is refused here, with the reason; its chat template would only fail.
+            _ = self._processor
         for number, image in enumerate(found):
             named = image if isinstance(image, str) and len(image) < limits.NAME else f"images[{number}]"
             content = content_of(image, source.path, where)

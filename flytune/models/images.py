@@ -235,10 +235,11 @@ def _made(name: str, revision: str | None, tokenizer: Any) -> Any:
     from transformers.models.auto.processing_auto import processor_class_from_name
 
     settings = _content(name, revision, "processor_config.json")
-    named = (settings, *(_content(name, revision, file) for file in _NAMING))
-    kind = processor_class_from_name(
-        next(one["processor_class"] for one in named if "processor_class" in one)
-    )
+    contents = (settings, *(_content(name, revision, file) for file in _NAMING))
+    classes = [content["processor_class"] for content in contents if "processor_class" in content]
+    if not classes:
+        raise ValueError("no file of it names a processor_class")
+    kind = processor_class_from_name(classes[0])
 
     class Processor(kind):  # type: ignore[misc, valid-type]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from flytune import data, yaml_core
-from flytune.data import formats
+from flytune.data import formats, image_rows
 from flytune.data.columns import REFERENCES, TURNS, likely_names
 from flytune.data.rows import classified
 from flytune.errors import DataError, DoesNotFit, RecipeError
@@ -91,6 +91,8 @@ class Looked(NamedTuple):
     """Columns of the rows by our names, where no format has theirs."""
     fields: dict[str, Any]
     """Fields of the objective that the rows show: labels of texts; empty of others."""
+    images: dict[str, bool]
+    """Field data.images, where rows have some; empty of others."""
     chat_template: str | None
     """Shipped chat template, where the rows are chats and the base has none."""
     longest: int
@@ -106,9 +108,15 @@ class _Choice(NamedTuple):
     """Reason for its method."""
 
 
-def default_base() -> str:
-    """Return the base model that this machine trains in a short time."""
+def default_base(named: str) -> str:
+    """Return the base model that this machine trains in a short time on the data of that name.
+
+    Raises:
+        DataError: the data cannot be read, or has no row.
+    """
     has_gpu = this_machine.rows()[0].is_gpu
+    if _has_images(_first_rows(named, 1)):
+        return "Qwen/Qwen2.5-VL-3B-Instruct" if has_gpu else "HuggingFaceTB/SmolVLM-256M-Instruct"
     return "Qwen/Qwen2.5-1.5B-Instruct" if has_gpu else "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -128,11 +136,8 @@ def look(asked: Asked) -> Looked:
             preparation.
         RecipeError: nothing in the rows can judge the answers of objective grpo.
     """
-    draft = _draft(asked, "sft", {"max_samples": ROWS})
-    read = data.readers.strict(data.readers.read(draft.data.all_sources["data"]))
-    rows = [row for row, _ in islice(read, ROWS) if isinstance(row, dict)]
-    if not rows:
-        raise DataError(f"{asked.data}: has no row; name a file with samples")
+    rows = _first_rows(asked.data, ROWS)
+    images = {"images": True} if _has_images(rows) else {}
     objective = asked.objective or _objective(rows[0])
     if objective == "grpo" and not set(REFERENCES) & set(rows[0]):
         raise RecipeError(
@@ -147,7 +152,7 @@ def look(asked: Asked) -> Looked:
             "tells two apart at least"
         )
     columns = {} if _is_read(rows[0], objective) else likely_names(rows[0])
-    section: dict[str, Any] = {"max_samples": ROWS, "columns": columns}
+    section: dict[str, Any] = {"max_samples": ROWS, "columns": columns, **images}
     longest, form, template = 0, "", None
     try:
         longest, form = _prepared(_draft(asked, objective, section, fields))
@@ -161,7 +166,20 @@ def look(asked: Asked) -> Looked:
         longest += _GRPO["max_completion_length"]
     # A quarter more than the longest of the first rows, in whole blocks of 64.
     kept = min(LONGEST, -(-max(64, longest + longest // 4) // 64) * 64)
-    return Looked(len(rows), objective, form, columns, fields, template, longest, kept)
+    return Looked(len(rows), objective, form, columns, fields, images, template, longest, kept)
+
+
+def _first_rows(named: str, count: int) -> list[dict[str, Any]]:
+    source = _draft(Asked(named, "any", "", "price"), "sft", {"max_samples": ROWS}).data.all_sources["data"]
+    read = data.readers.strict(data.readers.read(source))
+    rows = [row for row, _ in islice(read, count) if isinstance(row, dict)]
+    if not rows:
+        raise DataError(f"{named}: has no row; name a file with samples")
+    return rows
+
+
+def _has_images(rows: Sequence[dict[str, Any]]) -> bool:
+    return any(image_rows.extracted(row, {}, "")[1] for row in rows)
 
 
 def _objective(row: dict[str, Any]) -> str:
@@ -297,7 +315,7 @@ def _recipe(
     if looked.objective == "grpo":
         batch, unit = 2 * _GRPO["group_size"], math.lcm(unit, _GRPO["group_size"])
     batch = -(-batch // unit) * unit
-    section: dict[str, Any] = source_of(asked.data) | {"max_length": looked.kept}
+    section: dict[str, Any] = source_of(asked.data) | looked.images | {"max_length": looked.kept}
     section["heldout_fraction"] = (
         0.02 if samples is None else round(min(0.2, max(0.02, _HELD_OUT / samples)), 3)
     )
@@ -350,6 +368,7 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         "data.heldout_fraction": f"{_HELD_OUT} samples to score with, a fifth at most; {rows}",
         "data.columns": "the rows' own names of what the format needs",
         "data.chat_template": "the base has none; a shipped one",
+        "data.images": "the rows have some (docs/images.md)",
         "objective": f"{OBJECTIVES[looked.objective]}, {'as asked' if asked.objective else 'by the columns'}",
         "objective.labels": f"those of the first {counted(looked.rows, 'row')}; names say more than numbers",
         "objective.rewards": "1 where the final number, or what follows ####, is that of the row",

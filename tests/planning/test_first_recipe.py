@@ -11,6 +11,7 @@ from flytune import cli
 from flytune.hardware import shape_named
 from flytune.planning import first_recipe, planner
 from flytune.recipe import Recipe, read_recipe
+from tests.support import vision_models
 from tests.support.tiny import tiny_base
 
 ROWS = [(f"Question {number}: what is next?", f"The answer is {number + 1}.") for number in range(80)]
@@ -81,6 +82,29 @@ def test_each_kind_of_rows_gets_its_objective_and_a_recipe_that_fits(kind, base,
     ]
     assert all("# " in line for line in fields), "each value has its reason"
     assert cli.main(["plan", "own.yaml"]) == 0
+
+
+def test_rows_with_images_get_a_recipe_for_them(base, rows, tmp_path, capsys):
+    from PIL import Image
+
+    Image.new("RGB", (40, 32), "red").save("red.png")
+    shown = [
+        {
+            "messages": [
+                {"role": "user", "content": "<image>" + question},
+                {"role": "assistant", "content": answer},
+            ]
+        }
+        for question, answer in ROWS
+    ]
+    Path("rows.jsonl").write_text("".join(json.dumps(row | {"image": "red.png"}) + "\n" for row in shown))
+    vision = vision_models.write(tmp_path / "vision", "qwen2_5_vl")
+    assert cli.main(["init", "rows.jsonl", "--base", str(vision), "--yes", "--out", "own.yaml"]) == 0
+    assert read_recipe("own.yaml").data.images
+    assert cli.main(["plan", "own.yaml"]) == 0
+    assert first_recipe.default_base("rows.jsonl") != first_recipe.default_base(rows("chats"))
+    assert cli.main(["init", "rows.jsonl", "--base", str(base), "--yes", "--out", "text.yaml"]) == 1
+    assert "vision-language" in capsys.readouterr().err
 
 
 def test_rows_with_names_of_their_own_are_mapped(base, rows, caplog):
