@@ -142,9 +142,9 @@ def _check(
             # It joins factors as those of one matrix, where experts have theirs one after the other.
             "target_parameters",
         )
-        if found := [kind for kind in kinds if adapter.config.get(kind)]:
+        if refused := [kind for kind in kinds if adapter.config.get(kind)]:
             raise ExportError(
-                f"{adapter.folder}: its adapter has {found[0]}, which PEFT does not combine correctly"
+                f"{adapter.folder}: its adapter has {refused[0]}, which PEFT does not combine correctly"
             )
 
 
@@ -167,27 +167,31 @@ def _add(
         )
 
 
-def _store(model: Any, first: Adapter, made: Combination, out: Path) -> None:
+def _store(model: Any, first: Adapter, combination: Combination, out: Path) -> None:
     """Write the artifact to a temporary folder, check its tensors, and rename it to `out`."""
     config = model.peft_config["default"]
-    config.base_model_name_or_path, config.revision, config.inference_mode = made.base, made.revision, True
+    config.base_model_name_or_path, config.revision, config.inference_mode = (
+        combination.base,
+        combination.revision,
+        True,
+    )
     # The order of a set of names differs from process to process.
     modules = (
         config.target_modules if isinstance(config.target_modules, str) else sorted(config.target_modules)
     )
     config.target_modules = modules
-    changes = {"r": made.r, "lora_alpha": config.lora_alpha, "target_modules": modules}
+    changes = {"r": combination.r, "lora_alpha": config.lora_alpha, "target_modules": modules}
     method = first.recipe.method.model_copy(update=changes)
-    of = " + ".join(f"{source.weight:g} x {source.name}" for source in made.sources)
+    of = " + ".join(f"{source.weight:g} x {source.name}" for source in combination.sources)
     recipe = first.pinned_recipe.model_copy(
-        update={"description": f"combined by {made.how}: {of}", "method": method}
+        update={"description": f"combined by {combination.how}: {of}", "method": method}
     )
     with new_output(out) as folder:
         model.save_pretrained(str(folder), selected_adapters=["default"])
         (folder / "README.md").unlink(missing_ok=True)
         copy_tokenizer(first.folder, folder)
         verify(folder, recipe)
-        make_manifest(recipe, folder, made.revision).write(folder / MANIFEST)
+        make_manifest(recipe, folder, combination.revision).write(folder / MANIFEST)
         (folder / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-        made.write(folder / catalog.COMBINATION)
+        combination.write(folder / catalog.COMBINATION)
         seal(folder, "artifact")

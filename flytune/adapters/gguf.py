@@ -105,8 +105,8 @@ def _run(command: list[str], out: Path) -> None:
     except OSError as error:
         raise ExportError(f"{command[0]}: cannot be started: {error.strerror or error}") from None
     if done.returncode:
-        said = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
-        raise ExportError(f"{shlex.join(command)}: exit code {done.returncode}; it said:\n{said}")
+        output = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+        raise ExportError(f"{shlex.join(command)}: exit code {done.returncode}; it said:\n{output}")
     start = b""
     if out.is_file():
         with out.open("rb") as file:

@@ -84,8 +84,8 @@ def check_experts(folder: Path, merged: Any, trained: Any, dtype: str) -> int:
         ratio = (errors / bounds).nan_to_num(float("inf"))
         if float(ratio.max()) > max(1.0, far):
             far, place = float(ratio.max()), int(ratio.argmax())
-            one = f", expert {place}" * (len(shares) > 1)
-            worst = f"{name}{one}: {float(shares[place]):.3g} of its adapter is in the merged weights"
+            expert = f", expert {place}" * (len(shares) > 1)
+            worst = f"{name}{expert}: {float(shares[place]):.3g} of its adapter is in the merged weights"
     if far > 1:
         raise ExportError(
             f"{folder.name}: {worst}; of {counted(checked, 'expert')} all must have 1; nothing was stored"
@@ -291,9 +291,9 @@ def _merged(recipe: Recipe, trained: Any, onto: Onto, dtype: str) -> Any:
         model = model.dequantize()
         # transformers would write them as it has read them.
         model._weight_conversions = [
-            one
-            for one in getattr(model, "_weight_conversions", None) or []
-            if not any(map(_is_quantization, one.operations))
+            conversion
+            for conversion in getattr(model, "_weight_conversions", None) or []
+            if not any(map(_is_quantization, conversion.operations))
         ]
     vocabulary.grow(model, recipe.model)
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -381,7 +381,7 @@ def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[i
     )
 
 
-def _write(model: Any, trained: Any, recipe: Recipe, artifact: Path, made: Merge, out: Path) -> Merge:
+def _write(model: Any, trained: Any, recipe: Recipe, artifact: Path, merged: Merge, out: Path) -> Merge:
     """Write the model to a temporary folder, check its tensors, and rename it to `out`; return merge.json
     with its files."""
     from transformers.trainer_utils import align_special_tokens
@@ -393,17 +393,18 @@ def _write(model: Any, trained: Any, recipe: Recipe, artifact: Path, made: Merge
         generation = model.generation_config
         published.make_savable(model)
         model.save_pretrained(str(folder), max_shard_size="5GB")
-        published.write_config(model.config, recipe.model, made.dtype, type(model).__name__, folder)
+        published.write_config(model.config, recipe.model, merged.dtype, type(model).__name__, folder)
         published.write_generation_config(generation, recipe.model, folder)
         copy_tokenizer(artifact, folder)
         if (artifact / "manifest.json").is_file():
             # A combination of adapters is not a run, and has none.
             lineage.of_artifact(Storage(artifact, "")).write(folder / LINEAGE)
         verify(
-            folder, recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": made.dtype})})
+            folder,
+            recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": merged.dtype})}),
         )
-        experts = check_experts(folder, model, trained, made.dtype) if recipe.method.experts else None
-        made = made.model_copy(update={"experts": experts})
-        made = made.model_copy(update={"files": list_files(folder, label="hashing the merged model")})
-        made.write(folder / MERGED)
-    return made
+        experts = check_experts(folder, model, trained, merged.dtype) if recipe.method.experts else None
+        merged = merged.model_copy(update={"experts": experts})
+        merged = merged.model_copy(update={"files": list_files(folder, label="hashing the merged model")})
+        merged.write(folder / MERGED)
+    return merged

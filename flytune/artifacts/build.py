@@ -134,8 +134,13 @@ def store(
     if harness:
         shutil.copytree(harness, out / identity.HARNESS)
     (out / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    for name, made in (("plan", plan), ("manifest", manifest), ("training", training), ("metrics", metrics)):
-        made.write(out / f"{name}.json")
+    for name, content in (
+        ("plan", plan),
+        ("manifest", manifest),
+        ("training", training),
+        ("metrics", metrics),
+    ):
+        content.write(out / f"{name}.json")
     # A lost log must not cost the model; the gate needs the other files to check the artifact again.
     for name in (STEPS, ROLLOUTS, EXPORT, PROBE):
         if (trained / name).is_file():
@@ -217,22 +222,22 @@ def weight_files(artifact: Path, trained: Storage) -> dict[str, str]:
 
 def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | float | None]:
     """Return a few values that describe an artifact in a catalog."""
-    found: dict[str, str | float | None] = {
+    values: dict[str, str | float | None] = {
         "version": published_name(artifact, recipe),
         "method": recipe.method.name,
         "base_commit": record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None,
     }
     if not metrics.figures:
-        return found
+        return values
     first, compared = metrics.figures[0], metrics.compared
-    found |= {
+    values |= {
         f"base_{first.name}": first.base.value if first.base else None,
         f"tuned_{first.name}": first.tuned.value,
     }
     if (difference := compared.difference) is not None:
         ends = (("", difference.value), ("_low", difference.low), ("_high", difference.high))
-        found |= {f"{compared.name}_difference{end}": value for end, value in ends}
-    return found
+        values |= {f"{compared.name}_difference{end}": value for end, value in ends}
+    return values
 
 
 def _checked_weights(stored: Storage, trained: Path) -> tuple[str, dict[str, int]]:
@@ -298,7 +303,7 @@ def _listed_weights(trained: Path, stored: Storage, sizes: dict[str, int]) -> li
     """Return the files of weights with their hashes: those of export.json, which the gate has compared;
     others are read."""
     listed = record(Export, trained / EXPORT).files if (trained / EXPORT).is_file() else []
-    known, found = {file.file: file for file in listed}, []
+    known, weight_files = {file.file: file for file in listed}, []
     for path, size in sorted(sizes.items()):
         if not WEIGHTS.fullmatch(path):
             continue
@@ -307,8 +312,8 @@ def _listed_weights(trained: Path, stored: Storage, sizes: dict[str, int]) -> li
             file = StoredFile(file=name, size=size, sha256=stored.get(path))
         if file.size != size:
             raise ExportError(f"{path}: has {size:,} bytes, {file.size:,} by {EXPORT}; nothing was stored")
-        found.append(file)
-    return found
+        weight_files.append(file)
+    return weight_files
 
 
 def _link(source: str, target: str) -> None:

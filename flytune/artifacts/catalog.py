@@ -131,28 +131,29 @@ def _entry(storage: Storage, folder: str, contents: dict[str, Any]) -> Entry:
             return {}
 
     # By keys, not as records, so that artifacts of older and newer versions of Flytune are listed too.
-    found = part("recipe.yaml", _of_recipe) | part(CONTENTS, _of_contents)
+    fields = part("recipe.yaml", _of_recipe) | part(CONTENTS, _of_contents)
     if problem and not any(problem.startswith(f"{CONTENTS}: ") for problem in problems):
         problems.append(f"{CONTENTS}: {problem}")
-    if found.get("kind") == "adapter":
-        found |= part(ADAPTER, lambda config: {"revision": config["revision"]})
+    if fields.get("kind") == "adapter":
+        fields |= part(ADAPTER, lambda config: {"revision": config["revision"]})
     if combined:
-        found |= part(
-            COMBINATION, lambda made: {"made_from": [source["address"] for source in made["sources"]]}
+        fields |= part(
+            COMBINATION,
+            lambda combination: {"made_from": [source["address"] for source in combination["sources"]]},
         )
     else:
-        found |= part("manifest.json", _of_manifest) | part("metrics.json", _of_metrics)
+        fields |= part("manifest.json", _of_manifest) | part("metrics.json", _of_metrics)
     address = storage.url(folder)
     stored = storage.modified(f"{folder}/{CONTENTS}".lstrip("/"))
     known = {"name": address.rpartition("/")[2], "address": address, "stored": stored, "problems": problems}
     # Addresses and names of old records may have credentials, which are refused today.
-    found = {key: _redacted(value) for key, value in found.items()}
+    fields = {key: _redacted(value) for key, value in fields.items()}
     try:
-        return Entry.model_validate(known | found)
+        return Entry.model_validate(known | fields)
     except ValidationError as error:
         wrong = {str(item["loc"][0]) for item in error.errors()}
         problems += mistakes(error, Entry)
-        return Entry.model_validate(known | {key: value for key, value in found.items() if key not in wrong})
+        return Entry.model_validate(known | {key: value for key, value in fields.items() if key not in wrong})
 
 
 def _hashes(content: Any) -> tuple[dict[str, str], str]:
@@ -167,7 +168,7 @@ def _hashes(content: Any) -> tuple[dict[str, str], str]:
 
 def _redacted(value: Any) -> Any:
     if isinstance(value, list):
-        return [_redacted(one) for one in value]
+        return [_redacted(item) for item in value]
     return redact(value) if isinstance(value, str) else value
 
 
@@ -191,10 +192,14 @@ def _of_manifest(manifest: Any) -> dict[str, Any]:
 def _of_metrics(metrics: Any) -> dict[str, Any]:
     figures = figures_of(metrics)
     sides = {
-        one: next((getattr(figure, one) for figure in figures if figure.name == "perplexity"), None)
-        for one in ("base", "tuned")
+        side_name: next(
+            (getattr(figure, side_name) for figure in figures if figure.name == "perplexity"), None
+        )
+        for side_name in ("base", "tuned")
     }
-    return {"figures": figures} | {f"{one}_perplexity": side and side.value for one, side in sides.items()}
+    return {"figures": figures} | {
+        f"{side_name}_perplexity": side and side.value for side_name, side in sides.items()
+    }
 
 
 def fingerprint(contents: dict[str, Path]) -> str:

@@ -112,16 +112,16 @@ def find_point(address: str, name: str, reader: Reader | None = None) -> str:
         raise ExportError(f"{address}: {error}; run the sweep again") from None
     try:
         # By keys: earlier versions have other figures.
-        points = {str(one["name"]): one for one in json_core.load_object(content)["outcomes"]}
+        points = {str(outcome["name"]): outcome for outcome in json_core.load_object(content)["outcomes"]}
         if name not in points:
             raise ExportError(f"{where}: no point {name:.80}; there are {', '.join(points)}")
-        if not (found := str(points[name]["artifact"])):
+        if not (stored := str(points[name]["artifact"])):
             raise ExportError(f"{where}: {name} has no artifact: {points[name]['reason']}")
     except (json_core.JSONError, KeyError, TypeError) as error:
         raise ExportError(
             f"{where}: not the record of a sweep ({reason(error)}); run the sweep again"
         ) from None
-    return found
+    return stored
 
 
 def _reader(address: str | Path, is_local: bool = False) -> Reader | None:

@@ -73,15 +73,15 @@ def success_message(recipe: Recipe, metrics: Metrics, address: str, broken: Sequ
         )
     first, compared = metrics.figures[0], metrics.compared
     verdict = "significantly better" if metrics.is_better else "not significantly better"
-    said = f"Held-out {first.title} {_change(first)}"
+    headline = f"Held-out {first.title} {_change(first)}"
     if (difference := compared.difference) is not None:
         ends = (
             f"({difference.low:+.4f} to {difference.high:+.4f})" if difference.is_known else "(no interval)"
         )
-        said += f"; {compared.title} {difference.value:+.4f} {compared.unit} {ends}"
+        headline += f"; {compared.title} {difference.value:+.4f} {compared.unit} {ends}"
     doubts = [*metrics.doubts, *([SINGLE_SAMPLE] if metrics.samples == 1 else [])]
     doubtful = f" In doubt: {'; '.join(doubts)}." if doubts else ""
-    return f"{recipe.name}: done. {said}: {verdict}.{doubtful}\nArtifact: {address}{refused}"
+    return f"{recipe.name}: done. {headline}: {verdict}.{doubtful}\nArtifact: {address}{refused}"
 
 
 def _change(figure: MeasuredFigure) -> str:

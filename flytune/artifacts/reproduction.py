@@ -80,8 +80,8 @@ def recipe_of(artifact: Path, trust_remote_code: bool = False) -> Recipe:
         )
     alone = _alone(artifact, recipe, record(Plan, artifact / "plan.json"))
     # The first run may have left checkpoints, where a budget stopped it.
-    own = alone.checkpoints.model_copy(update={"name": f"reproduction-{alone.key()}"})
-    return alone.model_copy(update={"checkpoints": own})
+    checkpoints = alone.checkpoints.model_copy(update={"name": f"reproduction-{alone.key()}"})
+    return alone.model_copy(update={"checkpoints": checkpoints})
 
 
 def _recipe_of(artifact: Path) -> Recipe:
@@ -146,12 +146,12 @@ def run_again(recipe: Recipe, out: Path) -> Path:
     }
     file = write_recipe(recipe.model_copy(update=local), out)
     done = subprocess.run([sys.executable, "-m", "flytune.cli", "run", str(file)], stdout=sys.stderr)
-    made = sorted((out / "store").glob(f"*/{CONTENTS}"))
-    if done.returncode or not made:
+    stored = sorted((out / "store").glob(f"*/{CONTENTS}"))
+    if done.returncode or not stored:
         raise ExportError(
             f"{recipe.name}: the second run failed (exit code {done.returncode}); the error is shown above"
         )
-    return made[0].parent
+    return stored[0].parent
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> Path:
@@ -195,7 +195,7 @@ def _findings(first: Path, second: Path) -> Iterator[ComparedProperty]:
     trainings = [record(TrainingResult, folder / "training.json") for folder in folders]
     yield _finding("processes", *(_processes(training) for training in trainings))
     yield from _software(*(training.versions for training in trainings))
-    yield _losses(*(_logged(*one) for one in zip(folders, trainings, strict=True)))
+    yield _losses(*(_logged(*steps) for steps in zip(folders, trainings, strict=True)))
     yield _weights(first, second)
 
 
@@ -248,16 +248,16 @@ def _logged(artifact: Path, training: TrainingResult) -> list[Step]:
 
 def _losses(first: list[Step], second: list[Step]) -> ComparedProperty:
     """Compare the losses of two logs, over the steps between those that both have logged."""
-    found = f"{counted(first[-1].step, 'step')}, the last {first[-1].loss:.6g}" if first else "no step"
-    ends = [one[-1].step if one else 0 for one in (first, second)]
+    first_run = f"{counted(first[-1].step, 'step')}, the last {first[-1].loss:.6g}" if first else "no step"
+    ends = [steps[-1].step if steps else 0 for steps in (first, second)]
     if ends[0] != ends[1]:
         return ComparedProperty(
-            name="losses", result="different", first=found, second=counted(ends[1], "step")
+            name="losses", result="different", first=first_run, second=counted(ends[1], "step")
         )
     shared = sorted({step.step for step in first} & {step.step for step in second})
     apart, rounded = [], False
     for start, end in zip([0, *shared], shared, strict=False):
-        means = [_mean(one, start, end) for one in (first, second)]
+        means = [_mean(steps, start, end) for steps in (first, second)]
         distance = abs(means[0][0] - means[1][0])
         # A run that stopped to save has logged a part of these steps on its own: the mean of its means is
         # rounded.
@@ -266,11 +266,15 @@ def _losses(first: list[Step], second: list[Step]) -> ComparedProperty:
         apart.append((0.0 if is_rounded and distance <= ROUNDING * abs(means[0][0]) else distance, end))
     largest, at = max(apart, default=(0.0, 0))
     if not largest:
-        said = f"{counted(ends[1], 'step')}, all equal{', but for the rounding of means' if rounded else ''}"
-        return ComparedProperty(name="losses", result="equal", first=found, second=said)
+        second_run = (
+            f"{counted(ends[1], 'step')}, all equal{', but for the rounding of means' if rounded else ''}"
+        )
+        return ComparedProperty(name="losses", result="equal", first=first_run, second=second_run)
     from_step = next(step for distance, step in apart if distance)
-    said = f"differ from step {from_step}, by {largest:.2g} at most (step {at})"
-    return ComparedProperty(name="losses", result=_nearness(largest, NEAR_LOSS), first=found, second=said)
+    second_run = f"differ from step {from_step}, by {largest:.2g} at most (step {at})"
+    return ComparedProperty(
+        name="losses", result=_nearness(largest, NEAR_LOSS), first=first_run, second=second_run
+    )
 
 
 def _mean(steps: list[Step], start: int, end: int) -> tuple[float, int]:
@@ -307,9 +311,9 @@ def _weights(first: Path, second: Path) -> ComparedProperty:
                 if file.file.endswith(".safetensors") and "/" not in file.file
             }
         )
-    found = counted(len(listed[0]), "file")
+    count_of_files = counted(len(listed[0]), "file")
     if listed[0] == listed[1]:
-        return ComparedProperty(name="weights", result="equal", first=found, second="bit for bit")
+        return ComparedProperty(name="weights", result="equal", first=count_of_files, second="bit for bit")
     names = [_tensors(folder, list(files)) for folder, files in zip((first, second), listed, strict=True)]
     if names[0].keys() != names[1].keys():
         return ComparedProperty(
@@ -320,7 +324,7 @@ def _weights(first: Path, second: Path) -> ComparedProperty:
         )
     distance, total, largest = 0.0, 0.0, (0.0, "")
     for name in names[0]:
-        mine, theirs = (_tensor(found[name], name) for found in names)
+        mine, theirs = (_tensor(files_of[name], name) for files_of in names)
         if mine.shape != theirs.shape:
             return ComparedProperty(
                 name="weights",
@@ -333,9 +337,9 @@ def _weights(first: Path, second: Path) -> ComparedProperty:
         total += float(mine.double().square().sum())
         largest = max(largest, (float(difference.max()) if difference.numel() else 0.0, name))
     relative = (distance / total) ** 0.5 if total else 0.0
-    said = f"distance {relative:.2e} of their norm; by {largest[0]:.2e} at most ({largest[1]})"
+    described = f"distance {relative:.2e} of their norm; by {largest[0]:.2e} at most ({largest[1]})"
     return ComparedProperty(
-        name="weights", result=_nearness(relative, NEAR_WEIGHTS), first=found, second=said
+        name="weights", result=_nearness(relative, NEAR_WEIGHTS), first=count_of_files, second=described
     )
 
 

@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Libraries in Rust raise no OSError.
         if (full := files.full_error(error)) is None:
             raise
-        said = getattr(full, "strerror", None) or " ".join(str(full).split())[:200]
-        return error_lines.show(problems.no_room(said))
+        reason = getattr(full, "strerror", None) or " ".join(str(full).split())[:200]
+        return error_lines.show(problems.no_room(reason))
 
 
 def _run(argv: Sequence[str]) -> int:

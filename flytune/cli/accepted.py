@@ -45,9 +45,9 @@ def run(options: argparse.Namespace) -> int:
 def _redacted(value: Any) -> Any:
     """Return a value of mappings, lists and texts without the credentials that old decisions may have."""
     if isinstance(value, dict):
-        return {key: _redacted(one) for key, one in value.items()}
+        return {key: _redacted(item) for key, item in value.items()}
     return (
-        [_redacted(one) for one in value]
+        [_redacted(item) for item in value]
         if isinstance(value, list)
         else redact(value)
         if isinstance(value, str)

@@ -73,8 +73,8 @@ def _figure(figure: MeasuredFigure) -> str:
     values = [
         100 * side.value if figure.is_share else side.value for side in (figure.base, figure.tuned) if side
     ]
-    said = f"{figure.title} {' to '.join(map(form.format, values))}"
-    return f"{said} {figure.unit.removeprefix('share').strip()}".rstrip()
+    text = f"{figure.title} {' to '.join(map(form.format, values))}"
+    return f"{text} {figure.unit.removeprefix('share').strip()}".rstrip()
 
 
 def _size(size: int | None) -> str:

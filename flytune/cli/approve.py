@@ -24,13 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Answer the question about a stored artifact: publish and accept it, or refuse it for a reason."""
     address = options.artifact if "://" in options.artifact else str(Path(options.artifact).absolute())
-    found = approval.recorded(address)
-    if found is None:
+    request = approval.recorded(address)
+    if request is None:
         raise ExportError(
             f"{address}: nobody was asked about it: a run asks whose recipe has publish.approval"
         )
     words = "yes" if options.refuse is None else f"no: {options.refuse}"
-    sha256 = options.sha256 or found.question.artifact_sha256
+    sha256 = options.sha256 or request.question.artifact_sha256
     settled = approval.settle(address, sha256, words, options.by or getuser())
     sys.stdout.write(f"{printable(settled.text)}\n")
     return 0

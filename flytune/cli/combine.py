@@ -32,13 +32,17 @@ def run(options: argparse.Namespace) -> int:
     """Combine the adapters, and describe the new one."""
     settings = {"weights": options.weights, "how": options.how, "r": options.rank, "density": options.density}
     consent = opening.Consent(options.trust_remote_code, options.base)
-    made = combining.combine(
+    combination = combining.combine(
         options.addresses, Path(options.out), **settings, seed=options.seed, consent=consent
     )
-    sys.stderr.write(f"base model: {made.base}{f'@{made.revision}' if made.revision else ''}\n")
+    sys.stderr.write(
+        f"base model: {combination.base}{f'@{combination.revision}' if combination.revision else ''}\n"
+    )
     if options.json:
-        sys.stdout.write(made.model_dump_json(indent=2) + "\n")
+        sys.stdout.write(combination.model_dump_json(indent=2) + "\n")
         return 0
-    parts = " + ".join(f"{source.weight:g} x {source.name} (r {source.r})" for source in made.sources)
-    sys.stdout.write(f"{options.out}: {parts}, combined by {made.how}, r {made.r}; not evaluated\n")
+    parts = " + ".join(f"{source.weight:g} x {source.name} (r {source.r})" for source in combination.sources)
+    sys.stdout.write(
+        f"{options.out}: {parts}, combined by {combination.how}, r {combination.r}; not evaluated\n"
+    )
     return 0

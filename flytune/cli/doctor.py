@@ -44,18 +44,19 @@ def run(options: argparse.Namespace) -> int:
         )
     console = Console(soft_wrap=True, highlight=False)
     findings = []
-    for found in _findings(options):
-        findings.append(found)
+    for finding in _findings(options):
+        findings.append(finding)
         if not options.json:
             console.print(
-                f"[{_STYLES[found.level]}]{found.level:4}[/] {tables.plain(found.what):20} ", end=""
+                f"[{_STYLES[finding.level]}]{finding.level:4}[/] {tables.plain(finding.what):20} ",
+                end="",
             )
-            console.print(found.said, markup=False)
-            if found.do:
-                console.print(f"{'':25} -> {found.do}", markup=False)
+            console.print(finding.said, markup=False)
+            if finding.do:
+                console.print(f"{'':25} -> {finding.do}", markup=False)
     if options.json:
-        sys.stdout.write(json.dumps([finding.model_dump() for finding in findings], indent=2) + "\n")
-    return int(any(finding.level == "FAIL" for finding in findings))
+        sys.stdout.write(json.dumps([each.model_dump() for each in findings], indent=2) + "\n")
+    return int(any(each.level == "FAIL" for each in findings))
 
 
 def _secrets() -> list[SecretKey]:
@@ -87,7 +88,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
         return
     read = list(laptop.hardware_files())
     yield from read
-    if any(found.level == "FAIL" for found in read):
+    if any(earlier.level == "FAIL" for earlier in read):
         return
     namespace, cluster = f"{options.project}-{options.domain}", load_cluster()
     if second is not None:
@@ -101,8 +102,8 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
         plan = planner.make(recipe, trace=confirm.best_fit)
         names = dict.fromkeys((plan.shape, stage_shapes.evaluation_shape(recipe, plan).name))
     except FlytuneError as error:
-        said = " ".join(str(error).split())
-        yield finding.fail("recipe", said, f"correct it; `flytune plan {options.recipe}` checks it here")
+        reason = " ".join(str(error).split())
+        yield finding.fail("recipe", reason, f"correct it; `flytune plan {options.recipe}` checks it here")
         return
     rows = tuple(shape_named(name) for name in names)
     yield from kube.findings(namespace, rows, cluster, with_settings=second is None)

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     aim = _answer(options, "aim", f"what matters most: {', '.join(first_recipe.AIMS)}", first_recipe.AIMS[0])
     if where not in rows:
         raise RecipeError(f"--on {where:.60}: no row of shapes.yaml; it can be one of {', '.join(rows)}")
-    chosen = next((one for one in first_recipe.AIMS if one == aim), None)
+    chosen = next((known for known in first_recipe.AIMS if known == aim), None)
     if chosen is None:
         raise RecipeError(f"--aim {aim:.60}: it can be one of {', '.join(first_recipe.AIMS)}")
     sys.stderr.write(printable(f"{options.data}: reading its first rows, then trying what fits ...") + "\n")

@@ -35,21 +35,21 @@ def run(options: argparse.Namespace) -> int:
     artifact = fetch.local_folder(options.artifact)
     consent = opening.Consent(options.trust_remote_code, options.base)
     sys.stderr.write(f"base model: {opening.describe_base(artifact, consent)}\n")
-    made = merging.merge(artifact, Path(options.out), consent, options.dtype)
+    merge = merging.merge(artifact, Path(options.out), consent, options.dtype)
     if options.json:
-        sys.stdout.write(made.model_dump_json(indent=2) + "\n")
+        sys.stdout.write(merge.model_dump_json(indent=2) + "\n")
         return 0
     title = (
-        f"merged compared with trained: {made.base} in {made.dtype}, {counted(made.tokens, 'token')} of "
+        f"merged compared with trained: {merge.base} in {merge.dtype}, {counted(merge.tokens, 'token')} of "
         f"{counted(len(PROMPTS), 'prompt')}"
     )
     table = Table(title=tables.plain(title), title_justify="left")
     table.add_column("adapter merged into")
     for title in ("KL, nats per token", "worst token", "same next token", ""):
         table.add_column(title, justify="right")
-    for candidate in made.candidates:
+    for candidate in merge.candidates:
         numbers = f"{candidate.divergence:.2e}", f"{candidate.worst:.2e}", f"{candidate.agreement:.1%}"
-        table.add_row(candidate.onto, *numbers, "kept" if candidate is made.candidates[0] else "")
+        table.add_row(candidate.onto, *numbers, "kept" if candidate is merge.candidates[0] else "")
     tables.show(table, tables.console())
     sys.stdout.write(f"{options.out}\n")
     return 0

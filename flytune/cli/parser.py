@@ -89,4 +89,6 @@ def parser_of_all() -> tuple[Parser, dict[str, Parser]]:
     )
     parser.add_argument("--version", action="version", version=f"flytune {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    return parser, {name: commands.add_parser(name, help=said) for name, said in COMMANDS.items()}
+    return parser, {
+        name: commands.add_parser(name, help=description) for name, description in COMMANDS.items()
+    }

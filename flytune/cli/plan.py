@@ -108,14 +108,14 @@ def run(options: argparse.Namespace) -> int:
         return _solve(recipe, options, count, console)
     if options.shape == "auto":
         ranked = planner.rank(recipe, options.by or "price")
-        made = [
+        plans = [
             sample_count.told(planner.plan_of(fit, samples, "one of those that fit"), count)
             for fit in ranked.fits[: table.ROWS]
         ]
         if options.json:
-            sys.stdout.write(table.ranking_json(recipe, ranked, made) + "\n")
+            sys.stdout.write(table.ranking_json(recipe, ranked, plans) + "\n")
         else:
-            table.show_ranking(recipe, ranked, made, options.by or "price", console)
+            table.show_ranking(recipe, ranked, plans, options.by or "price", console)
             for line in (count.origin, *count.warnings, *filter(None, [learning_rates.doubt(recipe)])):
                 console.print(printable(line), highlight=False, markup=False)
         return 0
@@ -153,12 +153,12 @@ def _beside(recipe: Recipe, samples: int | None, plan: Plan) -> Iterator[str]:
         )
     try:
         here = planner.make(recipe, this_machine.rows(), geometry, samples)
-        said = here.headline
+        outcome = here.headline
     except FlytuneError as error:
-        said = "; ".join(" ".join(line.split()) for line in str(error).splitlines()[:2])
+        outcome = "; ".join(" ".join(line.split()) for line in str(error).splitlines()[:2])
     yield (
         "`flytune run` without --remote is on this machine "
-        f"({this_machine.described(this_machine.rows()[0])}): {said}"
+        f"({this_machine.described(this_machine.rows()[0])}): {outcome}"
     )
 
 
@@ -176,8 +176,8 @@ def _read(
             tasks.jobs(recipe)
     warnings = tuple(first_rows.warnings(recipe))
     if options.samples:
-        said = f"{counted(options.samples, 'training sample')}: as --samples says"
-        return recipe, sample_count.SampleCount(options.samples, said, warnings)
+        origin = f"{counted(options.samples, 'training sample')}: as --samples says"
+        return recipe, sample_count.SampleCount(options.samples, origin, warnings)
     return recipe, sample_count.counted(recipe)._replace(warnings=warnings)
 
 
@@ -216,8 +216,8 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
             "--compare: takes two recipes and nothing else to plan; leave out what else there is"
         )
     read = [_read(path, options, console) for path in options.compare]
-    made = [_made(recipe, count, options, console) for recipe, count in read]
-    recipes, plans = (read[0][0], read[1][0]), (made[0][1], made[1][1])
+    planned = [_made(recipe, count, options, console) for recipe, count in read]
+    recipes, plans = (read[0][0], read[1][0]), (planned[0][1], planned[1][1])
     if options.json:
         sys.stdout.write(comparing.as_json(recipes, plans))
     else:
@@ -248,13 +248,13 @@ def _solve(
             )
         recipe = planner.on_shape(recipe, options.shape)
     answer = solving.solve(recipe, field, read_geometry(recipe.model), count.samples, _shapes(recipe))
-    made = sample_count.told(
+    plan = sample_count.told(
         planner.plan_of(answer.fit, count.samples, f"the answer to --solve {field}"), count
     )
     if options.json:
-        sys.stdout.write(solving.as_json(answer, made) + "\n")
+        sys.stdout.write(solving.as_json(answer, plan) + "\n")
         return 0
-    table.show(made, console)
+    table.show(plan, console)
     for line in solving.described(answer):
         console.print(printable(line), highlight=False, markup=False)
     return 0

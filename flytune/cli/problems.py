@@ -54,9 +54,9 @@ _NO_MEMORY = re.compile(
 """Words of the system, torch, and Python without a class of their own."""
 
 
-def no_room(said: str) -> RecipeError:
+def no_room(problem: str) -> RecipeError:
     return RecipeError(
-        f"{said}: make room in {tempfile.gettempdir()} (TMPDIR), or where the command writes to"
+        f"{problem}: make room in {tempfile.gettempdir()} (TMPDIR), or where the command writes to"
     )
 
 

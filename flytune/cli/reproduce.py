@@ -46,14 +46,14 @@ def run(options: argparse.Namespace) -> int:
     else:
         reproduction.check_data(artifact, recipe)
         second = reproduction.run_again(recipe, out)
-    found = reproduction.compare(artifact, second)
+    reproduced = reproduction.compare(artifact, second)
     if options.json:
-        sys.stdout.write(found.model_dump_json(indent=2) + "\n")
+        sys.stdout.write(reproduced.model_dump_json(indent=2) + "\n")
     else:
         table = Table(title=tables.plain(f"{artifact} compared with {second}"), title_justify="left")
         for column in ("property", "result", "artifact", "second run"):
             table.add_column(column)
-        for finding in found.findings:
+        for finding in reproduced.findings:
             table.add_row(*map(tables.plain, (finding.name, finding.result, finding.first, finding.second)))
         tables.show(table, tables.console())
-    return 0 if found.is_equal else DIFFERENT
+    return 0 if reproduced.is_equal else DIFFERENT

@@ -165,15 +165,19 @@ def _ask_cluster(options: argparse.Namespace) -> None:
         )
     if options.flyte2 and config is not None:
         project, domain = flyte2_sdk.scope(config)
-        found = flyte2.findings(config, options.project or project, options.domain or domain, only_reach=True)
+        findings = flyte2.findings(
+            config, options.project or project, options.domain or domain, only_reach=True
+        )
     else:
-        found = admin.findings(
+        findings = admin.findings(
             control_plane.config_file(),
             options.project or "flytesnacks",
             options.domain or "development",
             only_reach=True,
         )
-    problems = [f"{one.what}: {one.said}; {one.do}" for one in found if one.level == "FAIL"]
+    problems = [
+        f"{finding.what}: {finding.said}; {finding.do}" for finding in findings if finding.level == "FAIL"
+    ]
     if problems:
         raise RecipeError(
             "\n".join(["--remote: nothing was sent:", *problems, "`flytune doctor --remote` says more"])
@@ -276,28 +280,28 @@ def _workflows(folder: str = "workflows") -> Path:
 
 def _program_of_flyte_2() -> str:
     beside = Path(sys.executable).with_name("flyte")
-    found = str(beside) if beside.is_file() else shutil.which("flyte")
-    if found is None:
+    program = str(beside) if beside.is_file() else shutil.which("flyte")
+    if program is None:
         raise RecipeError(
             f"flyte: Flyte 2's command is not installed beside {sys.executable}, nor on PATH; pip install -e "
             "'.[flyte2]' in the clone installs it"
         )
     # Crash reports to its makers are on by default.
     os.environ.setdefault("FLYTE_DISABLE_TELEMETRY", "1")
-    return found
+    return program
 
 
 def _program() -> str:
     beside = Path(sys.executable).with_name("pyflyte")
-    found = str(beside) if beside.is_file() else shutil.which("pyflyte")
-    if found is None and sys.version_info >= (3, 13):
+    program = str(beside) if beside.is_file() else shutil.which("pyflyte")
+    if program is None and sys.version_info >= (3, 13):
         raise RecipeError(
             "pyflyte: flytekit 1.16 cannot be installed on Python 3.13 or later: use 3.11 or 3.12 for runs; "
             "plan, xray and convert need no flytekit"
         )
-    if found is None:
+    if program is None:
         raise RecipeError(
             f"pyflyte: not installed beside {sys.executable}, nor on PATH; `make install` in the clone "
             "installs it"
         )
-    return found
+    return program

@@ -38,17 +38,17 @@ def run(options: argparse.Namespace) -> int:
     named = [recipe.data.dataset_name, *(source.dataset_name for source in recipe.data.sources or ())]
     asks_hub = base.is_on_hub(recipe.model) or any(named)
     with base.without_waiting_for_the_hub() if asks_hub else nullcontext():
-        made = xray.recipe_page(recipe, options.rows, Path(options.out or f".xray/{recipe.name}.html"))
-    sys.stdout.write(f"{made.path}\n")
-    lines = [made.summary]
-    if made.bad_rows:
+        page = xray.recipe_page(recipe, options.rows, Path(options.out or f".xray/{recipe.name}.html"))
+    sys.stdout.write(f"{page.path}\n")
+    lines = [page.summary]
+    if page.bad_rows:
         lines.append(
-            f"{counted_of(made.bad, made.rows, 'row', 'is', 'are')} bad; all of them are listed in "
-            f"{made.bad_rows}"
+            f"{counted_of(page.bad, page.rows, 'row', 'is', 'are')} bad; all of them are listed in "
+            f"{page.bad_rows}"
         )
-    said = {"thoughts", *(["left out"] if made.left_out else [])}
-    lines += [check.found for check in made.contract.checks if check.name in said]
+    shown_checks = {"thoughts", *(["left out"] if page.left_out else [])}
+    lines += [check.found for check in page.contract.checks if check.name in shown_checks]
     sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
     if options.open:
-        webbrowser.open(made.path.resolve().as_uri())
-    return 1 if options.check and made.stops else 0
+        webbrowser.open(page.path.resolve().as_uri())
+    return 1 if options.check and page.stops else 0

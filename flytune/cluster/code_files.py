@@ -109,14 +109,14 @@ def _check_size(root: Path, names: Sequence[str]) -> int:
     if size > LIMIT:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:_SHOWN]
         lines = [f"  {name}: {_megabytes(sizes[name])}" for name in largest]
-        said = (
+        problem = (
             f"{root}: the code to send has {_megabytes(size)}, more than the {_megabytes(LIMIT)} that "
             "code may have"
         )
         todo = (
             "move data and models to a folder beside flytune/, such as own/, from where a recipe names them"
         )
-        raise FlytuneError("\n".join([f"{said}; {todo}. The largest files:", *lines]))
+        raise FlytuneError("\n".join([f"{problem}; {todo}. The largest files:", *lines]))
     return size
 
 

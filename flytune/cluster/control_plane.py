@@ -22,8 +22,8 @@ def config_file() -> Path | None:
     ~/.flyte/config(.yaml)."""
     from flytekit.configuration.file import get_config_file
 
-    found = get_config_file(None)
-    return Path(found._location) if found else None  # there is no public attribute for it
+    config = get_config_file(None)
+    return Path(config._location) if config else None  # there is no public attribute for it
 
 
 def platform_of(config: Path | None) -> Any:

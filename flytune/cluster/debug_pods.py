@@ -198,9 +198,9 @@ def connected(namespace: str) -> Iterator[NamespacePods]:
             f"kubernetes: refuses: {error.status} {error.reason} in namespace {namespace}; {do}"
         ) from None
     except (HTTPError, OSError) as error:
-        said = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise TrainingError(
-            f"kubernetes: does not answer: {said}; check `kubectl get pods -n {namespace}`"
+            f"kubernetes: does not answer: {reason}; check `kubectl get pods -n {namespace}`"
         ) from None
     finally:
         client.close()
@@ -250,7 +250,11 @@ def copy_of(
     else:
         container["args"] = [*program, *command]
     container["env"] = _environment(primary.get("env") or [], meeting)
-    init = [one for one in spec.pop("initContainers", None) or [] if one["name"] != "init-pytorch"]
+    init = [
+        init_container
+        for init_container in spec.pop("initContainers", None) or []
+        if init_container["name"] != "init-pytorch"
+    ]
     spec |= {"containers": [container], "restartPolicy": "Never", "activeDeadlineSeconds": int(seconds)}
     if init:
         spec["initContainers"] = init
@@ -268,10 +272,10 @@ def _environment(variables: list[dict[str, Any]], meeting: str | None) -> list[d
     )
     if not endpoint:
         return variables
-    own = {"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    pod_address = {"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     port = endpoint.rpartition(":")[2]
     address = {"name": _RENDEZVOUS, "value": f"{meeting or f'$({_ADDRESS})'}:{port}"}
-    return [own, *(variable for variable in variables if variable["name"] != _RENDEZVOUS), address]
+    return [pod_address, *(variable for variable in variables if variable["name"] != _RENDEZVOUS), address]
 
 
 def _primary(pod: dict[str, Any]) -> dict[str, Any]:

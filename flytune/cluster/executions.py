@@ -69,11 +69,11 @@ def parse(text: str, project: str, domain: str) -> Execution | None:
     """
     for pattern in _ADDRESSES:
         if (
-            found := pattern.match(text.strip())
+            match := pattern.match(text.strip())
             if pattern is _ADDRESSES[0]
             else pattern.fullmatch(text.strip())
         ):
-            return Execution(**({"project": project, "domain": domain} | found.groupdict()))
+            return Execution(**({"project": project, "domain": domain} | match.groupdict()))
     return None
 
 
@@ -139,17 +139,17 @@ def _lacks(execution: Execution, phase: str, folders: list[str], outputs: Mappin
         )
     if execution.node:
         return f"it has neither a folder nor a record as its output (the execution is {phase})"
-    if said := [literal.scalar.primitive.string_value for literal in outputs.values() if _is_text(literal)]:
-        return f"the execution is {phase}, and has stored no files; it says: {'; '.join(said)}"
+    if texts := [literal.scalar.primitive.string_value for literal in outputs.values() if _is_text(literal)]:
+        return f"the execution is {phase}, and has stored no files; it says: {'; '.join(texts)}"
     todo = "; --failed fetches the report of the failure" * (phase in FAILED)
     return f"the execution is {phase}, and no artifact is stored{todo}"
 
 
 def stored_artifacts(
-    plane: ControlPlane, found: Iterable[tuple[Any, list[str]]]
+    plane: ControlPlane, nodes: Iterable[tuple[Any, list[str]]]
 ) -> Iterator[tuple[str, str]]:
     """Yield the addresses of the artifacts that nodes have stored, by the nodes' paths."""
-    for node, tasks in found:
+    for node, tasks in nodes:
         if STORE in tasks:
             of = node.id.execution_id
             literals = plane.client.get_node_execution_data(node.id).full_outputs.literals

@@ -37,9 +37,9 @@ def fetch_report(execution: Execution, out: Path) -> list[str]:
             raise ExportError(
                 f"{execution}: the execution is {phase}, and has not failed; leave out --failed"
             )
-        found = list(plane.nodes(of))
+        nodes = list(plane.nodes(of))
         lines, reports, decks = [f"{execution}: {phase}"], list[str](), dict[str, str]()
-        for node, tasks in found:
+        for node, tasks in nodes:
             if address := node.closure.deck_uri:
                 name = re.sub(
                     r"[^\w.-]", "-", f"{node.id.node_id}-{(tasks or ['deck'])[-1].rpartition('.')[2]}.html"
@@ -50,9 +50,9 @@ def fetch_report(execution: Execution, out: Path) -> list[str]:
                     lines.append(f"{name}: cannot be read: {reason(error)}")
                     continue
                 reports += map(html.unescape, _PRE.findall(decks[name]) if REPORT in tasks else [])
-        lines += reports or [*_errors(closure), _checkpoints(plane, of, found)]
+        lines += reports or [*_errors(closure), _checkpoints(plane, of, nodes)]
         lines += [
-            f"stored before: flyte://v1/{path}/o" for path, _ in executions.stored_artifacts(plane, found)
+            f"stored before: flyte://v1/{path}/o" for path, _ in executions.stored_artifacts(plane, nodes)
         ]
     with new_output(out) as folder:
         folder.mkdir()
@@ -64,22 +64,22 @@ def fetch_report(execution: Execution, out: Path) -> list[str]:
 
 def _errors(closure: Any) -> list[str]:
     """Return the error of an execution without a report, and the reason why it was aborted."""
-    found = [closure.error.message] if closure.error is not None else []
+    messages = [closure.error.message] if closure.error is not None else []
     if closure.abort_metadata is not None:
-        found.append(
+        messages.append(
             f"aborted by {closure.abort_metadata.principal or 'somebody'}: {closure.abort_metadata.cause}"
         )
-    return found
+    return messages
 
 
-def _checkpoints(plane: ControlPlane, of: Any, found: list[tuple[Any, list[str]]]) -> str:
+def _checkpoints(plane: ControlPlane, of: Any, nodes: list[tuple[Any, list[str]]]) -> str:
     """Return a sentence on the address of a recipe's checkpoints, by the recipe and the addresses that tasks
     wrote to."""
     inputs = plane.client.get_execution_data(of).full_inputs.literals
     records = executions.records({"recipe": inputs["recipe"]} if "recipe" in inputs else {})
 
     def shared() -> str | None:
-        location = _location(plane, of.name, found)
+        location = _location(plane, of.name, nodes)
         return None if location is None else f"{location}/flytune-checkpoints"
 
     return checkpoints(records.get("recipe"), shared)
@@ -109,11 +109,11 @@ def checkpoints(recipe: Any, shared: Callable[[], str | None]) -> str:
     )
 
 
-def _location(plane: ControlPlane, execution: str, found: list[tuple[Any, list[str]]]) -> str | None:
+def _location(plane: ControlPlane, execution: str, nodes: list[tuple[Any, list[str]]]) -> str | None:
     """Return the cluster's raw output location, from an address LOCATION/SHARD/EXECUTION-NODE-ATTEMPT/... of
     an output."""
     pattern = re.compile(rf"(.+://.+)/[^/]+/{re.escape(execution)}-[^/]+(?:/.*)?")
-    for node, _ in found:
+    for node, _ in nodes:
         for literal in plane.client.get_node_execution_data(node.id).full_outputs.literals.values():
             blob = literal.scalar.blob if literal.scalar is not None else None
             if blob is not None and (match := pattern.fullmatch(blob.uri)):

@@ -18,10 +18,12 @@ INSTALL = "pip install 'flytune[flyte2]'"
 
 def config_file() -> Path | None:
     """Return the configuration that the SDK finds first, if it is one of Flyte 2; else None."""
-    own = [Path("config.yaml"), Path(".flyte/config.yaml")]
-    own += [root / ".flyte/config.yaml" for root in Path.cwd().parents if (root / ".git").exists()]
-    own += [Path(named) for name in ("UCTL_CONFIG", "FLYTECTL_CONFIG") if (named := os.environ.get(name))]
-    for file in (*own, Path.home() / ".union/config.yaml", Path.home() / ".flyte/config.yaml"):
+    candidates = [Path("config.yaml"), Path(".flyte/config.yaml")]
+    candidates += [root / ".flyte/config.yaml" for root in Path.cwd().parents if (root / ".git").exists()]
+    candidates += [
+        Path(named) for name in ("UCTL_CONFIG", "FLYTECTL_CONFIG") if (named := os.environ.get(name))
+    ]
+    for file in (*candidates, Path.home() / ".union/config.yaml", Path.home() / ".flyte/config.yaml"):
         sections = content(file)
         if isinstance(sections.get("admin"), Mapping):
             return file if _SECTIONS & set(sections) else None
@@ -65,10 +67,10 @@ def connected(config: Path, project: str, domain: str, run: str) -> Iterator[Non
 @contextmanager
 def configured(config: Path, project: str, domain: str) -> Iterator[None]:
     """Configure the SDK in the block. It replaces fsspec's file systems, which are back afterwards."""
-    own = dict(patches.fsspec.IMPLEMENTATIONS.current())
+    implementations = dict(patches.fsspec.IMPLEMENTATIONS.current())
     with (
-        patches.fsspec.IMPLEMENTATIONS.replaced(own),
-        patches.fsspec.REGISTRY.replaced(MappingProxyType(own)),
+        patches.fsspec.IMPLEMENTATIONS.replaced(implementations),
+        patches.fsspec.REGISTRY.replaced(MappingProxyType(implementations)),
     ):
         os.environ.setdefault("FLYTE_DISABLE_TELEMETRY", "1")
         import flyte

@@ -43,7 +43,9 @@ def problems(recipe: Recipe, cluster: Cluster, shape: str, uploaded: bool = True
             uploaded or use.is_written or cluster.has_mounted(path)
         ):
             continue
-        if problem := next((told for pods in use.pods if (told := _problem(use, path, pods, cluster))), None):
+        if problem := next(
+            (sentence for pods in use.pods if (sentence := _problem(use, path, pods, cluster))), None
+        ):
             problems.append(f"{use.key}: {use.path}: {problem}")
     return problems
 

@@ -57,13 +57,13 @@ def find(config: Path, run: Execution) -> Made:
         return Made(folders[0].rstrip("/"))
     if records:
         return Made(records={name: _unpacked(record) for name, record in records.items()})
-    said = [
+    texts = [
         literal.scalar.primitive.string_value
         for literal in literals.values()
         if literal.scalar.HasField("primitive")
     ]
-    if said:
-        raise ExportError(f"{run}: the run is {phase}, and has stored no files; it says: {'; '.join(said)}")
+    if texts:
+        raise ExportError(f"{run}: the run is {phase}, and has stored no files; it says: {'; '.join(texts)}")
     todo = "; --failed fetches the report of the failure" * (phase in FAILED)
     nothing = f"{run}: the run is {phase}, and returns nothing{' yet' * (phase not in FAILED)}{todo}"
     raise ExportError("\n  ".join([nothing, *left]))
@@ -145,16 +145,16 @@ def _left(run: Execution) -> list[str]:
         if action.name == _ROOT or action.phase.name != "SUCCEEDED":
             continue
         details = ActionDetails.get(run_name=run.name, name=action.name)
-        found = [one.scalar.blob.uri.rstrip("/") for one in syncify(details.output_literals)().values()]
-        addresses += filter(None, found)
-        stored += filter(None, found if (details.task_name or "").endswith(_STORE) else [])
+        outputs = [place.scalar.blob.uri.rstrip("/") for place in syncify(details.output_literals)().values()]
+        addresses += filter(None, outputs)
+        stored += filter(None, outputs if (details.task_name or "").endswith(_STORE) else [])
     scope = {root.action_id.run.org, run.project, run.domain, run.name}
 
     def shared() -> str | None:
         return next(filter(None, (_shared(address, scope) for address in addresses)), None)
 
     checkpoints = failed_runs.checkpoints(_unpacked(recipe) if recipe is not None else None, shared)
-    return [*(f"stored before: {one} (flytune fetch {one} OUT)" for one in stored), checkpoints]
+    return [*(f"stored before: {place} (flytune fetch {place} OUT)" for place in stored), checkpoints]
 
 
 def _shared(address: str, scope: set[str]) -> str | None:
@@ -162,9 +162,9 @@ def _shared(address: str, scope: set[str]) -> str | None:
     output."""
     scheme, _, path = address.partition("://")
     bucket, *parts = path.split("/")
-    own = next((at for at, part in enumerate(parts) if part in scope), 0)
+    start = next((at for at, part in enumerate(parts) if part in scope), 0)
     # Each action has a first folder of its own, which the base of the run lacks.
-    return f"{scheme}://{'/'.join([bucket, *parts[1:own]])}/flytune-checkpoints" if own else None
+    return f"{scheme}://{'/'.join([bucket, *parts[1:start]])}/flytune-checkpoints" if start else None
 
 
 def _unpacked(literal: Any) -> Any:

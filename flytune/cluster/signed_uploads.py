@@ -71,7 +71,8 @@ def of_content(signer: Signer, content: Any, lacking: Sequence[str] = ()) -> Any
     `lacking` are sentences on folders that pods lack, which are refused together with missing files.
     """
     addresses = {
-        (one.field, one.path): _address(signer, one) for one in uploads.found(content, limit(), lacking)
+        (upload.field, upload.path): _address(signer, upload)
+        for upload in uploads.found(content, limit(), lacking)
     }
     return uploads.replaced(content, lambda loc, field, path: addresses[field, path])
 

@@ -55,24 +55,26 @@ def found(content: Any, limit_gib: float = LIMIT_GIB, lacking: Sequence[str] = (
         RecipeError: all mistakes at once: paths that do not exist, are not data or model, or are too large;
             and `lacking`, sentences on folders that pods lack.
     """
-    made: dict[tuple[str, str], Local] = {}
+    locals_by_path: dict[tuple[str, str], Local] = {}
     problems = list(lacking)
 
     def note(loc: Location, field: str, path: str) -> str:
-        if (field, path) not in made:
+        if (field, path) not in locals_by_path:
             try:
                 files = _files(content, loc, field, path)
                 name = _plain(_place(_folder(field, path)).name)
-                made[field, path] = Local(field, dotted(loc), path, name, _renamed(files, dotted(loc), field))
+                locals_by_path[field, path] = Local(
+                    field, dotted(loc), path, name, _renamed(files, dotted(loc), field)
+                )
             except (RecipeError, DataError, OSError) as error:
                 problems.append(str(error))
         return path
 
     replaced(content, note)
-    problems += _too_large(list(made.values()), limit_gib)
+    problems += _too_large(list(locals_by_path.values()), limit_gib)
     if problems:
         raise RecipeError.of("local files that pods would not have", problems)
-    return list(made.values())
+    return list(locals_by_path.values())
 
 
 def missing(recipe: Recipe) -> list[str]:
@@ -118,13 +120,13 @@ def _exclude(content: Any, loc: Location) -> list[str]:
     """Return what the source at a path's place leaves out; a sweep's changes may have the path alone."""
     for part in loc[:-1]:
         content = content[part]
-    found = content.get("exclude") if isinstance(content, Mapping) and loc[-1] == "path" else None
-    return list(found or ())
+    patterns = content.get("exclude") if isinstance(content, Mapping) and loc[-1] == "path" else None
+    return list(patterns or ())
 
 
 def _unused(content: Any, loc: Location, path: str) -> Iterator[str]:
-    for one in sources.locate(path, dotted(loc), _exclude(content, loc)).unused:
-        yield f"{dotted((*loc[:-1], 'exclude'))}: {one} matches nothing of {path}; remove it, or mend it"
+    for pattern in sources.locate(path, dotted(loc), _exclude(content, loc)).unused:
+        yield f"{dotted((*loc[:-1], 'exclude'))}: {pattern} matches nothing of {path}; remove it, or mend it"
 
 
 def complete(path: str, key: str, limit_gib: float = LIMIT_GIB) -> Local:
@@ -230,18 +232,18 @@ def _place(path: str) -> Path:
     return Path(os.path.abspath(Path(path.removeprefix("file://")).expanduser()))
 
 
-def _too_large(made: list[Local], limit_gib: float) -> Iterator[str]:
-    for one in made:
-        for name, file in one.files.items():
+def _too_large(uploads: list[Local], limit_gib: float) -> Iterator[str]:
+    for upload in uploads:
+        for name, file in upload.files.items():
             if file.stat().st_size > LARGEST_FILE_GIB * GIB:
-                shown = f"{one.path}/{name}".rstrip("/")
+                shown = f"{upload.path}/{name}".rstrip("/")
                 yield (
-                    f"{one.key}: {shown}: {_gib(file.stat().st_size)}, and a file that is uploaded has "
+                    f"{upload.key}: {shown}: {_gib(file.stat().st_size)}, and a file that is uploaded has "
                     f"{LARGEST_FILE_GIB} GiB at most; copy it to an address that pods can read (s3://...), "
                     "and name that"
                 )
-    if (total := sum(one.size for one in made)) > limit_gib * GIB:
-        parts = ", ".join(f"{one.key} {one.path} ({_gib(one.size)})" for one in made)
+    if (total := sum(upload.size for upload in uploads)) > limit_gib * GIB:
+        parts = ", ".join(f"{upload.key} {upload.path} ({_gib(upload.size)})" for upload in uploads)
         yield (
             f"{_gib(total)} to upload, and the limit is {limit_gib:g} GiB: {parts}; copy them to an address "
             f"that pods can read (s3://...), or set {LIMIT_VARIABLE}={int(total / GIB) + 1}"
@@ -315,14 +317,14 @@ def _plain(name: str) -> str:
 
 
 def _renamed(files: dict[str, Path], key: str, field: str) -> dict[str, Path]:
-    made = {_plain(name): file for name, file in files.items()}
+    renamed = {_plain(name): file for name, file in files.items()}
     odd = [name for name in files if name != _plain(name)]
-    if len(made) < len(files) or (odd and field == "evaluation.include_path"):
+    if len(renamed) < len(files) or (odd and field == "evaluation.include_path"):
         raise RecipeError(
             f"{key}: {', '.join(odd[:8])}: names that no address can hold; use letters, digits, dots and "
             "dashes"
         )
-    return made
+    return renamed
 
 
 _FIELDS: dict[str, Callable[[str, str], dict[str, Path]]] = {

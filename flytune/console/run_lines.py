@@ -31,8 +31,8 @@ def data_line(name: str, manifest: Manifest) -> str:
         "cut off at data.max_length": manifest.truncated,
     }
     listed = ", ".join(f"{count:,} {what}" for what, count in others.items() if count)
-    said = f"{_count(train.samples, 'sample')} to train on{packed}, {manifest.heldout.samples:,} held out"
-    return f"{name}: data: {said}, of {_count(manifest.rows, 'row')}" + (f"; {listed}" if listed else "")
+    samples = f"{_count(train.samples, 'sample')} to train on{packed}, {manifest.heldout.samples:,} held out"
+    return f"{name}: data: {samples}, of {_count(manifest.rows, 'row')}" + (f"; {listed}" if listed else "")
 
 
 def checkpoints_line(name: str, save_steps: int | float | str | None, kept: int, address: str) -> str:
@@ -58,5 +58,5 @@ def result_lines(what: str, address: str, report: str = "report.html") -> list[s
     return [f"{what}: {address}", f"report: {address.rstrip('/')}/{report}"]
 
 
-def _count(number: float, one: str, more: str = "") -> str:
-    return f"{number:,} {one if number == 1 else more or f'{one}s'}"
+def _count(number: float, singular: str, more: str = "") -> str:
+    return f"{number:,} {singular if number == 1 else more or f'{singular}s'}"

@@ -74,7 +74,7 @@ def _fitted(table: Table, console: Console) -> bool:
 def _size(table: Table, column: Column, console: Console) -> tuple[int, int]:
     """Return the widths of a column's longest word and longest line."""
     shown = [column.header, *column.cells, *([column.footer] if table.show_footer else [])]
-    sizes = [Measurement.get(console, console.options.update(max_width=WIDE), _text(one)) for one in shown]
+    sizes = [Measurement.get(console, console.options.update(max_width=WIDE), _text(cell)) for cell in shown]
     most = max(size.maximum for size in sizes)
     return most if column.no_wrap else max(size.minimum for size in sizes), most
 

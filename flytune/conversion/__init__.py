@@ -36,8 +36,8 @@ def convert(path: str, gpus: int | None = None, objective: str | None = None) ->
     elif tool == "TRL" and isinstance(content, dict):
         content, gpus = command.of_file(place, content, gpus)
     if not isinstance(content, dict) or tool not in ("axolotl", "LLaMA-Factory", "TRL"):
-        told = peers.remedy(tool) if tool else "no file of axolotl, LLaMA-Factory or TRL, by its keys"
-        raise RecipeError(f"{path}: cannot be converted: {told}")
+        remedy = peers.remedy(tool) if tool else "no file of axolotl, LLaMA-Factory or TRL, by its keys"
+        raise RecipeError(f"{path}: cannot be converted: {remedy}")
     draft = Draft(tool, place, content)
     draft.put("name", run_name(place))
     draft.put("description", f"Made of {tool}'s {place.name}.")

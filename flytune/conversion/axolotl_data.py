@@ -33,7 +33,9 @@ def put_data(draft: Draft) -> None:
     datasets = datasets if isinstance(datasets, list) else [datasets]
     if pretraining and not datasets:
         named = pretraining if isinstance(pretraining, list) else [pretraining]
-        datasets = [{"type": "pretrain"} | (one if isinstance(one, dict) else {"path": one}) for one in named]
+        datasets = [
+            {"type": "pretrain"} | (entry if isinstance(entry, dict) else {"path": entry}) for entry in named
+        ]
     if not datasets or not all(isinstance(dataset, dict) for dataset in datasets):
         draft.refuse("datasets: a list of data sets with path and type is missing")
     templates: list[tuple[str, str]] = []
@@ -73,17 +75,17 @@ def put_data(draft: Draft) -> None:
     _heldout(draft, sources)
 
 
-def _sources(draft: Draft, one: dict[str, Any], templates: list[tuple[str, str]]) -> list[dict[str, Any]]:
+def _sources(draft: Draft, dataset: dict[str, Any], templates: list[tuple[str, str]]) -> list[dict[str, Any]]:
     """Return the sources of a data set, which is one for each of its files."""
-    path, files = str(one.pop("path", "") or ""), one.pop("data_files", None)
-    kind = one.pop("type", None) or "tokens"
+    path, files = str(dataset.pop("path", "") or ""), dataset.pop("data_files", None)
+    kind = dataset.pop("type", None) or "tokens"
     files = [files] if isinstance(files, str) else list(files or ())
-    one.pop("ds_type", None)
-    made = _format(draft, kind, one, templates)
-    split = str(one.pop("split", None) or one.pop("train_on_split", None) or "train")
-    names = one.pop("name", None), one.pop("revision", None)
+    dataset.pop("ds_type", None)
+    form = _format(draft, kind, dataset, templates)
+    split = str(dataset.pop("split", None) or dataset.pop("train_on_split", None) or "train")
+    names = dataset.pop("name", None), dataset.pop("revision", None)
     is_local = _LOCAL.search(path) or Path(path).expanduser().exists()
-    for key, value in one.items():
+    for key, value in dataset.items():
         if value in (None, False, ""):
             continue
         if key in _CHANGING and value not in _CHANGING[key][0]:
@@ -94,21 +96,21 @@ def _sources(draft: Draft, one: dict[str, Any], templates: list[tuple[str, str]]
     if is_local or files:
         require_whole(draft, "datasets: split", split)
     if path in _LOADERS or (is_local and files):
-        return [{"path": file} | made for file in files] or draft.refuse(
+        return [{"path": file} | form for file in files] or draft.refuse(
             f"datasets: path: {path} without data_files"
         )
     if is_local:
-        return [{"path": path} | made]
+        return [{"path": path} | form]
     if path.count("/") > 1 or not path:
         draft.refuse(f"datasets: path: {path or 'missing'}: neither a file nor owner/name on the hub")
     if files:
-        return [{"path": of_hub(path, file, names[1])} | made for file in files]
+        return [{"path": of_hub(path, file, names[1])} | form for file in files]
     source = {
         "dataset_name": path,
         "dataset_config": names[0],
         "dataset_split": split if split != "train" else None,
         "revision": names[1],
-    } | made
+    } | form
     return [{key: value for key, value in source.items() if value is not None}]
 
 
@@ -166,24 +168,26 @@ _CHANGING: dict[str, tuple[tuple[Any, ...], str]] = {
 reason for others."""
 
 
-def _format(draft: Draft, kind: Any, one: dict[str, Any], templates: list[tuple[str, str]]) -> dict[str, Any]:
+def _format(
+    draft: Draft, kind: Any, dataset: dict[str, Any], templates: list[tuple[str, str]]
+) -> dict[str, Any]:
     """Return format and columns of a data set's type; its keys that are used are removed."""
     objective = draft.get("objective.name")
     if isinstance(kind, dict):
-        return _own_format(draft, kind, one, templates, objective)
+        return _own_format(draft, kind, dataset, templates, objective)
     family, _, style = str(kind).partition(".")
     family = family.partition(":")[0]
     if objective == "grpo":
-        return _prompts(draft, str(kind), one, templates)
+        return _prompts(draft, str(kind), dataset, templates)
     if objective in ("dpo", "kto", "reward"):
-        return _answers(draft, family, style, one, templates, objective)
+        return _answers(draft, family, style, dataset, templates, objective)
     if family in ("chat_template", "sharegpt"):
-        templates.append(_own_template(one) or ("", ""))
-        return _chat(family, one)
+        templates.append(_own_template(dataset) or ("", ""))
+        return _chat(family, dataset)
     if family == "tokens":
         return {"format": "tokens"}
     if family in ("completion", "pretrain"):
-        column = one.pop("field", None) or one.pop("text_column", None)
+        column = dataset.pop("field", None) or dataset.pop("text_column", None)
         return {"format": "text"} | renamed({"text": column or "text"})
     if family == "metharme":
         return {"format": "prompt_completion"} | renamed({"completion": "generation"})
@@ -196,13 +200,15 @@ def _format(draft: Draft, kind: Any, one: dict[str, Any], templates: list[tuple[
     if name not in _QUESTIONS:
         draft.refuse(f"datasets: type: {kind}: no format is like it; docs/data.md lists the formats")
     marks = _STYLES.get(words, "") if words else _QUESTIONS[name]
-    templates.append(_own_template(one) or _shipped(draft, f"type: {kind}", marks or ""))
+    templates.append(_own_template(dataset) or _shipped(draft, f"type: {kind}", marks or ""))
     return {"format": "instruction"} | renamed(AXOLOTL_QUESTIONS.get(name, {}))
 
 
-def _own_template(one: dict[str, Any]) -> tuple[str, str] | None:
+def _own_template(dataset: dict[str, Any]) -> tuple[str, str] | None:
     """Return the chat template that a data set names itself, and its key; its keys for it are removed."""
-    named = {key: value for key in ("chat_template", "chat_template_jinja") if (value := one.pop(key, None))}
+    named = {
+        key: value for key in ("chat_template", "chat_template_jinja") if (value := dataset.pop(key, None))
+    }
     if jinja := named.get("chat_template_jinja"):
         return str(jinja), "datasets: chat_template_jinja"
     if named.get("chat_template") in (None, "tokenizer_default", "jinja"):
@@ -222,7 +228,7 @@ def _shipped(draft: Draft, kind: str, template: str) -> tuple[str, str]:
 
 
 def _prompts(
-    draft: Draft, kind: str, one: dict[str, Any], templates: list[tuple[str, str]]
+    draft: Draft, kind: str, dataset: dict[str, Any], templates: list[tuple[str, str]]
 ) -> dict[str, Any]:
     """Return the columns of prompts, which axolotl makes of rows by a function of one's own."""
     if draft.get("objective.rewards"):
@@ -235,27 +241,27 @@ def _prompts(
         "a function of your own makes the prompts there; rows need a column prompt, or data.columns: "
         "{prompt: NAME}, and those that the rewards read",
     )
-    templates.append(_own_template(one) or ("", ""))
+    templates.append(_own_template(dataset) or ("", ""))
     return {}
 
 
-def _chat(family: str, one: dict[str, Any]) -> dict[str, Any]:
-    columns = _turns(one, family == "sharegpt")
+def _chat(family: str, dataset: dict[str, Any]) -> dict[str, Any]:
+    columns = _turns(dataset, family == "sharegpt")
     return {"format": "messages" if "messages" in columns else "sharegpt"} | renamed(columns)
 
 
-def _turns(one: dict[str, Any], is_sharegpt: bool = False) -> dict[str, str]:
+def _turns(dataset: dict[str, Any], is_sharegpt: bool = False) -> dict[str, str]:
     """Return the columns of a data set of turns, and the names of their keys; its keys for them are
     removed."""
-    names = one.pop("message_property_mappings", None) or {}
-    role = one.pop("message_field_role", None) or names.get("role") or ("from" if is_sharegpt else "role")
+    names = dataset.pop("message_property_mappings", None) or {}
+    role = dataset.pop("message_field_role", None) or names.get("role") or ("from" if is_sharegpt else "role")
     content = (
-        one.pop("message_field_content", None)
+        dataset.pop("message_field_content", None)
         or names.get("content")
         or ("value" if is_sharegpt else "content")
     )
-    field = one.pop("field_messages", None) or ("conversations" if is_sharegpt else "messages")
-    others = {name: one.pop(f"field_{name}", None) or name for name in ("tools", "system")}
+    field = dataset.pop("field_messages", None) or ("conversations" if is_sharegpt else "messages")
+    others = {name: dataset.pop(f"field_{name}", None) or name for name in ("tools", "system")}
     return turns(str(field), str(role), str(content)) | others
 
 
@@ -270,7 +276,7 @@ def _answers(
     draft: Draft,
     family: str,
     style: str,
-    one: dict[str, Any],
+    dataset: dict[str, Any],
     templates: list[tuple[str, str]],
     objective: str,
 ) -> dict[str, Any]:
@@ -292,13 +298,13 @@ def _answers(
         marks = family if family != "chat_template" else ""
     else:
         draft.refuse(f"datasets: {kind}: no format is like it; docs/data.md lists the formats")
-    templates.append(_own_template(one) or (marks, kind))
-    own = {name: value for name in ("chosen", "rejected") if (value := one.pop(f"field_{name}", None))}
+    templates.append(_own_template(dataset) or (marks, kind))
+    mapped = {name: value for name in ("chosen", "rejected") if (value := dataset.pop(f"field_{name}", None))}
     has_turns = (family, style) == ("chat_template", "default")
-    columns = _turns(one)
+    columns = _turns(dataset)
     if not has_turns:
         columns.pop("messages", None)
-    return {"format": "unpaired" if objective == "kto" else "preference"} | renamed(columns | known | own)
+    return {"format": "unpaired" if objective == "kto" else "preference"} | renamed(columns | known | mapped)
 
 
 _TEXTS = ("instruction", "prompt", "chosen", "rejected", "completion")
@@ -308,7 +314,7 @@ _TEXTS = ("instruction", "prompt", "chosen", "rejected", "completion")
 def _own_format(
     draft: Draft,
     kind: dict[str, Any],
-    one: dict[str, Any],
+    dataset: dict[str, Any],
     templates: list[tuple[str, str]],
     objective: str | None,
 ) -> dict[str, Any]:
@@ -323,7 +329,7 @@ def _own_format(
     }
     compares = objective in ("dpo", "reward", "kto")
     form = {"kto": "unpaired", None: "instruction"}.get(objective, "preference")
-    if template := _own_template(one):
+    if template := _own_template(dataset):
         templates.append(template)
         if prompt := used.get("system_prompt"):
             draft.put("data.system_prompt", prompt)
@@ -429,17 +435,17 @@ def _tokens(draft: Draft) -> None:
 def _heldout(draft: Draft, sources: list[dict[str, Any]]) -> None:
     tests, size = draft.take("test_datasets"), training.number(draft, "val_set_size", 0)
     if tests:
-        one = tests[0] if isinstance(tests, list) and isinstance(tests[0], dict) else {}
-        files = one.get("data_files")
-        path = (files[0] if isinstance(files, list) else files) or str(one.get("path") or "")
+        test = tests[0] if isinstance(tests, list) and isinstance(tests[0], dict) else {}
+        files = test.get("data_files")
+        path = (files[0] if isinstance(files, list) else files) or str(test.get("path") or "")
         if path and _LOCAL.search(str(path)):
             draft.put(
                 "data.heldout_path",
                 str(path),
                 "test_datasets" + ("; the first one" if len(tests) > 1 else ""),
             )
-        elif len(sources) == 1 and path == sources[0].get("dataset_name") and one.get("split"):
-            draft.put("data.eval_split", one["split"], "test_datasets")
+        elif len(sources) == 1 and path == sources[0].get("dataset_name") and test.get("split"):
+            draft.put("data.eval_split", test["split"], "test_datasets")
         else:
             draft.note(
                 "test_datasets",

@@ -98,10 +98,10 @@ def read(path: Path, text: str, gpus: int | None, objective: str | None) -> Comm
 def of_file(path: Path, content: dict[str, Any], gpus: int | None) -> tuple[dict[str, Any], int | None]:
     """Return the arguments of TRL's YAML without those of its launcher, and the number of processes."""
     variables = content.get("env") if isinstance(content.get("env"), dict) else {}
-    made = _launched(
+    launched = _launched(
         path, "TRL", content, {str(key): str(value) for key, value in (variables or {}).items()}, gpus, None
     )
-    return made.content, made.gpus
+    return launched.content, launched.gpus
 
 
 def _refuse(path: Path, reason: str) -> NoReturn:
@@ -123,19 +123,19 @@ def _commands(path: Path, text: str) -> Iterator[tuple[dict[str, str], list[str]
             open_quote, problem = whole, error
             continue
         open_quote = ""
-        own = dict(variables)
+        assigned = dict(variables)
         while words and (match := _ASSIGNMENT.fullmatch(words[0])):
-            own[match[1]] = match[2]
+            assigned[match[1]] = match[2]
             words = words[1:]
         if words:
-            yield own, words
+            yield assigned, words
     if open_quote:
         _refuse(path, f"the command line cannot be read: {problem}")
 
 
 def _filled(text: str, variables: dict[str, str]) -> str:
     """Return a text with the values of the variables that are known, or their defaults."""
-    return _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[3] or found[0]), text)
+    return _VARIABLE.sub(lambda match: variables.get(match[1] or match[2], match[3] or match[0]), text)
 
 
 def _start(tool: str, words: Sequence[str], place: int) -> int | None:
@@ -191,7 +191,7 @@ def _given(path: Path, tool: str, launcher: Sequence[str], words: Sequence[str])
 def _arguments(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return `--key value`, `--key=value`, `--key a b` and `--key` as a mapping, and the words before
     them."""
-    made: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     places: list[str] = []
     key = None
     for word in words:
@@ -200,20 +200,20 @@ def _arguments(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         if word.startswith("--"):
             name, equals, text = word[2:].partition("=")
             name = name.replace("-", "_")
-            made[name] = _value(text) if equals else True
+            content[name] = _value(text) if equals else True
             key = None if equals else name
         elif re.fullmatch(r"-[A-Za-z]", word):  # python's -m and -u
             key = None
         elif key is not None:
             value = _value(word)
-            made[key] = (
+            content[key] = (
                 value
-                if made[key] is True
-                else [*(made[key] if isinstance(made[key], list) else [made[key]]), value]
+                if content[key] is True
+                else [*(content[key] if isinstance(content[key], list) else [content[key]]), value]
             )
         else:
             places.append(word)
-    return {key: value for key, value in made.items() if key}, places
+    return {key: value for key, value in content.items() if key}, places
 
 
 def _value(word: str) -> Any:

@@ -221,7 +221,10 @@ def _comment(text: str, indent: str = "") -> list[str]:
 
 def _in_a_line(text: str) -> str:
     """Return a text that ends no comment, and shows its unprintable characters as escapes."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in " ".join(text.split()))
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1]
+        for character in " ".join(text.split())
+    )
 
 
 def run_name(path: Path) -> str:

@@ -68,10 +68,10 @@ def _info(draft: Draft, folder: str) -> tuple[Path, dict[str, Any]] | None:
 
 def _source(draft: Draft, name: str, folder: str, stage: str) -> dict[str, Any]:
     """Return the source of a data set by its name."""
-    found = _info(draft, folder)
-    if found and isinstance(entry := found[1].get(name), dict):
+    listing = _info(draft, folder)
+    if listing and isinstance(entry := listing[1].get(name), dict):
         samples = {"max_samples": entry["num_samples"]} if entry.get("num_samples") else {}
-        return _place(draft, name, entry, found[0]) | _format(draft, name, entry, stage) | samples
+        return _place(draft, name, entry, listing[0]) | _format(draft, name, entry, stage) | samples
     if (known := _built_in().get(name)) is None:
         path = Path(folder) / name
         if path.exists() or name.endswith((".json", ".jsonl", ".csv", ".parquet")):
@@ -111,13 +111,13 @@ def _place(draft: Draft, name: str, entry: dict[str, Any], folder: Path | None) 
                 f"dataset: {name}: folder: {inner}: of a repository all files are read; write path: "
                 f"{axolotl_data.of_hub(hub, inner)} into the source of a recipe"
             )
-        made = {
+        place = {
             "dataset_name": hub,
             "dataset_config": entry.get("subset"),
             "dataset_split": entry.get("split"),
         }
         return {
-            key: value for key, value in made.items() if value and (key, value) != ("dataset_split", "train")
+            key: value for key, value in place.items() if value and (key, value) != ("dataset_split", "train")
         }
     axolotl_data.require_whole(draft, f"dataset: {name}: split", entry.get("split"))
     if address := entry.get("cloud_file_name"):

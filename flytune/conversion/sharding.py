@@ -68,13 +68,16 @@ def _of_accelerate(path: Path, name: str) -> dict[str, Any]:
     content = load_yaml(file) if (file := near(path, name)) else None
     if not isinstance(content, dict):
         return {}
-    kind, made = str(content.get("distributed_type")).upper(), {"num_processes": content.get("num_processes")}
+    kind, launch = (
+        str(content.get("distributed_type")).upper(),
+        {"num_processes": content.get("num_processes")},
+    )
     if kind == "DEEPSPEED":
         settings = content.get("deepspeed_config") or {}
-        return made | {"deepspeed": settings.get("deepspeed_config_file") or _deepspeed(settings)}
+        return launch | {"deepspeed": settings.get("deepspeed_config_file") or _deepspeed(settings)}
     if kind == "FSDP":
-        return made | {"fsdp": "full_shard", "fsdp_config": content.get("fsdp_config")}
-    return made | {"multi_gpu": kind.startswith("MULTI")}
+        return launch | {"fsdp": "full_shard", "fsdp_config": content.get("fsdp_config")}
+    return launch | {"multi_gpu": kind.startswith("MULTI")}
 
 
 def _deepspeed(settings: dict[str, Any]) -> dict[str, Any]:

@@ -125,7 +125,9 @@ def _data(draft: Draft, objective: str) -> None:
     mixture = draft.take("datasets") or draft.take("mixture")
     split, test = draft.take("dataset_train_split"), draft.take("dataset_test_split", "test")
     if isinstance(mixture, list):
-        sources = [row for one in mixture if isinstance(one, dict) for row in _sources(draft, one)]
+        sources = [
+            row for dataset in mixture if isinstance(dataset, dict) for row in _sources(draft, dataset)
+        ]
     else:
         sources = [_source(draft, split)]
     if form:
@@ -266,18 +268,18 @@ def _evaluates(draft: Draft) -> bool:
     return any(draft.peek(key) not in (None, False, "no") for key in ("eval_strategy", "evaluation_strategy"))
 
 
-def _sources(draft: Draft, one: dict[str, Any]) -> list[dict[str, Any]]:
+def _sources(draft: Draft, dataset: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the sources of an entry of TRL's mixture, which is one for each of its files."""
-    split = str(one.get("split") or "train")
-    files, path = one.get("data_files"), str(one.get("path") or "")
+    split = str(dataset.get("split") or "train")
+    files, path = dataset.get("data_files"), str(dataset.get("path") or "")
     is_mapping = isinstance(files, dict)
     if isinstance(files, dict):
         files = files.get(split)
-    for key in set(one) - {"path", "name", "split", "data_files", "data_dir"}:
+    for key in set(dataset) - {"path", "name", "split", "data_files", "data_dir"}:
         draft.note(
             f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here")
         )
-    if files or one.get("data_dir") or _is_file(path):
+    if files or dataset.get("data_dir") or _is_file(path):
         # The keys of a mapping are its splits.
         axolotl_data.require_whole(draft, "datasets: split", None if is_mapping else split)
     if path in ("json", "csv", "parquet", "text", "arrow"):
@@ -290,15 +292,15 @@ def _sources(draft: Draft, one: dict[str, Any]) -> list[dict[str, Any]]:
     if (
         files := [files]
         if isinstance(files, str)
-        else files or ([one["data_dir"]] if one.get("data_dir") else [])
+        else files or ([dataset["data_dir"]] if dataset.get("data_dir") else [])
     ):
         return [{"path": axolotl_data.of_hub(path, str(file))} for file in files]
-    made = {
+    source = {
         "dataset_name": path,
-        "dataset_config": one.get("name"),
+        "dataset_config": dataset.get("name"),
         "dataset_split": split if split != "train" else None,
     }
-    return [{key: value for key, value in made.items() if value is not None}]
+    return [{key: value for key, value in source.items() if value is not None}]
 
 
 _REASONS = {"columns": "columns that no sample has are not read"}

@@ -47,17 +47,19 @@ def findings(config: Path | None, project: str, domain: str, only_reach: bool = 
         yield fail("flyte config", "none; no cluster is configured", NO_CLUSTER)
         return
     if config and not Platform.URL.read(get_config_file(str(config))):
-        said = f"{config}: no admin.endpoint can be read there, so that pyflyte would ask {platform.endpoint}"
+        problem = (
+            f"{config}: no admin.endpoint can be read there, so that pyflyte would ask {platform.endpoint}"
+        )
         yield fail(
             "flyte config",
-            said,
+            problem,
             "`flytectl config init --host=HOST`, or write `admin: {endpoint: dns:///HOST}`",
         )
         return
     yield ok("flyte config", f"{config or 'the environment'}: {platform.endpoint}")
-    found = _unreachable(platform.endpoint) or _version(platform)
-    yield found
-    if found.level == "OK" and not only_reach:
+    reached = _unreachable(platform.endpoint) or _version(platform)
+    yield reached
+    if reached.level == "OK" and not only_reach:
         client = client_of(platform, retries=False)
         yield _guarded("project", lambda: _project(client, project, domain))
         yield _guarded("registered", lambda: _registered(client, project, domain))
@@ -78,7 +80,7 @@ def _unreachable(endpoint: str) -> Finding | None:
 def _version(platform: Any) -> Finding:
     """Return admin's version, with a timeout: flytekit's calls have none, and never return if the server is
     not admin."""
-    found: list[Finding] = []
+    results: list[Finding] = []
 
     def version() -> Finding:
         return ok(
@@ -86,7 +88,7 @@ def _version(platform: Any) -> Finding:
             f"answers, version {client_of(platform, retries=False).get_control_plane_version() or 'unknown'}",
         )
 
-    thread = Thread(target=lambda: found.append(_guarded("admin", version)), daemon=True)
+    thread = Thread(target=lambda: results.append(_guarded("admin", version)), daemon=True)
     thread.start()
     thread.join(_SECONDS)
     do = (
@@ -94,8 +96,8 @@ def _version(platform: Any) -> Finding:
         "--remote`"
     )
     return (
-        found[0]
-        if found
+        results[0]
+        if results
         else fail("admin", f"{platform.endpoint} did not return its version in {_SECONDS:.0f} s", do)
     )
 
@@ -137,10 +139,10 @@ def _registered(client: Any, project: str, domain: str) -> Finding:
     from flytekit.models.common import NamedEntityIdentifier
 
     newest = Sort("created_at", Sort.Direction.DESCENDING)
-    found, _ = client.list_tasks_paginated(
+    tasks, _ = client.list_tasks_paginated(
         NamedEntityIdentifier(project, domain, _PLAN), limit=1, sort_by=newest
     )
-    if not found:
+    if not tasks:
         return warn(
             "registered",
             "no tasks of Flytune yet",
@@ -148,11 +150,11 @@ def _registered(client: Any, project: str, domain: str) -> Finding:
         )
     names = set[str]()
     page, token = client.list_task_ids_paginated(project, domain, limit=1000)
-    names |= {one.name for one in page}
+    names |= {workflow.name for workflow in page}
     while token:
         page, token = client.list_task_ids_paginated(project, domain, limit=1000, token=token)
-        names |= {one.name for one in page}
-    version = found[0].id.version
+        names |= {workflow.name for workflow in page}
+    version = tasks[0].id.version
     missing = [
         shape.name
         for shape in load_shapes()

@@ -26,15 +26,15 @@ def findings(
         "flyte config", f"{config}: Flyte 2, {flyte2_sdk.content(config).get('admin', {}).get('endpoint')}"
     )
     # Retries, and a login in a browser, are without an end.
-    made: list[Finding] = []
+    collected: list[Finding] = []
 
     def check() -> None:
-        made.extend(_findings(config, project, domain, only_reach, secrets))
+        collected.extend(_findings(config, project, domain, only_reach, secrets))
 
     thread = Thread(target=check, daemon=True)
     thread.start()
     thread.join(_SECONDS * 2)
-    yield from list(made)
+    yield from list(collected)
     if thread.is_alive():
         do = "check admin.endpoint, and that it runs; where a login is needed, log in by `flyte get project`"
         yield fail("control plane", f"did not answer in {2 * _SECONDS:.0f} s", do)
@@ -47,7 +47,10 @@ def _findings(
 
     try:
         with flyte2_sdk.configured(config, project, domain):
-            known = {one.pb2.id: [of.id for of in one.pb2.domains] for one in Project.listall()}
+            known = {
+                project_there.pb2.id: [of.id for of in project_there.pb2.domains]
+                for project_there in Project.listall()
+            }
             yield ok("control plane", "answers")
             if only_reach:
                 return

@@ -49,13 +49,13 @@ def findings(
         if with_settings:
             yield from settings.findings(_settings(client), shapes)
     except ApiException as error:
-        said = f"refuses access: {error.status} {error.reason}"
-        yield fail("kubernetes", f"{said}; {_NOT_CHECKED}", "check `kubectl auth can-i list nodes`")
+        reason = f"refuses access: {error.status} {error.reason}"
+        yield fail("kubernetes", f"{reason}; {_NOT_CHECKED}", "check `kubectl auth can-i list nodes`")
     except (HTTPError, OSError) as error:
-        said = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         yield fail(
             "kubernetes",
-            f"does not answer: {said}; {_NOT_CHECKED}",
+            f"does not answer: {reason}; {_NOT_CHECKED}",
             "check `kubectl get nodes`, or the context",
         )
     finally:
@@ -96,16 +96,16 @@ def _settings(client: Any) -> dict[str, Any] | None:
     return settings.merged([item.data or {} for item in sorted(maps, key=lambda item: item.metadata.name)])
 
 
-def _node(found: Any) -> Node:
+def _node(node: Any) -> Node:
     from kubernetes.utils.quantity import parse_quantity
 
     has = {
-        name: float(parse_quantity(quantity)) for name, quantity in (found.status.allocatable or {}).items()
+        name: float(parse_quantity(quantity)) for name, quantity in (node.status.allocatable or {}).items()
     }
     return Node(
-        name=found.metadata.name,
-        labels=found.metadata.labels or {},
-        taints=[taint.key for taint in found.spec.taints or [] if taint.effect in _REPELLING],
+        name=node.metadata.name,
+        labels=node.metadata.labels or {},
+        taints=[taint.key for taint in node.spec.taints or [] if taint.effect in _REPELLING],
         cpu=has.pop("cpu", 0.0),
         memory_gib=has.pop("memory", 0.0) / GIB,
         disk_gib=has.pop("ephemeral-storage", 0.0) / GIB,
@@ -124,21 +124,23 @@ def _storage(client: Any, core: Any, namespace: str, cluster: Cluster) -> Cluste
     from kubernetes.client import StorageV1Api
 
     def claim(name: str) -> Claim:
-        found = core.read_namespaced_persistent_volume_claim(name, namespace, _request_timeout=_SECONDS)
-        phase = found.status.phase or "Pending"
-        modes = (found.status.access_modes if phase == "Bound" else None) or found.spec.access_modes
+        claimed = core.read_namespaced_persistent_volume_claim(name, namespace, _request_timeout=_SECONDS)
+        phase = claimed.status.phase or "Pending"
+        modes = (claimed.status.access_modes if phase == "Bound" else None) or claimed.spec.access_modes
         return Claim(phase=phase, access_modes=modes or [])
 
     def drivers() -> dict[str, list[str]]:
         listed: Any = StorageV1Api(client).list_csi_driver(_request_timeout=_SECONDS).items
         # Kubernetes' default of the field is Persistent.
-        return {one.metadata.name: one.spec.volume_lifecycle_modes or ["Persistent"] for one in listed}
+        return {
+            driver.metadata.name: driver.spec.volume_lifecycle_modes or ["Persistent"] for driver in listed
+        }
 
     named = dict.fromkeys(
         name for volume in cluster.volumes if (name := volume.persistent_volume_claim) is not None
     )
     return ClusterVolumes(
-        claims={name: made for name in named for made in _read(partial(claim, name))},
+        claims={name: described for name in named for described in _read(partial(claim, name))},
         drivers=(_read(drivers) or [{}])[0] if any(volume.csi for volume in cluster.volumes) else {},
     )
 

@@ -65,17 +65,17 @@ def findings() -> Iterator[Finding]:
 
 def python(version: tuple[int, int]) -> Finding:
     """Check the version of the interpreter."""
-    said = ".".join(map(str, version))
+    running = ".".join(map(str, version))
     if version in PYTHONS:
         return ok(
             "python",
-            said
+            running
             if version < _WITHOUT_FLYTEKIT
-            else f"{said}: plans and reads; flytekit, for runs, needs 3.12",
+            else f"{running}: plans and reads; flytekit, for runs, needs 3.12",
         )
     supported = f"{PYTHONS[0][0]}.{PYTHONS[0][1]} to {PYTHONS[-1][0]}.{PYTHONS[-1][1]}"
     do = "create .venv again: `rm -r .venv; make install PYTHON=python3.11`"
-    return fail("python", f"{said}; Flytune runs on {supported}", do)
+    return fail("python", f"{running}; Flytune runs on {supported}", do)
 
 
 def pins(lock: Path) -> dict[str, str]:
@@ -98,20 +98,20 @@ def packages(
     well: some of them ask for another version of a package.
     """
     versions = {_normalized(name): version.partition("+")[0] for name, version in installed.items()}
-    found = {name: versions.get(_normalized(name)) for name in locked}
+    versions_here = {name: versions.get(_normalized(name)) for name in locked}
     wrong = [
-        f"{name} {found[name]} (lock: {pin})"
+        f"{name} {versions_here[name]} (lock: {pin})"
         for name, pin in locked.items()
-        if found[name] not in (None, pin, also_locked.get(name))
+        if versions_here[name] not in (None, pin, also_locked.get(name))
     ]
-    missing = [name for name in locked if found[name] is None]
+    missing = [name for name in locked if versions_here[name] is None]
     if not wrong and not missing:
         return ok("packages", f"{counted(len(locked), 'package')} in the locked versions")
-    said = ", ".join([*wrong[:4], *([f"missing: {', '.join(missing[:4])}"] if missing else [])])
+    differing = ", ".join([*wrong[:4], *([f"missing: {', '.join(missing[:4])}"] if missing else [])])
     more = max(0, len(wrong) - 4) + max(0, len(missing) - 4)
     return warn(
         "packages",
-        said + (f" and {more} more" if more else ""),
+        differing + (f" and {more} more" if more else ""),
         "`make install` installs the locked versions",
     )
 
@@ -130,14 +130,14 @@ def torch() -> Finding:
 
 def gpus(here: Shape) -> Finding:
     """Check that a row of shapes.yaml has this machine's GPUs."""
-    said = f"{here.processes} x {here.accelerator} with {here.gpu_memory_gib:g} GiB"
+    seen = f"{here.processes} x {here.accelerator} with {here.gpu_memory_gib:g} GiB"
     rows = [shape.name for shape in _shapes() if this_machine.has(here, shape)]
     if rows:
-        return ok("gpus", f"{said}: hardware.shape: {' or '.join(rows)}")
+        return ok("gpus", f"{seen}: hardware.shape: {' or '.join(rows)}")
     fields = here.model_dump(mode="json", exclude_defaults=True) | {"price_per_hour": 0.0}
     line = yaml_core.dump(fields, in_one_line=True)
     do = f"for runs on this machine add to {SHAPES_FILE.name}, with what an hour of it costs: - {line}"
-    return warn("gpus", f"{said}: no row of {SHAPES_FILE.name} is such a machine", do)
+    return warn("gpus", f"{seen}: no row of {SHAPES_FILE.name} is such a machine", do)
 
 
 def _shapes() -> Sequence[Shape]:
@@ -147,14 +147,14 @@ def _shapes() -> Sequence[Shape]:
         return ()
 
 
-def free(what: str, found: float, enough_gib: float) -> Finding:
+def free(what: str, size: float, enough_gib: float) -> Finding:
     """Check the free bytes."""
-    said = f"{found / GIB:.1f} GiB free"
-    if found >= enough_gib * GIB:
-        return ok(what, said)
+    shown = f"{size / GIB:.1f} GiB free"
+    if size >= enough_gib * GIB:
+        return ok(what, shown)
     return warn(
         what,
-        f"{said}; the demo needs {enough_gib} GiB",
+        f"{shown}; the demo needs {enough_gib} GiB",
         "free some; `flytune plan RECIPE` shows the needs of a run",
     )
 
@@ -165,13 +165,13 @@ def temporary(folder: Path) -> Finding:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"0")
-        found = shutil.disk_usage(folder).free
+        size = shutil.disk_usage(folder).free
     except OSError as error:
         return fail(what, f"{folder}: cannot be written: {error.strerror}", "set TMPDIR to a writable folder")
-    said = f"{folder}: {found / GIB:.1f} GiB free"
-    if found >= TEMPORARY_GIB * GIB:
-        return ok(what, said)
-    return warn(what, f"{said}; runs on this machine store models there", "set TMPDIR to a larger disk")
+    shown = f"{folder}: {size / GIB:.1f} GiB free"
+    if size >= TEMPORARY_GIB * GIB:
+        return ok(what, shown)
+    return warn(what, f"{shown}; runs on this machine store models there", "set TMPDIR to a larger disk")
 
 
 def hub_token(token: str | None) -> Finding:
@@ -262,8 +262,8 @@ def _normalized(name: str) -> str:
 def _available_memory() -> int | None:
     """Return the available memory in bytes; None if unknown (not on Linux)."""
     file = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s+(\d+) kB", file.read_text()) if file.exists() else None
-    return int(found[1]) * 1024 if found else None
+    match = re.search(r"MemAvailable:\s+(\d+) kB", file.read_text()) if file.exists() else None
+    return int(match[1]) * 1024 if match else None
 
 
 def _token() -> str | None:

@@ -76,18 +76,18 @@ class Kubernetes(Strict):
     storage: volumes.ClusterVolumes = volumes.ClusterVolumes()
 
 
-def findings(found: Kubernetes, shapes: Sequence[Shape], cluster: Cluster) -> Iterator[Finding]:
+def findings(kubernetes: Kubernetes, shapes: Sequence[Shape], cluster: Cluster) -> Iterator[Finding]:
     """Check operator, gang scheduler, secrets, volumes, and each of the shapes."""
-    yield ok("kubernetes", f"{found.address}: {counted(len(found.nodes), 'node')}")
-    yield _operator(found, [shape.name for shape in shapes if shape.nodes > 1])
+    yield ok("kubernetes", f"{kubernetes.address}: {counted(len(kubernetes.nodes), 'node')}")
+    yield _operator(kubernetes, [shape.name for shape in shapes if shape.nodes > 1])
     if cluster.gang_scheduling != "none":
-        yield _gang(found, cluster.gang_scheduling)
-    yield from _secrets(found, cluster)
-    yield from volumes.findings(found.storage, found.namespace, shapes, cluster)
-    without = [shape for shape in shapes if not any(matches(node, shape) for node in found.nodes)]
+        yield _gang(kubernetes, cluster.gang_scheduling)
+    yield from _secrets(kubernetes, cluster)
+    yield from volumes.findings(kubernetes.storage, kubernetes.namespace, shapes, cluster)
+    without = [shape for shape in shapes if not any(matches(node, shape) for node in kubernetes.nodes)]
     for shape in shapes:
         if len(without) == 1 or shape not in without:
-            yield nodes_for(found.nodes, shape, cluster)
+            yield nodes_for(kubernetes.nodes, shape, cluster)
     if len(without) > 1:
         labels = f"by their labels {' or '.join(ACCELERATOR_LABELS)}, and by node_labels in shapes.yaml"
         yield warn("shapes", f"no nodes ({labels}) for {', '.join(shape.name for shape in without)}", _SCALED)
@@ -141,13 +141,13 @@ def matches(node: Node, shape: Shape) -> bool:
     if not shape.is_gpu:
         return True
     wanted = shape.accelerator.lower().split("-")
-    found = (
+    parts = (
         " ".join(node.labels.get(label, "") for label in ACCELERATOR_LABELS).lower().replace("-", " ").split()
     )
     # Labels are nvidia-tesla-a100, NVIDIA-A100-SXM4-80GB, nvidia-a100-80gb: they have the GPU's name, and
     # some its memory.
-    sizes = [part for part in found if part.endswith("gb")]
-    return wanted[0] in found and (not sizes or not wanted[1:] or wanted[1] in sizes)
+    sizes = [part for part in parts if part.endswith("gb")]
+    return wanted[0] in parts and (not sizes or not wanted[1:] or wanted[1] in sizes)
 
 
 def _lacking(node: Node, shape: Shape, cluster: Cluster) -> list[str]:
@@ -167,9 +167,9 @@ def _lacking(node: Node, shape: Shape, cluster: Cluster) -> list[str]:
     ]
 
 
-def _operator(found: Kubernetes, several: Sequence[str]) -> Finding:
+def _operator(kubernetes: Kubernetes, several: Sequence[str]) -> Finding:
     what = "training operator"
-    if OPERATOR in found.resources:
+    if OPERATOR in kubernetes.resources:
         return ok(what, f"{OPERATOR} is installed")
     if not several:
         return ok(what, f"{OPERATOR} is not installed, and no shape has more than one node")
@@ -180,32 +180,34 @@ def _operator(found: Kubernetes, several: Sequence[str]) -> Finding:
     return fail(what, f"{OPERATOR} is not installed; it is required by {', '.join(several)}", do)
 
 
-def _gang(found: Kubernetes, name: str) -> Finding:
+def _gang(kubernetes: Kubernetes, name: str) -> Finding:
     what, resource = f"gang scheduling by {name}", GANG_RESOURCES[name]
-    if resource in found.resources:
+    if resource in kubernetes.resources:
         return ok(what, f"{resource} is installed")
     return fail(
         what, f"{resource} is not installed", f"install {name}, or set gang_scheduling: none in cluster.yaml"
     )
 
 
-def _secrets(found: Kubernetes, cluster: Cluster) -> Iterator[Finding]:
-    for one in cluster.secrets.all:
-        what = f"secret for {one.env_var}"
-        if one.group is None:
+def _secrets(kubernetes: Kubernetes, cluster: Cluster) -> Iterator[Finding]:
+    for secret in cluster.secrets.all:
+        what = f"secret for {secret.env_var}"
+        if secret.group is None:
             yield ok(
-                what, f"key {one.key} without a group: a secret of Union, not of Kubernetes; not checked"
+                what, f"key {secret.key} without a group: a secret of Union, not of Kubernetes; not checked"
             )
-        elif one.group not in found.secrets:
+        elif secret.group not in kubernetes.secrets:
             do = (
-                f"`kubectl create secret generic {one.group} -n {found.namespace} "
-                f"--from-literal={one.key}=...`"
+                f"`kubectl create secret generic {secret.group} -n {kubernetes.namespace} "
+                f"--from-literal={secret.key}=...`"
             )
-            yield fail(what, f"no secret {one.group} in namespace {found.namespace}", do)
-        elif (keys := found.secrets[one.group]) is None:
-            yield warn(what, f"{one.group} cannot be read with this kubeconfig", "ask someone who has access")
-        elif one.key not in keys:
-            do = f"`kubectl edit secret {one.group} -n {found.namespace}`, or correct cluster.yaml"
-            yield fail(what, f"{one.group} has no key {one.key}", do)
+            yield fail(what, f"no secret {secret.group} in namespace {kubernetes.namespace}", do)
+        elif (keys := kubernetes.secrets[secret.group]) is None:
+            yield warn(
+                what, f"{secret.group} cannot be read with this kubeconfig", "ask someone who has access"
+            )
+        elif secret.key not in keys:
+            do = f"`kubectl edit secret {secret.group} -n {kubernetes.namespace}`, or correct cluster.yaml"
+            yield fail(what, f"{secret.group} has no key {secret.key}", do)
         else:
-            yield ok(what, f"{one.group}/{one.key} in {found.namespace} (value not shown)")
+            yield ok(what, f"{secret.group}/{secret.key} in {kubernetes.namespace} (value not shown)")

@@ -112,8 +112,10 @@ def _limits(configuration: Mapping[str, Any], shapes: Sequence[Shape]) -> Iterat
             too_low.append(f"{key} {limit:.4g}{unit} (below {', '.join(above)})")
             needed[key] = f"{max(by_shape.values())}{unit}"
     if too_low:
-        said = f"task_resources.limits: {'; '.join(too_low)}: Flyte refuses or lowers what their pods request"
-        yield fail(_WHAT, said, _advice({"task_resources": {"limits": needed}}))
+        problem = (
+            f"task_resources.limits: {'; '.join(too_low)}: Flyte refuses or lowers what their pods request"
+        )
+        yield fail(_WHAT, problem, _advice({"task_resources": {"limits": needed}}))
 
 
 def _advice(values: dict[str, Any]) -> str:

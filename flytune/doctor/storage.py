@@ -32,8 +32,8 @@ def upload(place: Any, configured_by: str, verify: Any = True) -> Finding:
     try:
         done = requests.put(place.signed_url, data=CONTENT, headers=headers, verify=verify, timeout=_SECONDS)
     except requests.RequestException as error:  # its text contains the signed address, which is secret
-        said = f"{place.native_url}: upload failed: {type(error).__name__}"
-        return fail("storage", said, "check that this machine can reach the storage")
+        problem = f"{place.native_url}: upload failed: {type(error).__name__}"
+        return fail("storage", problem, "check that this machine can reach the storage")
     if done.status_code not in (200, 201):
         do = (
             f"check the storage configuration of {configured_by}, and that this machine can reach the storage"

@@ -29,7 +29,7 @@ class ClusterVolumes(Strict):
 
 
 def findings(
-    found: ClusterVolumes, namespace: str, shapes: Sequence[Shape], cluster: Cluster
+    there: ClusterVolumes, namespace: str, shapes: Sequence[Shape], cluster: Cluster
 ) -> Iterator[Finding]:
     """Check each volume of cluster.yaml that the pods of these shapes, or of the light tasks, mount."""
     for volume in cluster.volumes:
@@ -37,9 +37,9 @@ def findings(
         if not mounting and not volume.light_tasks:
             continue
         if volume.persistent_volume_claim is not None:
-            yield _claim(volume, volume.persistent_volume_claim, found.claims, namespace, mounting)
+            yield _claim(volume, volume.persistent_volume_claim, there.claims, namespace, mounting)
         elif volume.csi is not None:
-            yield _driver(volume, volume.csi.driver, found.drivers)
+            yield _driver(volume, volume.csi.driver, there.drivers)
         else:
             place = (
                 f"{volume.nfs.server}:{volume.nfs.path}" if volume.nfs else f"{volume.host_path} of the nodes"
@@ -69,14 +69,14 @@ def _claim(
     if not many & set(claim.access_modes):
         do = f"use a claim with {' or '.join(sorted(many, reverse=True))}"
         if several := [shape.name for shape in mounting if shape.nodes > 1]:
-            said = (
+            problem = (
                 f"claim {name} has {modes}, and the pods of {', '.join(several)} mount it on several "
                 "nodes at once"
             )
-            return fail(what, said, f"{do}, or name the other rows in the volume's shapes")
+            return fail(what, problem, f"{do}, or name the other rows in the volume's shapes")
         if volume.light_tasks or len(mounting) > 1:
-            said = f"claim {name} has {modes}: a pod waits while one on another node has it"
-            return warn(what, said, f"{do}, if several runs are to be possible at a time")
+            problem = f"claim {name} has {modes}: a pod waits while one on another node has it"
+            return warn(what, problem, f"{do}, if several runs are to be possible at a time")
     if claim.phase == "Pending":
         do = f"`kubectl describe pvc {name} -n {namespace}`; none is needed if it says WaitForFirstConsumer"
         return warn(what, f"claim {name} is not bound to a volume yet", do)

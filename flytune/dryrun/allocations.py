@@ -313,10 +313,10 @@ def _on_fake(ledger: AllocationLedger) -> Any:
         def repeat(self, layout: tuple[Any, ...], args: Any) -> Any:
             shape, stride, offset, dtype, on, viewed = layout
             with in_kernel_invocation_manager(self):
-                made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+                view = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
                 if viewed is not None:
-                    made.set_(args[viewed].untyped_storage(), offset, shape, stride)
-            return FakeTensor(self, made, on)
+                    view.set_(args[viewed].untyped_storage(), offset, shape, stride)
+            return FakeTensor(self, view, on)
 
         def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is device:

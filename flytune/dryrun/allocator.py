@@ -179,9 +179,9 @@ class CachingAllocator:
                 block = block.after  # type: ignore[assignment]
             if room >= size:
                 return start
-        made = Block(self._addresses(_APART), _APART, pool, mapped=False)
-        pool.put(made)
-        return made
+        first_block = Block(self._addresses(_APART), _APART, pool, mapped=False)
+        pool.put(first_block)
+        return first_block
 
     def _addresses(self, size: int) -> int:
         self._next += size

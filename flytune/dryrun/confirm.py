@@ -92,8 +92,8 @@ def best_fit(recipe: Recipe, shape: Shape, sizes: Geometry) -> Fit | str:
             )
 
         def is_well(index: int) -> bool:
-            found = traced(index)
-            return found.fits and found.needs[0].share <= candidates.preferred_share(recipe)
+            traced_fit = traced(index)
+            return traced_fit.fits and traced_fit.needs[0].share <= candidates.preferred_share(recipe)
 
         first = bisect_left(range(len(fits)), True, key=is_well)
         if first < len(fits):
@@ -187,7 +187,7 @@ def _describe(recipe: Recipe, fit: Fit, traced: DryRun, is_known: bool = True) -
         for phase, table in fit.needs[0].phases.items()
         if is_known
     }
-    ignored = f"; {said}" if (said := dryrun.left_out(recipe)) else ""
+    ignored = f"; {left_out}" if (left_out := dryrun.left_out(recipe)) else ""
     return (
         f"dry run: {traced.peak_bytes / GIB:.2f} GiB allocated at most ({traced.peak_phase}, in "
         f"{traced.peak_module})"

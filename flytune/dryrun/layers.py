@@ -77,10 +77,14 @@ def find(model: Any) -> Repetition | None:
         return None  # layers share parameters
     path = next(name for name, module in model.named_modules() if module is lists[0])
     kinds = [_kind(layer) for layer in layers]
-    found = [Repetition(path, *run) for period in range(1, LONGEST + 1) if (run := _longest(kinds, period))]
+    repetitions = [
+        Repetition(path, *run) for period in range(1, LONGEST + 1) if (run := _longest(kinds, period))
+    ]
     # One unit less is traced too.
     return max(
-        (one for one in found if one.units > 1), key=lambda one: (one.units - 1) * one.period, default=None
+        (repetition for repetition in repetitions if repetition.units > 1),
+        key=lambda repetition: (repetition.units - 1) * repetition.period,
+        default=None,
     )
 
 
@@ -215,7 +219,7 @@ class Trace:
             return _Place(stage, count - 1 - there if stage in reverse else there, time - start, copy)
 
         events: list[tuple[_Place, int, bool]] = []
-        made: list[tuple[Life, str]] = []
+        spans: list[tuple[Life, str]] = []
         for life in self.ledger.lives:
             _, stage, layer = parts[bisect_left(starts, life.born) - 1]
             named = self._module.match(life.module)
@@ -227,16 +231,16 @@ class Trace:
                     near = home is not None and abs(of - home) <= REACH
                     of = index(home, copy) + of - home if near and home is not None else index(of, 0)
                     module = f"{self.repetition.path}.{of}{life.module[named.end() :]}"
-                events.append((place(life.born, home, copy), len(made), True))
+                events.append((place(life.born, home, copy), len(spans), True))
                 if life.died is not None:
-                    events.append((place(life.died, home, copy), len(made), False))
-                made.append((life, module))
+                    events.append((place(life.died, home, copy), len(spans), False))
+                spans.append((life, module))
         events.sort()
         born, died = dict[int, int](), dict[int, int]()
         for time, (_, number, is_birth) in enumerate(events, 1):
             (born if is_birth else died)[number] = time
         copies = [
-            _Copy(life, born[number], died.get(number), module) for number, (life, module) in enumerate(made)
+            _Copy(life, born[number], died.get(number), module) for number, (life, module) in enumerate(spans)
         ]
         keys = [(event.stage, event.order) for event, _, _ in events]
         with_layers = {stage for _, stage, _ in self._notes}

@@ -154,6 +154,6 @@ def _loss(case: Case, outputs: Any) -> Any:
         return outputs.loss
     loss = (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)
     for name in ("entropy", "is_top1"):
-        if (found := getattr(outputs, name, None)) is not None:
-            found.detach().sum()
+        if (output := getattr(outputs, name, None)) is not None:
+            output.detach().sum()
     return loss

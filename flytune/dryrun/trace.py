@@ -144,11 +144,11 @@ def _with_copies(
         lives = [copies.get(id(ledger.life_of(tensor)), []) for tensor in pair]
         for each in zip(*lives, strict=True):
             ledger.paused = True
-            made = tuple(torch.empty_like(tensor) for tensor in pair)
+            pair_of_copies = tuple(torch.empty_like(tensor) for tensor in pair)
             ledger.paused = False
-            for tensor, life in zip(made, each, strict=True):
+            for tensor, life in zip(pair_of_copies, each, strict=True):
                 ledger.adopt(tensor, life)
-            result.append(made)
+            result.append(pair_of_copies)
     return result
 
 
@@ -270,9 +270,9 @@ def _load(case: Case, model: Any, ledger: AllocationLedger, zero: Partitions | N
 
     ledger.stage("load")
     reference = _reference_model(case)
-    for one in (model, reference) if reference is not None else (model,):
-        sharded_loading.allocate(one, "cpu")
-        for name, tensor in (*one.named_parameters(), *one.named_buffers()):
+    for module in (model, reference) if reference is not None else (model,):
+        sharded_loading.allocate(module, "cpu")
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             _loaded(ledger, tensor, name.rpartition(".")[0])
     if case.recipe.method.name == "qlora":
         model.table_of_scales = quantized.make_table()  # kept as long as the model
@@ -435,8 +435,13 @@ def _result(case: Case, ledger: AllocationLedger, drawn: int, seconds: float) ->
         peak_phase=f"steady step, {last}",
         peak_module=max(ledger.alive(peak), key=lambda life: life.born).module,
         largest=[
-            PeakStorage(bytes=one.bytes, kind=str(one.kind), module=one.module, operation=one.operation)
-            for one in largest
+            PeakStorage(
+                bytes=storage.bytes,
+                kind=str(storage.kind),
+                module=storage.module,
+                operation=storage.operation,
+            )
+            for storage in largest
         ],
         reserved_bytes=reserved,
         least_bytes=least,

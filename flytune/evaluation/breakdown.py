@@ -124,9 +124,9 @@ def f1(answer: str, reference: str) -> float:
     Case and punctuation at the ends of words are ignored. Rajpurkar et al., SQuAD (2016), section 6.1,
     articles not dropped.
     """
-    found, expected = _words(answer), _words(reference)
-    shared = (found & expected).total()
-    return 2 * shared / (found.total() + expected.total()) if found or expected else 1.0
+    answered, expected = _words(answer), _words(reference)
+    shared = (answered & expected).total()
+    return 2 * shared / (answered.total() + expected.total()) if answered or expected else 1.0
 
 
 def _words(text: str) -> Counter[str]:

@@ -30,13 +30,17 @@ def counting(model: Any) -> Iterator[dict[str, Any]]:
 
     def count(name: str, experts: int) -> Any:
         def hook(module: Any, arguments: Any, named: dict[str, Any]) -> None:
-            chosen = next((one for one in (*arguments[1:], *named.values()) if _is_choice(one)), None)
+            chosen = next(
+                (argument for argument in (*arguments[1:], *named.values()) if _is_choice(argument)), None
+            )
             if chosen is None:
                 return
             if mask[0] is not None and mask[0].numel() == len(chosen):
                 chosen = chosen[mask[0].flatten().to(chosen.device).bool()]
-            found = torch.bincount(chosen.flatten().clamp(0, experts), minlength=experts + 1)[:experts].cpu()
-            counts[name] = counts.get(name, 0) + found
+            counted_now = torch.bincount(chosen.flatten().clamp(0, experts), minlength=experts + 1)[
+                :experts
+            ].cpu()
+            counts[name] = counts.get(name, 0) + counted_now
 
         return hook
 
@@ -74,13 +78,13 @@ def loads(base: dict[str, Any], tuned: dict[str, Any]) -> list[ExpertLoad]:
 def untrained(model: Any) -> list[UntrainedExperts]:
     """Return the experts whose adapter changes nothing: lora_B starts at 0, and only the gradient of a token
     moves it."""
-    found = []
+    untrained_lists = []
     for name, layer in adapted_experts(model):
         second = layer.lora_B["default"].weight
         # (out, rank x experts): PEFT, ParamWrapper.get_delta_factors
         moved = second.reshape(len(second), -1, layer.num_experts).abs().amax(dim=(0, 1)) > 0
         if none := [expert for expert, is_moved in enumerate(moved.tolist()) if not is_moved]:
-            found.append(UntrainedExperts(parameter=name, experts=none, of=layer.num_experts))
+            untrained_lists.append(UntrainedExperts(parameter=name, experts=none, of=layer.num_experts))
     lists: dict[str, dict[int, bool]] = {}
     for name, layer in listed_experts(model):
         before, number, after = _NUMBER.split(name, maxsplit=1)
@@ -88,5 +92,5 @@ def untrained(model: Any) -> list[UntrainedExperts]:
         moved_ones[int(number)] = bool((layer.lora_B["default"].weight != 0).any())
     for name, moved_ones in lists.items():
         if none := [expert for expert, is_moved in sorted(moved_ones.items()) if not is_moved]:
-            found.append(UntrainedExperts(parameter=name, experts=none, of=len(moved_ones)))
-    return found
+            untrained_lists.append(UntrainedExperts(parameter=name, experts=none, of=len(moved_ones)))
+    return untrained_lists

@@ -17,7 +17,9 @@ def broken(recipe: Recipe, metrics: Metrics) -> list[str]:
     lower is better. The margin is compared with the difference itself: standard errors are reported, but not
     subtracted.
     """
-    return [found for guard in recipe.evaluation.must_not_fall if (found := _fault(guard, metrics.tasks))]
+    return [
+        sentence for guard in recipe.evaluation.must_not_fall if (sentence := _fault(guard, metrics.tasks))
+    ]
 
 
 def never_measured(recipe: Recipe, measured: Mapping[str, Sequence[str] | None]) -> list[str]:
@@ -35,7 +37,9 @@ def never_measured(recipe: Recipe, measured: Mapping[str, Sequence[str] | None])
             or any(_is_meant(metric, guard.metric or "") for metric in metrics)
         ):
             continue
-        there = ", ".join(f"{name} ({', '.join(found)})" for name, found in measured.items() if found)
+        there = ", ".join(
+            f"{name} ({', '.join(names_there)})" for name, names_there in measured.items() if names_there
+        )
         name = f"{guard.task} {guard.metric}" if guard.metric else guard.task
         problems.append(
             f"evaluation.must_not_fall: {name}: not measured by evaluation.tasks, which measures: {there}"

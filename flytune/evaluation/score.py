@@ -79,30 +79,35 @@ def _measured(recipe: Recipe, dataset: Path, models: BothModels, rows: list[Row]
     objective = objective_of(recipe)
     heldout = objective.heldout_rows(recipe, rows, stored_tokenizer(dataset))
     if heads.head_of(recipe).no_words:
-        found = heldout.without_words(models.tuned)
+        heldout_figures = heldout.without_words(models.tuned)
         fields: dict[str, Any] = {"tokens": sum(len(sequence["input_ids"]) for sequence in heldout.sequences)}
     else:
-        found, fields = compare(models, heldout, heldout_sources(dataset, len(rows)))
+        heldout_figures, fields = compare(models, heldout, heldout_sources(dataset, len(rows)))
     figures = [
-        figure.model_copy(update={"neutral": found.neutral.get(figure.name, figure.neutral)}).measured(
-            found.figures[figure.name]
-        )
+        figure.model_copy(
+            update={"neutral": heldout_figures.neutral.get(figure.name, figure.neutral)}
+        ).measured(heldout_figures.figures[figure.name])
         for figure in objective.figures()
-        if figure.name in found.figures
+        if figure.name in heldout_figures.figures
     ]
     for figure in figures[:SHOWN]:
         step_lines.show(step_lines.format_figure(figure))
     scores = SampleScores(
         samples_sha256=samples_sha256(rows),
-        weights=found.weights.tolist(),
-        scores={name: [float(value) for value in values] for name, values in found.scores.items()},
+        weights=heldout_figures.weights.tolist(),
+        scores={name: [float(value) for value in values] for name, values in heldout_figures.scores.items()},
     )
-    return fields | dict(found.fields) | _scores_of_both(found) | {"figures": figures, "scores": scores}
+    return (
+        fields
+        | dict(heldout_figures.fields)
+        | _scores_of_both(heldout_figures)
+        | {"figures": figures, "scores": scores}
+    )
 
 
-def _scores_of_both(found: HeldoutFigures) -> dict[str, Any]:
+def _scores_of_both(heldout_figures: HeldoutFigures) -> dict[str, Any]:
     """Return the fields of Metrics that repeat the loss of both models, where the objective aims at it."""
-    loss, perplexity = found.figures.get("loss", {}), found.figures.get("perplexity", {})
+    loss, perplexity = heldout_figures.figures.get("loss", {}), heldout_figures.figures.get("perplexity", {})
     if "base" not in loss:
         return {}
     difference = loss["difference"]

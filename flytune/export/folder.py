@@ -88,11 +88,11 @@ class ExportProgress(Record):
 
     def with_file(self, folder: Path, file: str, written: Written) -> Self:
         """Return the progress with one more complete file of `folder`, and store it."""
-        made = self.model_copy(update={"files": self.files | {file: written}})
+        progress = self.model_copy(update={"files": self.files | {file: written}})
         if self.weights:
             with written_atomically(folder.parent / _PROGRESS) as temporary:
-                made.write(temporary)
-        return made
+                progress.write(temporary)
+        return progress
 
 
 def write_manifest(

@@ -51,10 +51,10 @@ def check(recipe: Recipe, trained: Path, dataset: Path, rows: Sequence[Row], loa
     model = load()
     first = rows[: min(GATE_SAMPLES, recipe.evaluation.max_samples)]
     with arithmetic_of_training(recipe, model):
-        found = _heldout_loss(recipe, model, first, folder) if first else None
+        loss = _heldout_loss(recipe, model, first, folder) if first else None
         _check_answers(recipe, trained, model)
-    if found is not None:
-        _check_loss(recipe, trained, dataset, found)
+    if loss is not None:
+        _check_loss(recipe, trained, dataset, loss)
     return model
 
 
@@ -137,17 +137,17 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
             f"{probe.PROBE}: missing, cut short or damaged ({error}); nothing was stored"
         ) from None
     _check_experts(trained, live.experts, model)
-    found = probe.ask(model, live.prompts)
-    if found.logits.shape != live.logits.shape:
+    exported = probe.ask(model, live.prompts)
+    if exported.logits.shape != live.logits.shape:
         raise ExportError(
             f"{probe.PROBE}: the live model answered from {counted(live.logits.shape[1], 'output')}, the "
-            f"exported one from {found.logits.shape[1]}; nothing was stored"
+            f"exported one from {exported.logits.shape[1]}; nothing was stored"
         )
     compared = heads.head_of(recipe).answers_in
     if compared == heads.PROBABILITIES:
-        distances, bounds, of_what = (live.logits - found.logits).abs().amax(dim=1), PROBABILITY_BOUND, ""
+        distances, bounds, of_what = (live.logits - exported.logits).abs().amax(dim=1), PROBABILITY_BOUND, ""
     else:
-        distances, bounds = probe.distance(live.logits, found.logits), LOGIT_BOUND
+        distances, bounds = probe.distance(live.logits, exported.logits), LOGIT_BOUND
         of_what = "of their spread "
     bound = bounds[recipe.model.dtype]
     worst = int(distances.argmax())
@@ -168,7 +168,7 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
                 f"model's (bound {bound:g}): model.rope_scaling is not in what was exported; nothing was "
                 "stored"
             )
-    difference, limit = float((found.loss - live.loss).mean().abs()), LOSS_BOUND[recipe.model.dtype]
+    difference, limit = float((exported.loss - live.loss).mean().abs()), LOSS_BOUND[recipe.model.dtype]
     if not difference <= limit:
         raise ExportError(
             f"{trained.name}: the exported model's loss on the {counted(len(distances), 'fixed prompt')} is "
@@ -180,16 +180,16 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
 
 def _check_experts(trained: Path, live: Any, model: Any) -> None:
     """Compare each expert's adapter with that of the live model; the prompts reach only some experts."""
-    names, found = experts.expert_names(model), experts.fingerprints(model)
-    if (found is None) != (live is None) or (found is not None and found.shape != live.shape):
-        counts = [0 if one is None else len(one) for one in (live, found)]
+    names, exported = experts.expert_names(model), experts.fingerprints(model)
+    if (exported is None) != (live is None) or (exported is not None and exported.shape != live.shape):
+        counts = [0 if prints is None else len(prints) for prints in (live, exported)]
         raise ExportError(
             f"{trained.name}: the live model had adapters on {counted(counts[0], 'expert')}, the exported "
             f"one has them on {counts[1]:,}; nothing was stored"
         )
-    if found is None:
+    if exported is None:
         return
-    distance, worst = experts.farthest(live, found)
+    distance, worst = experts.farthest(live, exported)
     if not distance <= EXPERT_BOUND:
         raise ExportError(
             f"{trained.name}: {names[worst]}: its exported adapter is {distance:.2g} of itself away from the "
@@ -198,16 +198,16 @@ def _check_experts(trained: Path, live: Any, model: Any) -> None:
         )
 
 
-def _check_loss(recipe: Recipe, trained: Path, dataset: Path, found: float) -> None:
+def _check_loss(recipe: Recipe, trained: Path, dataset: Path, loss: float) -> None:
     """Compare the reloaded model's loss on the first held-out samples with the live model's in
     training.json."""
     live = TrainingResult.read(trained / "training.json").heldout_loss
     if live is None or _gate_samples(trained, dataset, recipe) != _gate_samples(dataset, dataset, recipe):
         return
-    if not abs(found - live) <= LOSS_BOUND[recipe.model.dtype]:
+    if not abs(loss - live) <= LOSS_BOUND[recipe.model.dtype]:
         raise ExportError(
             f"{trained.name}: the exported model's loss on the first "
-            f"{counted(GATE_SAMPLES, 'held-out sample')} is {found:.4f}, the live "
+            f"{counted(GATE_SAMPLES, 'held-out sample')} is {loss:.4f}, the live "
             f"model's was {live:.4f} (bound {LOSS_BOUND[recipe.model.dtype]}): what was exported is not what "
             "was trained; nothing was stored"
         )
@@ -217,10 +217,15 @@ def _gate_samples(folder: Path, dataset: Path, recipe: Recipe) -> tuple[Any, int
     """Return the held-out split and number of samples scored: from an artifact's own records, else from data
     set and recipe."""
     manifest = folder / "manifest.json"
-    own = folder / "recipe.yaml"
+    exported_recipe = folder / "recipe.yaml"
     return (
         Manifest.read(manifest if manifest.is_file() else dataset / "manifest.json").heldout,
-        min(GATE_SAMPLES, (Recipe.from_yaml(own) if own.is_file() else recipe).evaluation.max_samples),
+        min(
+            GATE_SAMPLES,
+            (
+                Recipe.from_yaml(exported_recipe) if exported_recipe.is_file() else recipe
+            ).evaluation.max_samples,
+        ),
     )
 
 
@@ -229,7 +234,7 @@ def _check_config(recipe: Recipe, folder: Path) -> None:
     seen in them."""
     origin = models_base.local_name(recipe.model, weights=False)
     config, base = _config(str(folder), None, recipe), _config(origin, recipe.model.revision, recipe)
-    for name, found, wanted in (
+    for name, written, wanted in (
         ("the recipe's dtype", str(config.dtype).removeprefix("torch."), recipe.model.dtype),
         ("the base model's model_type", config.model_type, base.model_type),
         ("the base model's tie_word_embeddings", _tied(config), _tied(base)),
@@ -238,9 +243,9 @@ def _check_config(recipe: Recipe, folder: Path) -> None:
             for name, value in heads.head_of(recipe).arguments.items()
         ),
     ):
-        if found != wanted:
+        if written != wanted:
             raise ExportError(
-                f"{folder.name}/config.json: says {found}; {name} is {wanted}; nothing was stored"
+                f"{folder.name}/config.json: says {written}; {name} is {wanted}; nothing was stored"
             )
 
 
@@ -288,11 +293,11 @@ def _check_manifest(recipe: Recipe, trained: Path, folder: Path) -> None:
         )
     if recipe.method.name == "qlora":
         # Artifacts of 0.1.0 do not say the format, of which there was one.
-        found, wanted = export.quantized or "nf4_double", recipe.method.quantized
-        if found != wanted:
+        exported, wanted = export.quantized or "nf4_double", recipe.method.quantized
+        if exported != wanted:
             raise ExportError(
-                f"{MANIFEST}: trained on {found} weights of the base, the recipe's are {wanted}; nothing was "
-                "stored"
+                f"{MANIFEST}: trained on {exported} weights of the base, the recipe's are {wanted}; nothing "
+                "was stored"
             )
     written = {file.sha256: file.file for file in export.files}
     with ThreadPool(8) as pool:

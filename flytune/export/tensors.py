@@ -169,8 +169,8 @@ def _check_converted(
                 f"configuration, found {len(keys)}; {_NOT_STORED}"
             )
         if unlike := [key for key in keys if shapes[key] != shapes[keys[0]]]:
-            found = f"expected shape {shapes[keys[0]]}, as {keys[0]} has, found {shapes[unlike[0]]}"
-            raise ExportError(f"{folder.name}: {unlike[0]}: {found}; {_NOT_STORED}")
+            difference = f"expected shape {shapes[keys[0]]}, as {keys[0]} has, found {shapes[unlike[0]]}"
+            raise ExportError(f"{folder.name}: {unlike[0]}: {difference}; {_NOT_STORED}")
 
 
 def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
@@ -185,7 +185,7 @@ def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
     partner = {name: _partner(name) for name in shapes if _partner(name)}
     if missing := sorted(other for other in partner.values() if other not in shapes):
         raise _missing(folder, missing)
-    owners = tuple("." + one.rpartition(".")[0] for one in config.get("target_parameters") or ())
+    owners = tuple("." + parameter.rpartition(".")[0] for parameter in config.get("target_parameters") or ())
     experts = [name for name in partner if base_name(name.partition(".lora_")[0]).endswith(owners)]
     for name in experts:
         # A factor has the ranks of all experts of a layer, one after the other.
@@ -196,11 +196,11 @@ def _check_adapter(folder: Path, shapes: dict[str, list[int]]) -> None:
                 f"{counted(other, 'column')}; both must have {rank} for each expert; {_NOT_STORED}"
             )
     for name in partner.keys() - {*experts}:
-        found = shapes[name]
-        wanted = [rank, *found[1:]] if ".lora_A." in name else [*found[:-1], rank]
-        if not ranks and found != wanted:
+        shape = shapes[name]
+        wanted = [rank, *shape[1:]] if ".lora_A." in name else [*shape[:-1], rank]
+        if not ranks and shape != wanted:
             raise ExportError(
-                f"adapter_model.safetensors: {name}: expected shape {wanted}, found {found}; {_NOT_STORED}"
+                f"adapter_model.safetensors: {name}: expected shape {wanted}, found {shape}; {_NOT_STORED}"
             )
 
 

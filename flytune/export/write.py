@@ -161,9 +161,9 @@ def _agreed(files: list[str], world_size: int) -> list[str]:
         return files
     import torch.distributed
 
-    found = [files]
-    torch.distributed.broadcast_object_list(found, src=0)
-    return found[0]
+    agreed = [files]
+    torch.distributed.broadcast_object_list(agreed, src=0)
+    return agreed[0]
 
 
 def elements(parameter: Any) -> int:
@@ -215,8 +215,8 @@ def _adapter(trainer: Any, model: Any, state: dict[str, Any]) -> dict[str, Any]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if (same := first[id(parameter)]) in state and name not in state:
             state[name] = state[same].clone()
-    found = dict(get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False))
-    return pissa.as_lora(found, getattr(trainer, "initial_factors", {}))
+    factors = dict(get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False))
+    return pissa.as_lora(factors, getattr(trainer, "initial_factors", {}))
 
 
 def _save(state: dict[str, Any], file: Path) -> None:

@@ -237,14 +237,14 @@ def _of_exit(text: str) -> FailureText | None:
 
 def _of_row(text: str) -> FailureText | None:
     tried = ((row, re.search(row.pattern, text)) for row in _ROWS)
-    row, found = next(((row, found) for row, found in tried if found), (None, None))
-    if row is None or found is None:
+    row, match = next(((row, match) for row, match in tried if match), (None, None))
+    if row is None or match is None:
         return None
-    start, end = text.rfind("\n", 0, found.start()) + 1, text.find("\n", found.end())
+    start, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.end())
     line = text[start : end if end >= 0 else None].strip()
     if mismatch := _MISMATCH.search(text):
         line = mismatch[1] or mismatch[2]
-    groups = {name: value or "" for name, value in found.groupdict().items()}
+    groups = {name: value or "" for name, value in match.groupdict().items()}
     sentence = row.sentence.format(line=line.rpartition("|")[2], **groups)
     return FailureText(
         re.sub(r" {2,}", " ", sentence), row.advice, details=text if len(text) > len(sentence) else ""
@@ -254,10 +254,12 @@ def _of_row(text: str) -> FailureText | None:
 def _of_exception(text: str) -> FailureText | None:
     """Parse flytekit's form, "Trace: ... Message: ...", a bare traceback, or the end of a log with a
     traceback."""
-    trace, marker, said = text.rpartition("\nMessage:\n\n")
+    trace, marker, message = text.rpartition("\nMessage:\n\n")
     if marker:
-        said = re.sub(r"\n\s*(?:User error\.|SYSTEM ERROR! Contact platform administrators\.)\s*$", "", said)
-        sentence, details = textwrap.dedent(said).strip(), trace.removeprefix("Trace:").strip("\n")
+        message = re.sub(
+            r"\n\s*(?:User error\.|SYSTEM ERROR! Contact platform administrators\.)\s*$", "", message
+        )
+        sentence, details = textwrap.dedent(message).strip(), trace.removeprefix("Trace:").strip("\n")
     elif "Traceback (most recent call last)" in text and (last := list(_EXCEPTION.finditer(text))):
         # The text may be cut in the middle or at the end: take the rest of the last exception.
         sentence, details = textwrap.dedent(text[last[-1].start(1) :]).strip(), text

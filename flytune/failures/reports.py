@@ -106,13 +106,13 @@ def report(failure: Failure) -> None:
 
 def reported(folder: Path) -> list[Failure]:
     """Return the failures that the ranks of this node have reported."""
-    found = []
+    failures = []
     for path in sorted(folder.glob("*.json")):
         try:
-            found.append(Failure.read(path))
+            failures.append(Failure.read(path))
         except (RecordError, OSError) as error:
             log.warning("%s: an incomplete report: %s", path, error)
-    return found
+    return failures
 
 
 def first(failures: list[Failure]) -> Failure:

@@ -36,9 +36,9 @@ class FailureKind:
     def is_named(self, text: str) -> bool:
         """Return whether an error of the text "Type: message" belongs to the row."""
         name = text.partition(": ")[0].rpartition(".")[2]
-        found = getattr(errors, name, None) or getattr(builtins, name, None)
-        is_type = any(name == one.rpartition(".")[2] for one in self.types)
-        return is_type or self._fits(found if isinstance(found, type) else object, text)
+        error_class = getattr(errors, name, None) or getattr(builtins, name, None)
+        is_type = any(name == full_name.rpartition(".")[2] for full_name in self.types)
+        return is_type or self._fits(error_class if isinstance(error_class, type) else object, text)
 
     def _fits(self, error: type, text: str) -> bool:
         names = {f"{base.__module__}.{base.__qualname__}" for base in error.__mro__}

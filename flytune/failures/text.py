@@ -37,11 +37,11 @@ class FailureText(NamedTuple):
     def within(self, limit: int) -> str:
         """Return at most `limit` characters, or the text's own sentences where these are longer; without
         secrets."""
-        own, details = shortened(redact(self.own), MOST), redact(self.details).strip("\n")
+        sentences, details = shortened(redact(self.own), MOST), redact(self.details).strip("\n")
         # A few characters of a traceback help nobody.
-        if not details or (left := limit - len(own) - 2) < 200:
-            return own
-        return f"{own}\n\n{shortened(details, left)}"
+        if not details or (left := limit - len(sentences) - 2) < 200:
+            return sentences
+        return f"{sentences}\n\n{shortened(details, left)}"
 
     def __str__(self) -> str:
         return self.within(10 * MOST)

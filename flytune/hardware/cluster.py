@@ -110,12 +110,14 @@ class Cluster(Strict):
 
     @model_validator(mode="after")
     def _volumes_apart(self) -> Self:
-        for one, other in combinations(self.volumes, 2):
+        for volume, other in combinations(self.volumes, 2):
             for field in ("name", "mount_path"):
-                if getattr(one, field) == getattr(other, field) and (field == "name" or one.meets(other)):
+                if getattr(volume, field) == getattr(other, field) and (
+                    field == "name" or volume.meets(other)
+                ):
                     raise ValueError(
-                        f"volumes: {one.name} and {other.name} have the same {field}, {getattr(one, field)}; "
-                        "give each its own"
+                        f"volumes: {volume.name} and {other.name} have the same {field}, "
+                        f"{getattr(volume, field)}; give each its own"
                         + (", or other shapes and light_tasks: false" if field == "mount_path" else "")
                     )
         return self
@@ -157,8 +159,8 @@ class Cluster(Strict):
         """Return the volume with that absolute path in the pods of a shape, or with None of the light tasks;
         None without."""
         place = os.path.abspath(path)
-        found = [volume for volume in self.volumes_of(shape) if volume.has(place)]
-        return max(found, key=lambda volume: len(volume.mount_path), default=None)
+        holding = [volume for volume in self.volumes_of(shape) if volume.has(place)]
+        return max(holding, key=lambda volume: len(volume.mount_path), default=None)
 
     def has_mounted(self, path: str) -> bool:
         """Return whether an absolute path is on a volume of any pods."""

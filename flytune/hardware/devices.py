@@ -46,35 +46,35 @@ def check(shape: Shape) -> None:
         )
     try:
         torch.cuda.init()
-        found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     except (RuntimeError, AssertionError) as error:
         raise _unusable(shape, " ".join(str(error).split())[:300]) from None
-    if not found:
+    if not gpus:
         raise _unusable(shape, "torch finds no GPU")
-    _compare(shape, found)
+    _compare(shape, gpus)
 
 
-def _compare(shape: Shape, found: list[Any]) -> None:
-    seen = ", ".join(f"{gpu.name} with {gpu.total_memory / GIB:.1f} GiB" for gpu in found)
-    if len(found) < shape.processes:
+def _compare(shape: Shape, gpus: list[Any]) -> None:
+    seen = ", ".join(f"{gpu.name} with {gpu.total_memory / GIB:.1f} GiB" for gpu in gpus)
+    if len(gpus) < shape.processes:
         advice = (
             "nvidia.com/gpu of the pod and of its node; a GPU that is broken leaves its device plugin's list"
         )
-        raise _error(shape, f"torch sees {len(found)} of {shape.processes}: {seen}", advice, goes_on=True)
-    if len(found) > shape.processes:
+        raise _error(shape, f"torch sees {len(gpus)} of {shape.processes}: {seen}", advice, goes_on=True)
+    if len(gpus) > shape.processes:
         advice = (
             "a row with as many processes, or CUDA_VISIBLE_DEVICES; one process would spread each "
             "batch over all of them"
         )
-        raise _error(shape, f"torch sees {len(found)}: {seen}", advice)
+        raise _error(shape, f"torch sees {len(gpus)}: {seen}", advice)
     least = shape.gpu_memory_gib * (1 - MEMORY_TOLERANCE) * GIB
-    if any(gpu.total_memory < least for gpu in found):
+    if any(gpu.total_memory < least for gpu in gpus):
         advice = (
             "gpu_memory_gib of the row, as torch counts it, or the nodes' labels: another kind of GPU, "
             "or a part of one"
         )
         raise _error(shape, f"torch sees {seen}", advice)
-    if shape.bf16 and (old := [gpu.name for gpu in found if gpu.major < AMPERE]):
+    if shape.bf16 and (old := [gpu.name for gpu in gpus if gpu.major < AMPERE]):
         advice = (
             "bf16: false in the row and model.dtype: float16 in the recipe, or nodes with Ampere and newer"
         )

@@ -32,7 +32,7 @@ def row(name: str | None = None) -> Shape | None:
         name: of the row; by default the accelerator's and the number of GPUs.
     """
     gpus = _gpus()
-    if len({one[0] for one in gpus}) != 1:
+    if len({gpu[0] for gpu in gpus}) != 1:
         return None
     kind = accelerator_of(gpus[0][0])
     memory = memory_gib()
@@ -40,8 +40,8 @@ def row(name: str | None = None) -> Shape | None:
         name=name or f"{re.sub('[^a-z0-9]+', '-', kind.lower()).strip('-')}-{len(gpus)}",
         accelerator=kind,
         processes=len(gpus),
-        gpu_memory_gib=round(min(one[1] for one in gpus), 1),
-        bf16=all(one[2] >= AMPERE for one in gpus),
+        gpu_memory_gib=round(min(gpu[1] for gpu in gpus), 1),
+        bf16=all(gpu[2] >= AMPERE for gpu in gpus),
         cpu=os.cpu_count() or 1,
         memory_gib=memory,
         shared_memory_gib=max(1, min(memory - 1, int(_size("/dev/shm") / GIB))),
@@ -130,8 +130,8 @@ def accelerator_of(product: str) -> str:
     none."""
     words = re.split(r"[ -]+", product.upper())
     words += [first + second for first, second in pairwise(words)]
-    found = [name for name in load_accelerators() if {*name.upper().split("-")} <= {*words}]
-    return max(found, key=len, default=product)
+    named = [name for name in load_accelerators() if {*name.upper().split("-")} <= {*words}]
+    return max(named, key=len, default=product)
 
 
 def _gpus() -> list[tuple[str, float, int]]:

@@ -94,7 +94,7 @@ class Volume(Strict):
         place = PurePosixPath(path)
         if not path.startswith("/") or path.startswith("//") or ".." in place.parts or ":" in path:
             raise ValueError(f"{path}: write an absolute path, for example /mnt/checkpoints")
-        if str(place) in _HIDDEN or any(place.is_relative_to(own) for own in _OWN):
+        if str(place) in _HIDDEN or any(place.is_relative_to(hidden) for hidden in _OWN):
             raise ValueError(
                 f"{path}: it would hide files that pods need there; mount it at a path such as "
                 "/mnt/checkpoints"
@@ -105,8 +105,8 @@ class Volume(Strict):
     def _has_one_source(self) -> Self:
         given = [source for source in SOURCES if getattr(self, source) is not None]
         if len(given) != 1:
-            found = f"it has {' and '.join(given)}" if given else "it has none"
-            raise ValueError(f"volume {self.name} needs exactly one of {', '.join(SOURCES)}; {found}")
+            sources_given = f"it has {' and '.join(given)}" if given else "it has none"
+            raise ValueError(f"volume {self.name} needs exactly one of {', '.join(SOURCES)}; {sources_given}")
         if self.total_read_gbs is not None and self.read_gbs is None:
             raise ValueError(
                 f"volume {self.name} has total_read_gbs, which limits the sum of the nodes' rates; add "

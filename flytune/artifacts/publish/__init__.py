@@ -23,8 +23,8 @@ def published_name(artifact: Path, recipe: Recipe) -> str:
     Artifacts of version 0.1.0 have no identity; theirs is the hash of artifact.json.
     """
     content = (artifact / CONTENTS).read_bytes()
-    found = read_contents(content, artifact / CONTENTS).identity or hashlib.sha256(content).hexdigest()
-    return f"{recipe.name}-{found[:12]}"
+    digest = read_contents(content, artifact / CONTENTS).identity or hashlib.sha256(content).hexdigest()
+    return f"{recipe.name}-{digest[:12]}"
 
 
 def check(recipe: Recipe) -> None:

@@ -95,14 +95,14 @@ class StepPublisher:
         address, branch = str(self.recipe.publish.address), revision(self.run, step)
         try:
             with (
-                tempfile.TemporaryDirectory(prefix="flytune-publish-") as made,
+                tempfile.TemporaryDirectory(prefix="flytune-publish-") as temporary,
                 hub_errors.open_api(address) as api,
             ):
                 repository = hub.Repository(api, address, self.recipe.publish.private)
                 repository.branch(branch)
                 files = {path.name: path for path in folder.iterdir()}
                 repository.commit(
-                    hub.with_contents(files, Path(made)), branch, f"{self.recipe.name}, step {step}"
+                    hub.with_contents(files, Path(temporary)), branch, f"{self.recipe.name}, step {step}"
                 )
             log.info("step %d: published as %s@%s", step, address, branch)
         except (ExportError, OSError) as error:

@@ -142,9 +142,10 @@ def _check_sizes(storage: Storage, name: str, contents: Contents) -> None:
     sizes = storage.sizes(name)
     for file in contents.files:
         if (size := sizes.get(file.file)) != file.size:
-            found = "is missing" if size is None else f"has {size:,} bytes"
+            difference = "is missing" if size is None else f"has {size:,} bytes"
             raise ExportError(
-                f"{storage.where}: {name}/{file.file} {found} there, {file.size:,} were written; run it again"
+                f"{storage.where}: {name}/{file.file} {difference} there, {file.size:,} were written; "
+                "run it again"
             )
 
 
@@ -165,14 +166,18 @@ def _is_equal(content: bytes, artifact: Path, contents: Contents) -> bool:
     if content == (artifact / CONTENTS).read_bytes():
         return True
     try:
-        found = Contents.parse(content)
+        stored = Contents.parse(content)
     except RecordError:
         return False
-    models = [[file for file in one.files if not identity.is_record(file.file)] for one in (found, contents)]
-    return bool(contents.identity) and found.identity == contents.identity and models[0] == models[1]
+    models = [
+        [file for file in listing.files if not identity.is_record(file.file)]
+        for listing in (stored, contents)
+    ]
+    return bool(contents.identity) and stored.identity == contents.identity and models[0] == models[1]
 
 
-def _taken(target: str, found: str) -> ExportError:
+def _taken(target: str, content: str) -> ExportError:
     return ExportError(
-        f"{target}: holds {found}; nothing is overwritten: remove it, or change the recipe's name or address"
+        f"{target}: holds {content}; nothing is overwritten: remove it, or change the recipe's name or "
+        "address"
     )

@@ -60,20 +60,23 @@ def publish(
             another's model.
     """
     recipe = Recipe.from_yaml(artifact / "recipe.yaml")
-    with tempfile.TemporaryDirectory(prefix="flytune-publish-") as made, hub_errors.open_api(address) as api:
+    with (
+        tempfile.TemporaryDirectory(prefix="flytune-publish-") as temporary,
+        hub_errors.open_api(address) as api,
+    ):
         repository = Repository(api, address, recipe.publish.private)
         if repository.has(name):
             log.info("%s@%s: already published", address, name)
         else:
             elsewhere = [file for file in contents.files if not (artifact / file.file).is_file()]
-            uploaded = repository.upload(weights, elsewhere, Path(made)) if weights else []
-            files = _files(artifact, contents, recipe, repository, name, Path(made), beside)
+            uploaded = repository.upload(weights, elsewhere, Path(temporary)) if weights else []
+            files = _files(artifact, contents, recipe, repository, name, Path(temporary), beside)
             repository.tag(name, repository.commit(files, MAIN, f"{name}\n\nPublished by Flytune", uploaded))
     return f"{address}@{name}"
 
 
 def with_contents(
-    files: Mapping[str, Path], made: Path, known: Sequence[StoredFile] = (), identity: str = ""
+    files: Mapping[str, Path], temporary: Path, known: Sequence[StoredFile] = (), identity: str = ""
 ) -> dict[str, Path]:
     """Return `files` and an artifact.json that lists them by their names in the repository, written into the
     folder `made`.
@@ -84,8 +87,10 @@ def with_contents(
     hashes = {file.file: file for file in known}
     entries = [hashes.get(name) or stored_file(path, name) for name, path in files.items()]
     entries += [file for name, file in hashes.items() if name not in files]
-    Contents(files=sorted(entries, key=lambda entry: entry.file), identity=identity).write(made / CONTENTS)
-    return {**files, CONTENTS: made / CONTENTS}
+    Contents(files=sorted(entries, key=lambda entry: entry.file), identity=identity).write(
+        temporary / CONTENTS
+    )
+    return {**files, CONTENTS: temporary / CONTENTS}
 
 
 class Repository:
@@ -192,7 +197,7 @@ def _files(
     recipe: Recipe,
     repository: Repository,
     revision: str,
-    made: Path,
+    temporary: Path,
     beside: Mapping[str, bytes],
 ) -> dict[str, Path]:
     """Return the artifact's files by their names in the repository, with a card that loads them from
@@ -214,13 +219,13 @@ def _files(
             lineage=lineage,
             published=published,
         )
-    (made / CARD).write_text(text, encoding="utf-8")
+    (temporary / CARD).write_text(text, encoding="utf-8")
     here = {file.file: artifact / file.file for file in contents.files if (artifact / file.file).is_file()}
     for file, content in beside.items():
-        here[file] = made / file
+        here[file] = temporary / file
         here[file].write_bytes(content)
     known = [file for file in contents.files if file.file != CARD]
-    return with_contents({**here, CARD: made / CARD}, made, known, contents.identity)
+    return with_contents({**here, CARD: temporary / CARD}, temporary, known, contents.identity)
 
 
 def base_license(api: Any, recipe: Recipe) -> dict[str, str]:
@@ -232,5 +237,5 @@ def base_license(api: Any, recipe: Recipe) -> dict[str, str]:
     except Exception as error:  # noqa: BLE001 (a base that is deleted, gated or renamed must not prevent publishing)
         log.warning("%s: its license is not known: %s", recipe.model.name_or_path, type(error).__name__)
         return {}
-    found = json_core.load_object(json.dumps(data.to_dict() if data else {}, default=str))
-    return {key: found[key] for key in model_card.LICENSE if found.get(key)}
+    fields = json_core.load_object(json.dumps(data.to_dict() if data else {}, default=str))
+    return {key: fields[key] for key in model_card.LICENSE if fields.get(key)}

@@ -59,8 +59,10 @@ class Harness(TaskKind[HarnessTask]):
                     loaded = harness_tasks.load(recipe, wanted)
                 for name, task in loaded["tasks"].items():
                     # A metric that is the task's own function may return metrics of other names.
-                    own = any(callable(metric["metric"]) for metric in task.get_config("metric_list") or [])
-                    measured[name] = None if own else list(task.aggregation())
+                    has_functions = any(
+                        callable(metric["metric"]) for metric in task.get_config("metric_list") or []
+                    )
+                    measured[name] = None if has_functions else list(task.aggregation())
                 for name, group in loaded["groups"].items():
                     measured[name] = [metric.metric for metric in group.aggregate_metric_list or []]
         return measured
@@ -81,26 +83,26 @@ class Harness(TaskKind[HarnessTask]):
     ) -> list[TaskScore]:
         """Return the harness's scores, and write its results as base.json and tuned.json."""
         with harness_tasks.data_in(data):
-            found = {side: self._results(recipe, results, side) if results else {} for side in SIDES}
-        for side, content in found.items():
+            results_of = {side: self._results(recipe, results, side) if results else {} for side in SIDES}
+        for side, content in results_of.items():
             # default=str: configurations may have functions.
             text = json.dumps(content, indent=2, default=str, ensure_ascii=False)
             (out / f"{side}.json").write_text(text + "\n", encoding="utf-8")
-        return _scores(found["base"], found["tuned"])
+        return _scores(results_of["base"], results_of["tuned"])
 
     def _results(self, recipe: Recipe, results: list[JobResult], side: str) -> dict[str, Any]:
         """Return the harness's results of all tasks in its own layout."""
         import lm_eval
 
         evaluation, tasks = recipe.evaluation, self.tasks(recipe)
-        found: dict[str, Any] = defaultdict(dict)
+        joined: dict[str, Any] = defaultdict(dict)
         for task in tasks:
             parts = [getattr(result, side) for result in results if result.job.task == task]
             answers = {key: responses for part in parts for key, responses in part.items()}
             with harness_tasks.quiet(f"{task.name}: scores"):
                 for section, content in _evaluate(recipe, task, answers).items():
-                    found[section] |= content
-        return found | {
+                    joined[section] |= content
+        return joined | {
             "config": {
                 "model": recipe.model.name_or_path if side == "base" else recipe.name,
                 "model_dtype": recipe.model.dtype,
@@ -127,11 +129,11 @@ def _answers(
     for request in harness_tasks.requests(tasks, job.task, lm, recipe.evaluation.apply_chat_template):
         if request.doc_id % job.shards == job.shard:
             by_kind[request.request_type] += [request] * request.repeats
-    found: dict[str, list[Any]] = defaultdict(list)
+    answers: dict[str, list[Any]] = defaultdict(list)
     for kind, requests in by_kind.items():
         for request, response in zip(requests, getattr(lm, kind)(requests), strict=True):
-            found[_key(request)].append(response)
-    return dict(found)
+            answers[_key(request)].append(response)
+    return dict(answers)
 
 
 def _key(request: Any) -> str:
@@ -150,8 +152,8 @@ def _evaluate(recipe: Recipe, task: HarnessTask, answers: dict[str, list[Any]]) 
     from lm_eval.evaluator import evaluate
 
     loaded: Any = harness_tasks.load(recipe, task)
-    for one in loaded["tasks"].values():
-        one.set_fewshot_seed(seed=harness_tasks.OTHER_SEED)
+    for loaded_task in loaded["tasks"].values():
+        loaded_task.set_fewshot_seed(seed=harness_tasks.OTHER_SEED)
     lm: Any = _StoredAnswers(answers)
     return dict(evaluate(lm, loaded, limit=task.limit, bootstrap_iters=BOOTSTRAPS, log_samples=False) or {})
 

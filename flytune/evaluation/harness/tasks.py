@@ -78,8 +78,8 @@ def load(recipe: Recipe, wanted: HarnessTask) -> dict[str, Any]:
     for name, task in loaded["tasks"].items():
         if getattr(task, "UNSAFE_CODE", False):
             raise RecipeError(f"evaluation.tasks: {name} {_REFUSED['unsafe_code']}")
-        own = task.get_config("num_fewshot")
-        if own is None or (wanted.num_fewshot is not None and own != 0):
+        shots = task.get_config("num_fewshot")
+        if shots is None or (wanted.num_fewshot is not None and shots != 0):
             task.set_config(key="num_fewshot", value=wanted.num_fewshot or 0)
     return dict(loaded)
 
@@ -147,9 +147,9 @@ def _manager(evaluation: Evaluation) -> Any:
     (5 s faster)."""
     folder = harness_tasks.folder(evaluation)
     if folder:
-        own = _indexed(folder, include_defaults=False)
-        if all(task.name in own.task_index for task in of_recipe(evaluation)):
-            return own
+        manager = _indexed(folder, include_defaults=False)
+        if all(task.name in manager.task_index for task in of_recipe(evaluation)):
+            return manager
     return _indexed(folder, include_defaults=True)
 
 
@@ -197,9 +197,9 @@ def _unknown(name: str, index: Any, evaluation: Evaluation) -> str:
     text = f"{name}: unknown to the harness" + (f"; did you mean {' or '.join(close)}?" if close else "")
     if (folder := harness_tasks.folder(evaluation)) is None:
         return text
-    if not (found := sorted(folder.rglob("*.yaml"))):
+    if not (files_there := sorted(folder.rglob("*.yaml"))):
         return f"{text}; {evaluation.include_path} has no YAML file here{harness_tasks.NOT_UPLOADED}"
-    unread = [f"{path.name} ({reason})" for path in found if (reason := _fault(path))]
+    unread = [f"{path.name} ({reason})" for path in files_there if (reason := _fault(path))]
     return text + (f"; in {evaluation.include_path}, not read: {', '.join(unread)}" if unread else "")
 
 
