@@ -44,16 +44,16 @@ def run(options: argparse.Namespace) -> int:
         )
     console = Console(soft_wrap=True, highlight=False)
     findings = []
-    for finding in _findings(options):
-        findings.append(finding)
+    for line in _findings(options):
+        findings.append(line)
         if not options.json:
             console.print(
-                f"[{_STYLES[finding.level]}]{finding.level:4}[/] {tables.plain(finding.what):20} ",
+                f"[{_STYLES[line.level]}]{line.level:4}[/] {tables.plain(line.what):20} ",
                 end="",
             )
-            console.print(finding.said, markup=False)
-            if finding.do:
-                console.print(f"{'':25} -> {finding.do}", markup=False)
+            console.print(line.said, markup=False)
+            if line.do:
+                console.print(f"{'':25} -> {line.do}", markup=False)
     if options.json:
         sys.stdout.write(json.dumps([each.model_dump() for each in findings], indent=2) + "\n")
     return int(any(each.level == "FAIL" for each in findings))

@@ -119,7 +119,7 @@ class InferenceModel:
         Raises:
             DataError: the first bad row, before any row is answered, if max_bad_fraction is 0.
         """
-        found: dict[int, GeneratedAnswer | DataError] = {}
+        by_row: dict[int, GeneratedAnswer | DataError] = {}
         by_adapter: dict[str, dict[int, list[int]]] = {}
         for index, line in enumerate(rows):
             name = line["row"].get("adapter") or _OWN
@@ -130,8 +130,8 @@ class InferenceModel:
             except DataError as error:
                 if not generation.max_bad_fraction:
                     raise
-                found[index] = error
-        with tqdm(total=len(rows) - len(found), desc="answers", unit=" prompts", delay=2) as bar:
+                by_row[index] = error
+        with tqdm(total=len(rows) - len(by_row), desc="answers", unit=" prompts", delay=2) as bar:
             for name, prompts in by_adapter.items():
                 with self._active(name):
                     form = self.formats[name]
@@ -145,8 +145,8 @@ class InferenceModel:
                             bar,
                             name,
                         )
-                found |= dict(zip(prompts, answers, strict=True))
-        return [found[index] for index in range(len(rows))]
+                by_row |= dict(zip(prompts, answers, strict=True))
+        return [by_row[index] for index in range(len(rows))]
 
     def _active(self, name: str) -> AbstractContextManager[Any]:
         """Switch to an adapter, or to the base while the context is open."""
@@ -312,10 +312,10 @@ def _write_answers(
     return sum(answered.answer_tokens for answered in answers if isinstance(answered, GeneratedAnswer))
 
 
-def _columns(found: GeneratedAnswer) -> dict[str, Any]:
+def _columns(generated: GeneratedAnswer) -> dict[str, Any]:
     return {
-        "answer": found.text,
-        "prompt_tokens": found.prompt_tokens,
-        "answer_tokens": found.answer_tokens,
-        "finish_reason": found.finish_reason,
+        "answer": generated.text,
+        "prompt_tokens": generated.prompt_tokens,
+        "answer_tokens": generated.answer_tokens,
+        "finish_reason": generated.finish_reason,
     }

@@ -59,7 +59,7 @@ class Classifier:
         Raises:
             DataError: the first bad row, before any row is labelled, if max_bad_fraction is 0.
         """
-        found: dict[int, LabelledText | DataError] = {}
+        by_row: dict[int, LabelledText | DataError] = {}
         texts: dict[int, list[int]] = {}
         for index, line in enumerate(rows):
             try:
@@ -67,7 +67,7 @@ class Classifier:
             except DataError as error:
                 if not generation.max_bad_fraction:
                     raise
-                found[index] = error
+                by_row[index] = error
         with named("the model cannot label texts", ExportError, (OSError, RuntimeError)):
             logits = heads.scores(
                 self.model,
@@ -79,8 +79,8 @@ class Classifier:
         head = heads.head_of(self.recipe)
         assert isinstance(head, heads.ClassHead)
         for (index, tokens), (answer, probabilities) in zip(texts.items(), head.answers(logits), strict=True):
-            found[index] = LabelledText(answer, probabilities, len(tokens))
-        return [found[index] for index in range(len(rows))]
+            by_row[index] = LabelledText(answer, probabilities, len(tokens))
+        return [by_row[index] for index in range(len(rows))]
 
     def _tokens(self, row: dict[str, Any], where: str) -> list[int]:
         if row.get("adapter") is not None:

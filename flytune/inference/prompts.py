@@ -192,13 +192,13 @@ def split(
             stack.enter_context((out / f"part-{number:05}.jsonl").open("w", encoding="utf-8"))
             for number in range(shards)
         ]
-        for row, found in tqdm(read_path(str(prompts), "prompts"), desc="prompts", unit=" rows", delay=2):
+        for row, place in tqdm(read_path(str(prompts), "prompts"), desc="prompts", unit=" rows", delay=2):
             # In a pod, the file's folder is temporary: the name is enough.
-            number, where, part = bad.rows, found.removeprefix(f"{prompts.parent}/"), bad.rows % shards
+            number, where, part = bad.rows, place.removeprefix(f"{prompts.parent}/"), bad.rows % shards
             bad.rows += 1
             try:
                 if isinstance(row, DataError):
-                    raise DataError(str(row).replace(found, where))
+                    raise DataError(str(row).replace(place, where))
                 _check(row, where, adapters, columns)
                 line = _line(number, row, where)
             except DataError as error:
@@ -301,11 +301,11 @@ def join(split_folder: Path, parts: Sequence[PromptPart], answered: Sequence[Pat
                 if "reason" in line:
                     bad.add(line["where"], DataError(line["reason"]))
                     continue
-                found = {"row": line["number"], **line["found"]}
-                file.write(json.dumps(line["row"] | found, ensure_ascii=False) + "\n")
-                totals["stopped"] += found["finish_reason"] == "stop"
-                totals["prompt_tokens"] += found["prompt_tokens"]
-                totals["answer_tokens"] += found["answer_tokens"]
+                columns = {"row": line["number"], **line["found"]}
+                file.write(json.dumps(line["row"] | columns, ensure_ascii=False) + "\n")
+                totals["stopped"] += columns["finish_reason"] == "stop"
+                totals["prompt_tokens"] += columns["prompt_tokens"]
+                totals["answer_tokens"] += columns["answer_tokens"]
         bad.check()
     if info.parquet:
         _to_parquet(out / "answers.jsonl")

@@ -110,16 +110,16 @@ def check_ranks(config: dict[str, Any], shapes: dict[str, list[int]]) -> None:
     Raises:
         AdapterConfigRefused: a rank is larger than that of any tensor.
     """
-    found = {
+    ranks = {
         shape[0]
         for name, shape in shapes.items()
         if ".lora_A." in name or ".lora_embedding_A" in name
         if shape
     }
-    largest = max(found, default=0)
+    largest = max(ranks, default=0)
     for name, rank in {"r": config.get("r", DEFAULT_RANK), **(config.get("rank_pattern") or {})}.items():
         used = name != "r" or not config.get("rank_pattern")
-        if found and rank > largest and (used or rank > 4 * largest):
+        if ranks and rank > largest and (used or rank > 4 * largest):
             raise AdapterConfigRefused(f"rank {rank:,} of {name}, but the tensors have {largest:,} at most")
 
 
@@ -145,7 +145,7 @@ def _problem(name: str, value: Any) -> str | None:
     if name == "trainable_token_indices":
         lists = list(value.values()) if isinstance(value, dict) else [value or []]
         are_ids = all(
-            isinstance(ids, list) and all(type(one) is int and 0 <= one < 2**31 for one in ids)
+            isinstance(ids, list) and all(type(token) is int and 0 <= token < 2**31 for token in ids)
             for ids in lists
         )
         return None if are_ids else f"must be lists of ids of tokens; found {value!r:.60}"
@@ -165,7 +165,7 @@ def _pattern_problem(name: str, value: Any) -> str | None:
     most = limits.LISTED if are_names else patterns.MOST_KEYS
     if len(written) > most:
         return f"has {counted(len(written), 'entry', 'entries')}, and {most:,} are the most"
-    texts = () if are_names else (one for one in written if isinstance(one, str))
+    texts = () if are_names else (pattern for pattern in written if isinstance(pattern, str))
     return next(filter(None, (patterns.problem(text, _EXPRESSIONS[name]) for text in texts)), None)
 
 
@@ -233,12 +233,12 @@ def _listed(names: list[str]) -> str:
 def _places(model: Any, name: str) -> dict[int, set[str]]:
     """Return the names that a file may have for each of an adapter's parameters; tied ones are one
     parameter."""
-    one = re.escape(name)
-    own = re.compile(rf"\.(lora_\w+|trainable_tokens_delta)\.{one}(?=\.|$)")
-    table = re.compile(rf"\.modules_to_save\.{one}\.")
+    escaped = re.escape(name)
+    suffixes = re.compile(rf"\.(lora_\w+|trainable_tokens_delta)\.{escaped}(?=\.|$)")
+    table = re.compile(rf"\.modules_to_save\.{escaped}\.")
     places: dict[int, set[str]] = {}
     for full, parameter in model.named_parameters(remove_duplicate=False):
-        stored = table.sub(".", own.sub(r".\1", full))
+        stored = table.sub(".", suffixes.sub(r".\1", full))
         if stored != full:
             # PEFT stores DoRA's magnitudes without the last part of their name.
             names = places.setdefault(id(parameter), set())

@@ -91,24 +91,24 @@ def fields(model: Any, method: Method) -> dict[str, Any]:
     """Return the fields of PEFT's LoraConfig that name what an adapter changes: target_modules,
     target_parameters ..."""
     if method.is_all_linear:
-        found = _all_linear(model)
+        chosen = _all_linear(model)
     else:
         named = method.target_modules
         if isinstance(named, str) and _type_of(model) in FUSED_EXPERTS:
             # PEFT would take the last parts of the names that match, and adapt them in all layers.
             named = [name for name in _linear_layers(model) if re.fullmatch(named, name)]
-        found = {"target_modules": named if isinstance(named, str) else list(named)}
+        chosen = {"target_modules": named if isinstance(named, str) else list(named)}
     if not method.experts:
-        return found
-    targets = found["target_modules"]
+        return chosen
+    targets = chosen["target_modules"]
     if not method.is_all_linear and (
         listed := [name for name in _linear_layers(model) if experts.is_listed(name)]
     ):
         ends = "|".join(map(re.escape, listed))
-        found["target_modules"] = (
+        chosen["target_modules"] = (
             f"(?:{targets})|(?:{ends})" if isinstance(targets, str) else [*targets, *listed]
         )
-    return found | {"target_parameters": experts.suffixes(experts.fused(model)) or None}
+    return chosen | {"target_parameters": experts.suffixes(experts.fused(model)) or None}
 
 
 def _all_linear(model: Any) -> dict[str, Any]:
@@ -281,9 +281,9 @@ def _modules_of(model: Any) -> Modules:
     tables = [model.get_input_embeddings(), model.get_output_embeddings() or getattr(model, _SCORE, None)]
     names = {id(module): name for name, module in model.named_modules()}
     kinds = {
-        name: isinstance(one, able)
-        for name, one in model.named_modules()
-        if name and all(one is not t for t in tables)
+        name: isinstance(layer, able)
+        for name, layer in model.named_modules()
+        if name and all(layer is not t for t in tables)
     }
     return Modules(
         str(model.config.model_type),
@@ -359,21 +359,21 @@ def _patterns(name: str, patterns: dict[str, int], adapted: list[str], modules: 
     if not patterns:
         return  # a refused plan tries hundreds of recipes
     wrong, left = 0, list(adapted)
-    ends = {end for one in adapted for end in _ends(one)}
-    experts = [one for one in adapted if is_fused_name(one)]
+    ends = {end for layer in adapted for end in _ends(layer)}
+    experts = [layer for layer in adapted if is_fused_name(layer)]
     for key in patterns:
         where, pattern = f"method.{name}: {key}", _ending(key)
-        is_own = [bool(pattern.match(one)) for one in left]
-        left = [one for one, mine in zip(left, is_own, strict=True) if not mine]
+        is_own = [bool(pattern.match(layer)) for layer in left]
+        left = [layer for layer, mine in zip(left, is_own, strict=True) if not mine]
         problem = ""
         if not any(is_own):
-            if key in ends or any(pattern.match(one) for one in adapted):
+            if key in ends or any(pattern.match(layer) for layer in adapted):
                 problem = (
                     "a pattern before it has all layers that it matches; PEFT takes the first; put it "
                     "first, or remove it"
                 )
             elif bare := next(
-                (one for one in (*modules.linear, modules.embedding) if pattern.match(one)), None
+                (layer for layer in (*modules.linear, modules.embedding) if pattern.match(layer)), None
             ):
                 problem = (
                     f"matches {bare}, which has no adapter; add it to method.target_modules, or "
@@ -383,7 +383,7 @@ def _patterns(name: str, patterns: dict[str, int], adapted: list[str], modules: 
                 problem = _unknown(_WORD.findall(key), modules, experts)
         elif key not in ends:
             for alternative, variant in alternatives(key, r"(.*\.)?({})"):
-                if not any(variant.fullmatch(one) for one in adapted):
+                if not any(variant.fullmatch(layer) for layer in adapted):
                     problem = f"{alternative} in it: {_unknown(_WORD.findall(alternative), modules, experts)}"
         if problem:
             wrong += 1

@@ -118,10 +118,10 @@ def commit_of(model: Model) -> str | None:
     from huggingface_hub import HfApi
 
     try:
-        found = HfApi().resolve_revision(
+        resolution = HfApi().resolve_revision(
             model.name_or_path, revision=model.revision, local_files_only=not hub_answers()
         )
-        return str(found.resolved)
+        return str(resolution.resolved)
     except Exception as error:  # noqa: BLE001 (the hub's errors are OSErrors; those of a proxy are not)
         log.warning("%s: its commit is unknown: %s", model.name_or_path, type(error).__name__)
         return None
@@ -223,16 +223,16 @@ def refuse_adapter(model: Model, ask: bool = False) -> None:
         return
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, file, revision=model.revision)
-    if found is None and ask:
+    cached = try_to_load_from_cache(name, file, revision=model.revision)
+    if cached is None and ask:
         with suppress(
             Exception
         ):  # the hub has none, which its cache notes; or it refuses, as for config.json
-            found = hf_hub_download(name, file, revision=model.revision)
-    if isinstance(found, str) and Path(found).with_name("config.json").is_file():
+            cached = hf_hub_download(name, file, revision=model.revision)
+    if isinstance(cached, str) and Path(cached).with_name("config.json").is_file():
         raise RecipeError(
-            f"model.name_or_path: {name}: {file} is beside config.json ({found}), so that transformers would "
-            "load that adapter, and the base that it names, in place of this model; copy the model's files "
+            f"model.name_or_path: {name}: {file} is beside config.json ({cached}), so that transformers "
+            "would load that adapter, and the base that it names, in place of this model; copy the model's files "
             "without it into a folder, and name the folder"
         )
 

@@ -132,10 +132,12 @@ def limited(tokenizer: Any, where: str) -> Any:
     Raises:
         DataError: a chat template is not text.
     """
-    found = tokenizer.chat_template
-    for one in found.values() if isinstance(found, dict) else [] if found is None else [found]:
-        require_text(one, where)
-    if isinstance(found, dict) and "default" not in found:
+    templates = tokenizer.chat_template
+    for template in (
+        templates.values() if isinstance(templates, dict) else [] if templates is None else [templates]
+    ):
+        require_text(template, where)
+    if isinstance(templates, dict) and "default" not in templates:
         tokenizer.chat_template = None
     patches.transformers.CHAT_TEMPLATES.install(_render_all)
     return tokenizer
@@ -165,14 +167,14 @@ def _render_all(
             [in_parts(message) if isinstance(message.get("content"), str) else message for message in chat]
             for chat in conversations
         ]
-    found = [write(chat) for chat in conversations]
-    if any("\ud800" <= letter <= "\udfff" for text, _ in found if not text.isascii() for letter in text):
+    written = [write(chat) for chat in conversations]
+    if any("\ud800" <= letter <= "\udfff" for text, _ in written if not text.isascii() for letter in text):
         raise DataError(
             "the chat template writes half of a surrogate pair, which is not a character; correct the "
             "template"
         )
-    return [text for text, _ in found], [
-        blocks for _, blocks in found
+    return [text for text, _ in written], [
+        blocks for _, blocks in written
     ] if return_assistant_tokens_mask else []
 
 
@@ -244,8 +246,8 @@ class _Process:
                 answer = self.connection.recv_bytes()
             except (EOFError, OSError):
                 _current = None
-                said, ended_at_limit = self._ended()
-                raise (TemplateError if ended_at_limit else _Ended)(f"it {said}; {_ADVICE}") from None
+                reason, ended_at_limit = self._ended()
+                raise (TemplateError if ended_at_limit else _Ended)(f"it {reason}; {_ADVICE}") from None
             except BaseException:  # an interruption in between: the answer would be taken for the next one
                 _current = None
                 self.close()
@@ -276,8 +278,8 @@ class _Process:
         words = os.pread(self._stderr, 2000, 0)
         os.close(self._stderr)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGPROF:
-            said = f": {one_line(words.decode(errors='replace'))}" if words else ""
-            return f"ends the process that renders it (signal {os.WTERMSIG(status)}{said})", False
+            last_words = f": {one_line(words.decode(errors='replace'))}" if words else ""
+            return f"ends the process that renders it (signal {os.WTERMSIG(status)}{last_words})", False
         return f"takes more than {SECONDS:g} s", True
 
 
@@ -398,8 +400,8 @@ def _answer(upstream: Any, source: str, request: Any, longest: int) -> bytes:
         # render_jinja_template takes three times as long, for values that are not text.
         text = upstream._compile_jinja_template(source).render(messages=messages, documents=None, **options)
     else:
-        texts, found = upstream.render_jinja_template([messages], chat_template=source, **options)
-        text, blocks = texts[0], found[0] if found else []
+        texts, block_lists = upstream.render_jinja_template([messages], chat_template=source, **options)
+        text, blocks = texts[0], block_lists[0] if block_lists else []
     if len(text) > longest:
         raise _TooLong(
             f"it makes {len(text):,} characters of a chat, and {longest:,} are the most; {_ADVICE}"

@@ -162,8 +162,8 @@ def config_file(model: Model) -> Path:
     name = base.local_name(model, weights=False)
     if (folder := Path(name)).is_dir():
         if not (folder / "config.json").is_file():
-            found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
-            raise RecipeError(f"{where}: the folder has no config.json; it holds {found}")
+            entries = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+            raise RecipeError(f"{where}: the folder has no config.json; it holds {entries}")
         return folder / "config.json"
 
     from huggingface_hub import hf_hub_download

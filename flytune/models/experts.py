@@ -31,7 +31,11 @@ def is_listed(module: str) -> bool:
 
 def fused(model: Any) -> dict[str, Any]:
     """Return the fused parameters of a model, sharded or not, by name."""
-    return {name: one for name, one in model.named_parameters() if is_fused(name, len(shape_of(one)))}
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if is_fused(name, len(shape_of(parameter)))
+    }
 
 
 def shape_of(parameter: Any) -> tuple[int, ...]:
@@ -98,7 +102,7 @@ def fingerprints(
     """
     import torch
 
-    found = []
+    products = []
     for _, layer, count in _probed(model):
         first, second = (
             gather(factor[adapter].weight).detach().to("cpu", torch.float64)
@@ -107,8 +111,8 @@ def fingerprints(
         # (experts x rank, in) and (out, rank x experts): PEFT, ParamWrapper.get_delta_factors
         inner = (first @ _vectors(first.shape[1], 1)).reshape(count, -1, PROBES)
         outer = (second.T @ _vectors(second.shape[0], 2)).reshape(-1, count, PROBES).transpose(0, 1)
-        found.append(layer.scaling[adapter] * (inner * outer).sum(dim=1))
-    return torch.cat(found) if found else None
+        products.append(layer.scaling[adapter] * (inner * outer).sum(dim=1))
+    return torch.cat(products) if products else None
 
 
 def _vectors(length: int, seed: int) -> Any:
@@ -119,8 +123,8 @@ def _vectors(length: int, seed: int) -> Any:
     return torch.cos(places * (0.7 + 0.61803398875 * torch.arange(1, PROBES + 1, dtype=torch.float64) / seed))
 
 
-def farthest(live: Any, found: Any) -> tuple[float, int]:
+def farthest(live: Any, exported: Any) -> tuple[float, int]:
     """Return the largest relative distance of an expert's numbers, and its place in `names`."""
-    distances = (live - found).norm(dim=1) / live.norm(dim=1).clamp_min(1e-30)
+    distances = (live - exported).norm(dim=1) / live.norm(dim=1).clamp_min(1e-30)
     worst = int(distances.nan_to_num(float("inf")).argmax())
     return float(distances[worst]), worst

@@ -65,9 +65,9 @@ def end_markers(tokenizer: Any, model: Any) -> list[int]:
     Raises:
         ExportError: the model's own are not ids of tokens.
     """
-    own = model.generation_config.eos_token_id if model.generation_config else None
-    owns = own if isinstance(own, list) else [own]
-    if wrong := [own for own in owns if own is not None and (type(own) is not int or own < 0)]:
+    ids = model.generation_config.eos_token_id if model.generation_config else None
+    owns = ids if isinstance(ids, list) else [ids]
+    if wrong := [ids for ids in owns if ids is not None and (type(ids) is not int or ids < 0)]:
         raise ExportError(
             f"generation_config.json: eos_token_id: must be ids of tokens; found {wrong[0]!r:.60}"
         )
@@ -142,7 +142,7 @@ def answer(
     torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     device = next(model.parameters()).device
     order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-    found: dict[int, GeneratedAnswer] = {}
+    answers: dict[int, GeneratedAnswer] = {}
     limit = positions.of_model(model)
     for start in range(0, len(order), generation.batch_size):
         batch = order[start : start + generation.batch_size]
@@ -163,14 +163,14 @@ def answer(
                 f"do not fit into the GPU; give a smaller batch_size, or a larger shape ({str(error)[:200]})"
             ) from error
         for index, tokens in zip(batch, output[:, input_ids.shape[1] :].tolist(), strict=True):
-            found[index] = _answer(tokenizer, prompts[index], tokens, ends)
+            answers[index] = _answer(tokenizer, prompts[index], tokens, ends)
         if bar is not None:
             bar.update(len(batch))
-    return [found[index] for index in range(len(prompts))]
+    return [answers[index] for index in range(len(prompts))]
 
 
 def _answer(tokenizer: Any, prompt: list[int], tokens: list[int], ends: list[int]) -> GeneratedAnswer:
     end = next((at for at, token in enumerate(tokens) if token in ends), None)
-    said = tokens[:end]
-    text = str(tokenizer.decode(said, skip_special_tokens=True))
-    return GeneratedAnswer(text, len(prompt), len(said), "length" if end is None else "stop")
+    kept = tokens[:end]
+    text = str(tokenizer.decode(kept, skip_special_tokens=True))
+    return GeneratedAnswer(text, len(prompt), len(kept), "length" if end is None else "stop")

@@ -132,7 +132,7 @@ def scores(
     import torch
     from tqdm import tqdm
 
-    found = numpy.zeros((len(sequences), innermost(model).config.num_labels))
+    all_scores = numpy.zeros((len(sequences), innermost(model).config.num_labels))
     order = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
@@ -143,11 +143,11 @@ def scores(
                 ids = padded([sequences[index] for index in batch], pad_token_id).to(device)
                 mask = padded([[1] * len(sequences[index]) for index in batch], 0).to(device)
                 logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-                found[batch] = logits.double().cpu().numpy()
+                all_scores[batch] = logits.double().cpu().numpy()
                 bar.update(len(batch))
     finally:
         model.train(was_training)
-    return found
+    return all_scores
 
 
 def finite_scores(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str) -> Any:
@@ -158,14 +158,16 @@ def finite_scores(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size
     """
     import numpy
 
-    found = scores(model, [row["input_ids"] for row in rows], pad_token_id, batch_size, f"{label}: scores")
-    if bad := numpy.flatnonzero(~numpy.isfinite(found).all(axis=1)).tolist():
+    all_scores = scores(
+        model, [row["input_ids"] for row in rows], pad_token_id, batch_size, f"{label}: scores"
+    )
+    if bad := numpy.flatnonzero(~numpy.isfinite(all_scores).all(axis=1)).tolist():
         raise ExportError(
-            f"{label}: the score of held-out sequence {bad[0]} is {found[bad[0]].tolist()} ({len(bad)} of "
-            f"{len(found)} are not finite): its weights have diverged, or overflow in model.dtype; lower "
-            "training.learning_rate, or use bfloat16"
+            f"{label}: the score of held-out sequence {bad[0]} is {all_scores[bad[0]].tolist()} ({len(bad)} "
+            f"of {len(all_scores)} are not finite): its weights have diverged, or overflow in model.dtype; "
+            "lower training.learning_rate, or use bfloat16"
         )
-    return found
+    return all_scores
 
 
 def probabilities(logits: Any, has_several: bool) -> Any:
@@ -199,10 +201,10 @@ def targets(rows: Sequence[Row], labels: int) -> Any:
     """Return which labels each row has, bool of shape (rows, labels)."""
     import numpy
 
-    found = numpy.zeros((len(rows), labels), dtype=bool)
+    is_class = numpy.zeros((len(rows), labels), dtype=bool)
     for number, row in enumerate(rows):
-        found[number, row[CLASSES]] = True
-    return found
+        is_class[number, row[CLASSES]] = True
+    return is_class
 
 
 def class_losses(logits: Any, wanted: Any, section: Classify) -> Any:
@@ -224,7 +226,7 @@ def class_losses(logits: Any, wanted: Any, section: Classify) -> Any:
     return -(weights * log_probs * wanted).sum(axis=1)
 
 
-def pair_losses(found: Any, center: float | None) -> Any:
+def pair_losses(both: Any, center: float | None) -> Any:
     """Return the loss of each pair in nats, as TRL's RewardTrainer computes it.
 
     Args:
@@ -233,7 +235,7 @@ def pair_losses(found: Any, center: float | None) -> Any:
     """
     import numpy
 
-    chosen, rejected = numpy.split(found, 2)
+    chosen, rejected = numpy.split(both, 2)
     return numpy.logaddexp(0.0, rejected - chosen) + (center or 0.0) * (chosen + rejected) ** 2
 
 
@@ -352,8 +354,10 @@ class ScalarHead(SequenceHead):
 
     def loss(self, model: Any, sequences: Sequence[Row], pad_token_id: int, recipe: Recipe) -> float:
         assert isinstance(recipe.objective, Reward)
-        found = finite_scores(model, sequences, pad_token_id, recipe.evaluation.batch_size, "tuned model")
-        return float(pair_losses(found[:, 0], recipe.objective.center_rewards_coefficient).mean())
+        pair_scores = finite_scores(
+            model, sequences, pad_token_id, recipe.evaluation.batch_size, "tuned model"
+        )
+        return float(pair_losses(pair_scores[:, 0], recipe.objective.center_rewards_coefficient).mean())
 
 
 class ClassHead(SequenceHead):
@@ -388,14 +392,14 @@ class ClassHead(SequenceHead):
         """Return the label of each row of logits (rows, labels), or all its labels where it may have several,
         and the probability of each label by name."""
         section = self.section
-        found = list[tuple[str | list[str], dict[str, float]]]()
+        answers = list[tuple[str | list[str], dict[str, float]]]()
         of_rows = probabilities(logits, section.has_several_labels).tolist()
         given_to_rows = given_labels(logits, section.has_several_labels).tolist()
         for of_row, is_given in zip(of_rows, given_to_rows, strict=True):
             names = [label for label, given in zip(section.labels, is_given, strict=True) if given]
             by_name = dict(zip(section.labels, of_row, strict=True))
-            found.append((names if section.has_several_labels else names[0], by_name))
-        return found
+            answers.append((names if section.has_several_labels else names[0], by_name))
+        return answers
 
     def loss(self, model: Any, sequences: Sequence[Row], pad_token_id: int, recipe: Recipe) -> float:
         assert isinstance(recipe.objective, Classify)

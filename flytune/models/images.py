@@ -134,13 +134,13 @@ class Processor:
 
     def replacements(self, pictures: Sequence[Any]) -> list[str]:
         """Return the text that takes the place of `token` for each picture of a sample."""
-        made = self._processor(
+        processed = self._processor(
             text=[self.token * len(pictures)],
             images=[list(pictures)],
             return_text_replacement_offsets=True,
             return_tensors=None,
         )
-        return [str(place["replacement"]) for place in made["text_replacement_offsets"][0]]
+        return [str(place["replacement"]) for place in processed["text_replacement_offsets"][0]]
 
     def tokens_of(self, pictures: Sequence[Any]) -> list[int]:
         """Return the number of `token_ids` that stand for each picture of a sample."""
@@ -159,11 +159,11 @@ class Processor:
         filled = [list(row) for row in pictures if row]
         if not filled:
             return {}
-        made = self._processor(
+        processed = self._processor(
             text=[self.token * len(row) for row in filled], images=filled, return_tensors=None, padding=False
         )
-        types = {name: torch.tensor(self._kinds(input_ids)) for name in _TYPES if name in made}
-        values = {name: value for name, value in made.items() if name not in (*_TEXTS, *_TYPES)}
+        types = {name: torch.tensor(self._kinds(input_ids)) for name in _TYPES if name in processed}
+        values = {name: value for name, value in processed.items() if name not in (*_TEXTS, *_TYPES)}
         return {name: _tensor(value) for name, value in values.items()} | types
 
     def _kinds(self, input_ids: Any) -> list[list[int]]:

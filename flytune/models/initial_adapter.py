@@ -47,7 +47,7 @@ def problems(recipe: Recipe) -> list[str]:
         return [str(error)]
     except ValueError as error:
         return [f"method.adapter: {address}: {CONFIG}: {error}; export the adapter again"]
-    found = [
+    sentences = [
         f"method.{name}: {wanted!r}, but the adapter of method.adapter has {has!r}; write that"
         for name, absent in _SAME.items()
         if (has := config.get(name, absent)) != (wanted := getattr(recipe.method, name))
@@ -55,44 +55,44 @@ def problems(recipe: Recipe) -> list[str]:
     wanted, has = recipe.method.target_modules, config.get("target_modules")
     if isinstance(wanted, list) and (not isinstance(has, list) or set(wanted) != set(has)):
         shown = sorted(has) if isinstance(has, list) else has
-        found.append(
+        sentences.append(
             f"method.target_modules: {sorted(wanted)}, but the adapter of method.adapter has {shown}"
         )
     if bool(config.get("target_parameters")) != recipe.method.experts:
         has = "adapts experts" if config.get("target_parameters") else "adapts no experts"
-        found.append(
+        sentences.append(
             f"method.experts: {recipe.method.experts}, but the adapter of method.adapter {has}; write that"
         )
-    found += _table_problems(recipe, config)
+    sentences += _table_problems(recipe, config)
     for name, plain in _PLAIN.items():
         if (value := config.get(name, plain)) != plain:
-            found.append(
+            sentences.append(
                 f"method.adapter: {name} {value!r} in {CONFIG}; a run can start from plain LoRA adapters only"
             )
-    return found + _base_problems(recipe, config)
+    return sentences + _base_problems(recipe, config)
 
 
 def _table_problems(recipe: Recipe, config: dict[str, Any]) -> list[str]:
     """Compare the tables that are trained; the ids of tokens are compared when the adapter is loaded."""
-    method, found = recipe.method, []
+    method, sentences = recipe.method, []
     complete, rows = config.get("modules_to_save") or [], _rows_of(config)
     if len(complete) != len(method.modules_to_save):
-        found.append(
+        sentences.append(
             f"method.modules_to_save: {method.modules_to_save}, but the adapter of method.adapter has "
             f"{complete}; write that"
         )
     wanted = recipe.model.extra_special_tokens or method.trainable_token_indices
     if rows and not wanted:
-        found.append(
+        sentences.append(
             "model.extra_special_tokens: none, but the adapter of method.adapter trains rows of "
             f"{', '.join(rows)}; write the tokens of its recipe.yaml, or method.trainable_token_indices"
         )
     if wanted and not rows and not complete:
-        found.append(
+        sentences.append(
             "model.extra_special_tokens: the adapter of method.adapter trains no rows of tokens; start from "
             "one that does, or from none"
         )
-    return found
+    return sentences
 
 
 def _rows_of(config: dict[str, Any]) -> dict[str, list[int]]:
@@ -145,7 +145,11 @@ def load_weights(model: Any, method: Method) -> None:
         state = load(_verified(storage, WEIGHTS))
     except (FileNotFoundError, SafetensorError, ValueError) as error:
         raise TrainingError(f"{where}: {WEIGHTS} cannot be read; the run stops: {error}") from error
-    trained = {name: one for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+    trained = {
+        name: weight
+        for name, weight in model.named_parameters(remove_duplicate=False)
+        if weight.requires_grad
+    }
     parameters = get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False)
     wrong = sorted(parameters.keys() ^ state.keys())
     wrong += [

@@ -124,8 +124,8 @@ def commit(model: Model, local: bool = False) -> str | None:
         return None
     from transformers.utils.hub import resolve_revision
 
-    found = resolve_revision(model.name_or_path, model.revision, local_files_only=local)
-    return getattr(found, "resolved", found)
+    resolution = resolve_revision(model.name_or_path, model.revision, local_files_only=local)
+    return getattr(resolution, "resolved", resolution)
 
 
 def quantization(recipe: Recipe, storage: str = "uint8") -> Any:
@@ -150,13 +150,13 @@ def quantization(recipe: Recipe, storage: str = "uint8") -> Any:
 @cache
 def _say_once(name: str, part: str) -> None:
     """Let a logger write a message that contains `part` once: 8-bit layers repeat theirs at every product."""
-    said: list[str] = []
+    messages: list[str] = []
 
     def is_new(record: logging.LogRecord) -> bool:
         if part not in str(record.msg):
             return True
-        said.append(str(record.msg))
-        return len(said) == 1
+        messages.append(str(record.msg))
+        return len(messages) == 1
 
     logging.getLogger(name).addFilter(is_new)
 

@@ -84,11 +84,11 @@ def training_problem(
 def attention_problem(model_type: str, attention: str, trust_remote_code: bool) -> str | None:
     """Return why transformers refuses to load a model type with a kind of attention; None if it has it, or is
     not known."""
-    found = _known(model_type, trust_remote_code).get("attention")
+    kinds = _known(model_type, trust_remote_code).get("attention")
     kind = "flash_attention_2" if attention.startswith("flash_attention") else attention
-    if found is None or kind in found:
+    if kinds is None or kind in kinds:
         return None
-    return f"{attention}: transformers has no such attention for {model_type}; set {' or '.join(found)}"
+    return f"{attention}: transformers has no such attention for {model_type}; set {' or '.join(kinds)}"
 
 
 def checkpointing_problem(model_type: str, trust_remote_code: bool) -> str | None:
@@ -124,7 +124,7 @@ def own_logits(config: Mapping[str, Any], trust_remote_code: bool) -> str | None
         return f"model type {shown(kind)}, whose head no test has run"
     if not row.get("chunked_loss", True):
         return f"the head of {kind}"
-    alike, own = row.get("chunked_fields", ()), row.get("own_fields", {})
+    alike, own_fields = row.get("chunked_fields", ()), row.get("own_fields", {})
     for name, value in _fields(config):
         if name in alike:
             # TRL and the models differ on a cap or a factor that is not a positive number.
@@ -132,7 +132,7 @@ def own_logits(config: Mapping[str, Any], trust_remote_code: bool) -> str | None
                 isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
             ):
                 return f"{name}: {shown(value)}"
-        elif (name in CHUNKED_FIELDS or name in own) and value != own.get(name):
+        elif (name in CHUNKED_FIELDS or name in own_fields) and value != own_fields.get(name):
             return f"{name}: {shown(value)}"
     return None
 

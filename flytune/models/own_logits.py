@@ -55,7 +55,11 @@ def add_head(model: Any, trust_remote_code: bool = False, **arguments: Any) -> N
 
 def trl_module(trainer_class: Any) -> str:
     """Return the name of the module of the trainer of TRL that a class extends."""
-    return next(str(one.__module__) for one in trainer_class.__mro__ if one.__module__.startswith("trl."))
+    return next(
+        str(base_class.__module__)
+        for base_class in trainer_class.__mro__
+        if base_class.__module__.startswith("trl.")
+    )
 
 
 @contextmanager
@@ -90,14 +94,14 @@ def _add_own(
         from trl.trainer.utils import FusedCausalLMOutput
 
         kwargs.pop("num_items_in_batch", None)
-        found = original(*args, **kwargs | {"use_cache": False})
-        labels = labels[:, 1:].to(found.logits.device)
+        result = original(*args, **kwargs | {"use_cache": False})
+        labels = labels[:, 1:].to(result.logits.device)
         mask = labels != IGNORED
-        logits = found.logits if temperature == 1.0 else found.logits / temperature
+        logits = result.logits if temperature == 1.0 else result.logits / temperature
         results = _of_tokens(logits, labels.masked_fill(~mask, 0), outputs)
         results = {name: values.masked_fill(~mask, 0) for name, values in results.items()}
         loss = -results["log_probs"].sum() / mask.sum().clamp(min=1)
-        balance = getattr(found, "aux_loss", None)
+        balance = getattr(result, "aux_loss", None)
         if balance is None and kwargs.get("output_router_logits"):
             balance = loss.new_zeros(
                 ()
@@ -135,16 +139,16 @@ def _of_tile(logits: Any, targets: Any, outputs: tuple[str, ...]) -> dict[str, A
 
     logits = logits.float()
     total = logits.logsumexp(dim=-1)
-    found = {"log_probs": logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - total}
+    values = {"log_probs": logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - total}
     with torch.no_grad():  # for the log alone, as TRL's trainers use them
         if "entropy" in outputs:
-            found["entropy"] = total - ((logits - total.unsqueeze(-1)).exp() * logits).nan_to_num().sum(
+            values["entropy"] = total - ((logits - total.unsqueeze(-1)).exp() * logits).nan_to_num().sum(
                 dim=-1
             )
         if "log_sum_sq_probs" in outputs:
-            found["log_sum_sq_probs"] = (2 * (logits - total.unsqueeze(-1))).logsumexp(dim=-1)
+            values["log_sum_sq_probs"] = (2 * (logits - total.unsqueeze(-1))).logsumexp(dim=-1)
         if "mean_logits" in outputs:
-            found["mean_logits"] = logits.mean(dim=-1)
+            values["mean_logits"] = logits.mean(dim=-1)
         if "is_top1" in outputs:
-            found["is_top1"] = logits.argmax(dim=-1) == targets
-    return found
+            values["is_top1"] = logits.argmax(dim=-1) == targets
+    return values

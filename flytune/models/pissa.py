@@ -14,9 +14,15 @@ def snapshot(model: Any) -> dict[str, Any]:
     """Return the factors of a new adapter, float32 in host memory, by their names in an export."""
     from peft import get_peft_model_state_dict
 
-    trained = {name: one for name, one in model.named_parameters(remove_duplicate=False) if one.requires_grad}
+    trained = {
+        name: parameter
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
     named = get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False)
-    factors = {name: one for name, one in named.items() if ".lora_A." in name or ".lora_B." in name}
+    factors = {
+        name: parameter for name, parameter in named.items() if ".lora_A." in name or ".lora_B." in name
+    }
     return {name: factor.detach().float().cpu().clone() for name, factor in factors.items()}
 
 
@@ -39,11 +45,11 @@ def as_lora(state: dict[str, Any], initial: dict[str, Any]) -> dict[str, Any]:
 
 def config_as_lora(config: Any) -> Any:
     """Return PEFT's configuration of the same adapter as LoRA: twice the ranks, the same scales."""
-    made = copy.deepcopy(config)
+    doubled = copy.deepcopy(config)
     # The scale is alpha / r, of rsLoRA alpha / sqrt(r).
-    scale = math.sqrt(2) if made.use_rslora else 2
-    made.init_lora_weights = True
-    made.r, made.lora_alpha = 2 * made.r, scale * made.lora_alpha
-    made.rank_pattern = {name: 2 * rank for name, rank in made.rank_pattern.items()}
-    made.alpha_pattern = {name: scale * alpha for name, alpha in made.alpha_pattern.items()}
-    return made
+    scale = math.sqrt(2) if doubled.use_rslora else 2
+    doubled.init_lora_weights = True
+    doubled.r, doubled.lora_alpha = 2 * doubled.r, scale * doubled.lora_alpha
+    doubled.rank_pattern = {name: 2 * rank for name, rank in doubled.rank_pattern.items()}
+    doubled.alpha_pattern = {name: scale * alpha for name, alpha in doubled.alpha_pattern.items()}
+    return doubled

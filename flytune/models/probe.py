@@ -94,14 +94,14 @@ def tokenized(tokenizer: Any) -> list[list[int]]:
     otherwise."""
     if tokenizer.chat_template:
         chats = [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-        found = [
+        prompts = [
             tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
             for chat in chats
         ]
     else:
-        found = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+        prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     # The answer depends on the end of a rendered chat, so tokens are cut from its beginning.
-    return [list(ids[-MAX_TOKENS:]) for ids in found]
+    return [list(ids[-MAX_TOKENS:]) for ids in prompts]
 
 
 def record(
@@ -150,9 +150,9 @@ def ask(model: Any, prompts: list[list[int]]) -> Answers:
 
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     if heads.has_score(model):
-        found = heads.answers(model, heads.scores(model, prompts, 0))
+        answers = heads.answers(model, heads.scores(model, prompts, 0))
         return Answers(
-            padded(prompts, 0), lengths, torch.from_numpy(found).float(), torch.zeros(len(prompts))
+            padded(prompts, 0), lengths, torch.from_numpy(answers).float(), torch.zeros(len(prompts))
         )
     last, losses = [], []
     for ids, logits in logits_of(model, prompts):

@@ -48,7 +48,7 @@ def cached(name: str, revision: str | None, file: str) -> Path | None:
     """Return the local path of a file in a folder, or of a model on the hub; None if it has none."""
     from transformers.utils.hub import cached_file
 
-    found = cached_file(
+    file_name = cached_file(
         name,
         file,
         revision=revision,
@@ -56,7 +56,7 @@ def cached(name: str, revision: str | None, file: str) -> Path | None:
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return Path(found) if found else None
+    return Path(file_name) if file_name else None
 
 
 def content_of(model: Model, name: str) -> dict[str, Any] | None:
@@ -176,10 +176,10 @@ def _change(content: dict[str, Any], before: dict[str, Any], after: dict[str, An
 def _in_both_forms(content: dict[str, Any], config: Any) -> dict[str, Any]:
     """Return a configuration with the rotary embedding in both forms, where transformers then reads the
     same."""
-    found = copy.deepcopy(content)
-    _add_forms(found, config)
+    extended = copy.deepcopy(content)
+    _add_forms(extended, config)
     try:
-        return found if _rotary(found, config) == _rotary(content, config) else content
+        return extended if _rotary(extended, config) == _rotary(content, config) else content
     except Exception as error:  # noqa: BLE001 (a class of transformers that knows the new form alone, and refuses keys of the old one)
         log.debug("%s: %s", type(config).__name__, error)
         return content
@@ -204,38 +204,38 @@ def _add_forms(content: dict[str, Any], config: Any) -> None:
 
 def _in_old_form(parameters: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
     """Return the keys by which transformers 4 reads rope_parameters."""
-    kind, found = str(content.get("model_type")), dict[str, Any]()
+    kind, older = str(content.get("model_type")), dict[str, Any]()
     theta, share = (
         ("rotary_emb_base", "rotary_pct")
         if kind.startswith("gpt_neox")
         else ("rope_theta", "partial_rotary_factor")
     )
     if isinstance(local := parameters.get("sliding_attention"), dict):
-        found["rope_local_base_freq"] = local.get("rope_theta")
+        older["rope_local_base_freq"] = local.get("rope_theta")
     if isinstance(inner := parameters.get("full_attention"), dict):
         parameters = inner
     for key, name in (("rope_theta", theta), ("partial_rotary_factor", share)):
         if key in parameters:
-            found[name] = parameters[key]
+            older[name] = parameters[key]
     scaling = {
         key: value for key, value in parameters.items() if key not in ("rope_theta", "partial_rotary_factor")
     }
     scaled_by = scaling.get("rope_type", "default")
     if scaled_by == "longrope":
         # Version 4 takes the length from the configuration, and for Phi-3 no other keys than these three.
-        found["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
+        older["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
         if kind.startswith("phi"):
             factors = {key: scaling.get(key) for key in ("short_factor", "long_factor")}
             scaling = {"type": scaled_by, **factors}
     if scaled_by != "default":
-        found["rope_scaling"] = scaling
-    return {key: value for key, value in found.items() if value is not None}
+        older["rope_scaling"] = scaling
+    return {key: value for key, value in older.items() if value is not None}
 
 
 def _rotary(content: dict[str, Any], config: Any) -> Any:
     """Return what transformers reads of the rotary embedding in a configuration of this class."""
     read = type(config)(**copy.deepcopy(content)).get_text_config()
     parameters = copy.deepcopy(getattr(read, "rope_parameters", None) or {})
-    for one in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
-        one.pop("type", None)
+    for section in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
+        section.pop("type", None)
     return parameters

@@ -149,14 +149,14 @@ def _list_model(address: str) -> _Listing:
 def _list(address: str, key: str) -> _Listing:
     with _errors_translated(f"{key}: {address}"):
         storage = Storage(address, key, failed="cannot be read", retry=False)
-        found = storage.files()
+        files_there = storage.files()
     parts = [address.rstrip("/")]
-    for file, info in sorted(found.items()):
+    for file, info in sorted(files_there.items()):
         kept = next(
             (info[mark] for mark in ("ETag", "etag", "md5Hash", "crc32c", "mtime") if info.get(mark)), ""
         )
         parts.append(f"{storage.path(file)} {info.get('size')} {kept}")
-    return _Listing(storage, list(found), hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16])
+    return _Listing(storage, list(files_there), hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16])
 
 
 @contextmanager

@@ -91,13 +91,13 @@ def _index(folder: Path) -> dict[str, str]:
         others = sorted(
             path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".gguf")
         )
-        found = (
+        entries = (
             f"only {', '.join(others[:3])}, which must be converted first (save_pretrained)"
             if others
             else "no weights"
         )
         raise TrainingError(
-            f"{folder}: has neither model.safetensors nor model.safetensors.index.json; found {found}"
+            f"{folder}: has neither model.safetensors nor model.safetensors.index.json; found {entries}"
         )
     return {}
 
@@ -172,7 +172,7 @@ class Converted:
             transform = copy.deepcopy(self.transform)
             dtype = part.local.dtype
             transform.collected_tensors = {
-                p: [self.files[key][...].to(dtype) for key in found] for p, found in keys.items()
+                p: [self.files[key][...].to(dtype) for key in listed] for p, listed in keys.items()
             }
             value = transform.convert(self.first, model=self.model, config=self.model.config)[self.target]
         except Exception as error:
@@ -234,16 +234,16 @@ def sources(files: TensorFiles, base: Any, tensors: dict[str, Any]) -> dict[str,
         elif pattern is None:
             sources.setdefault(target, StoredParameter(files, key))
         else:
-            made = sources.get(target)
-            if not isinstance(made, Converted):
-                made = Converted(files, model, converter_of[pattern], target, target)
-                first, *others = made.transform.target_patterns
+            converted = sources.get(target)
+            if not isinstance(converted, Converted):
+                converted = Converted(files, model, converter_of[pattern], target, target)
+                first, *others = converted.transform.target_patterns
                 sources |= {
-                    target.replace(first, other): replace(made, target=target.replace(first, other))
+                    target.replace(first, other): replace(converted, target=target.replace(first, other))
                     for other in others
                 }
-                sources[target] = made
-            made.keys.setdefault(pattern, []).append(key)
+                sources[target] = converted
+            converted.keys.setdefault(pattern, []).append(key)
     if unused:
         logger.info(
             "%s: %d tensors are not used by the model: %s ...",

@@ -149,13 +149,13 @@ def _of_own_head(model: Any, inputs: dict[str, Any], labels: Any) -> Any:
     for tile, logits in tiles_of_logits(model, inputs, positions):
         wanted = targets[:, tile]
         # Row by row, without a copy if all positions are scored: a copy is as large as the logits.
-        for row, (own, target) in enumerate(zip(logits, wanted.to(logits.device), strict=True)):
+        for row, (row_logits, target) in enumerate(zip(logits, wanted.to(logits.device), strict=True)):
             is_scored = target != IGNORED
-            chosen = own if is_scored.all() else own[is_scored]
+            chosen = row_logits if is_scored.all() else row_logits[is_scored]
             losses = _cross_entropy(chosen, target[is_scored])
             log_probs[row, tile[is_scored.to(tile.device)]] = -losses.to(log_probs.device)
         # Not beside those of the next tile: they are the largest tensors of an evaluation.
-        del logits, own, chosen
+        del logits, row_logits, chosen
     return log_probs
 
 

@@ -62,10 +62,10 @@ def _in_folder(folder: Path) -> dict[str, Tensor] | None:
             f"{_KEY}: {folder}: {len(missing)} of {counted(len(files), 'file')} of {INDEX} are missing: "
             f"{missing[0]}"
         )
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in files:
-        found |= _parse_file(folder / file)
-    return found
+        tensors |= _parse_file(folder / file)
+    return tensors
 
 
 def _parse_file(path: Path) -> dict[str, Tensor]:
@@ -87,14 +87,14 @@ def _at_address(address: str) -> dict[str, Tensor] | None:
             files = _files_of(storage.read(INDEX), f"{address}/{INDEX}")
         else:
             return None
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for file in files:
             where, size = f"{address}/{file}", storage.info(file)["size"]
             length = length_of(storage.read_part(file, 0, 8), where)
-            found |= _parse(storage.read_part(file, 8, 8 + length), length, where, size)
+            tensors |= _parse(storage.read_part(file, 8, 8 + length), length, where, size)
     except FileNotFoundError as error:
         raise RecipeError(f"{_KEY}: {address}: cannot be read: {error} does not exist") from None
-    return found
+    return tensors
 
 
 def _on_hub(model: Model) -> dict[str, Tensor] | None:
@@ -106,8 +106,8 @@ def _on_hub(model: Model) -> dict[str, Tensor] | None:
         cached = try_to_load_from_cache(name, file, revision=model.revision)
         if isinstance(cached, str):
             try:
-                if (found := _in_folder(Path(cached).parent)) is not None:
-                    return found
+                if (tensors := _in_folder(Path(cached).parent)) is not None:
+                    return tensors
             except RecipeError as error:
                 log.info("%s: not all of its files are in the hub's cache: %s", name, error)
     if not base.hub_answers():
@@ -148,7 +148,7 @@ def _parse(header: bytes, length: int, where: str, size: int) -> dict[str, Tenso
         raise RecipeError(f"{_KEY}: {where}: truncated in its header; {again}")
     try:
         content = json_core.load(header, LARGEST)
-        found, end = {}, 0
+        tensors, end = {}, 0
         for name, entry in content.items():
             if name == "__metadata__":
                 continue
@@ -157,7 +157,7 @@ def _parse(header: bytes, length: int, where: str, size: int) -> dict[str, Tenso
                 entry["dtype"], str
             ):
                 raise ValueError(f"the shape or dtype of {name:.80} is none")
-            found[name] = Tensor(entry["dtype"], shape)
+            tensors[name] = Tensor(entry["dtype"], shape)
             end = max(end, int(entry["data_offsets"][1]))
     except (
         json_core.JSONError,
@@ -168,11 +168,11 @@ def _parse(header: bytes, length: int, where: str, size: int) -> dict[str, Tenso
         AttributeError,
         OverflowError,
     ) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise RecipeError(f"{_KEY}: {where}: not a safetensors file ({said:.200}); {again}") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise RecipeError(f"{_KEY}: {where}: not a safetensors file ({reason:.200}); {again}") from None
     if 8 + length + end > size:
         raise RecipeError(f"{_KEY}: {where}: truncated: {size:,} of {8 + length + end:,} bytes; {again}")
-    return found
+    return tensors
 
 
 def _files_of(index: bytes, where: str) -> list[str]:
@@ -192,6 +192,6 @@ def _files_of(index: bytes, where: str) -> list[str]:
         KeyError,
         AttributeError,
     ) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise RecipeError(f"{_KEY}: {where}: not an index of safetensors files ({said:.200})") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise RecipeError(f"{_KEY}: {where}: not an index of safetensors files ({reason:.200})") from None
     return names

@@ -47,11 +47,11 @@ def path_of(name: str, revision: str | None, tokenizer: Any) -> Path | None:
 
 def named_tokens(name: str, revision: str | None) -> set[str]:
     """Return all texts in the files beside a tokenizer.json which may name tokens."""
-    found = set[str]()
+    tokens = set[str]()
     for file in _ADDED_FILES:
         if (path := published.cached(name, revision, file)) is not None:
-            found.update(_texts(json_core.load_object(path.read_bytes(), published.LARGEST)))
-    return found
+            tokens.update(_texts(json_core.load_object(path.read_bytes(), published.LARGEST)))
+    return tokens
 
 
 def _texts(content: Any) -> Iterator[str]:
@@ -59,10 +59,10 @@ def _texts(content: Any) -> Iterator[str]:
         yield content
     elif isinstance(content, dict):
         yield from content
-    for one in (
+    for part in (
         content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
     ):
-        yield from _texts(one)
+        yield from _texts(part)
 
 
 def add_missing(target: Any, source: Any, is_wanted: Callable[[str], bool]) -> None:
@@ -75,14 +75,15 @@ def add_missing(target: Any, source: Any, is_wanted: Callable[[str], bool]) -> N
     )
 
 
-def are_equal(one: Any, other: Any) -> bool:
+def are_equal(first: Any, other: Any) -> bool:
     """Return whether two tokenizers of the tokenizers library have the same vocabulary and take the same
     steps."""
     vocabularies = [
-        {token.content: at for at, token in each.get_added_tokens_decoder().items()} for each in (one, other)
+        {token.content: at for at, token in each.get_added_tokens_decoder().items()}
+        for each in (first, other)
     ]
     return vocabularies[0] == vocabularies[1] and all(
-        _state(getattr(one, step)) == _state(getattr(other, step)) for step in _STEPS
+        _state(getattr(first, step)) == _state(getattr(other, step)) for step in _STEPS
     )
 
 
@@ -120,7 +121,7 @@ def _config(tokenizer: Any, saved: dict[str, Any], base: dict[str, Any] | None) 
         if base and isinstance(base.get("extra_special_tokens"), list)
         else "additional_special_tokens"
     )
-    extra, there = saved.get("extra_special_tokens"), [_text(one) for one in config.get(key) or ()]
+    extra, there = saved.get("extra_special_tokens"), [_text(listed) for listed in config.get(key) or ()]
     if base is None:
         config.pop("extra_special_tokens", None)
     if (
@@ -258,8 +259,8 @@ def _growth(step: Any) -> tuple[int, int]:
     one by one."""
     if isinstance(step, list):
         growth, added = 1, 0
-        for one in step:
-            more, further = _growth(one)
+        for part in step:
+            more, further = _growth(part)
             growth, added = min(growth * more, 10**18), min(added * more + further, 10**18)
         return growth, added
     if not isinstance(step, dict):
@@ -274,8 +275,8 @@ def _growth(step: Any) -> tuple[int, int]:
         # An expression, or an empty text, may match between all characters.
         return (max(1, -(-len(content) // len(text))), 0) if text else (1 + len(content), len(content))
     if step.get("type") == "TemplateProcessing":
-        tokens = {name: len(one.get("ids", ())) for name, one in (step.get("special_tokens") or {}).items()}
-        parts = [one.get("SpecialToken", {}).get("id") for one in step.get("single", ())]
+        tokens = {name: len(part.get("ids", ())) for name, part in (step.get("special_tokens") or {}).items()}
+        parts = [part.get("SpecialToken", {}).get("id") for part in step.get("single", ())]
         return 1, sum(tokens.get(name, 0) for name in parts)
     return 1, len(str(step.get("prepend", "")))
 
@@ -372,8 +373,8 @@ def note_difference(tokenizer: Any, texts: Iterable[str]) -> None:
             at = next(
                 (
                     at
-                    for at, (one, other) in enumerate(zip(mine.tokens, pieces, strict=False))
-                    if one != other
+                    for at, (piece, other) in enumerate(zip(mine.tokens, pieces, strict=False))
+                    if piece != other
                 ),
                 0,
             )

@@ -45,11 +45,11 @@ def save_all(model: Model, tokenizer: Any) -> None:
             published.write_config(config, model, model.dtype, architecture, folder)
             AutoConfig.from_pretrained(folder, trust_remote_code=code)
         with named(f"{where}: its {published.GENERATION_CONFIG} cannot be saved; {advice}", DataError):
-            found = published.content_of(model, published.GENERATION_CONFIG)
+            content = published.content_of(model, published.GENERATION_CONFIG)
             generation = (
                 GenerationConfig.from_model_config(config)
-                if found is None
-                else GenerationConfig.from_dict(found)
+                if content is None
+                else GenerationConfig.from_dict(content)
             )
             generation.pad_token_id = tokenizer.pad_token_id
             published.savable(generation).save_pretrained(folder)

@@ -17,18 +17,18 @@ def weight_map(content: str | bytes) -> dict[str, str]:
             beside it.
     """
     try:
-        found = json_core.load_object(content).get("weight_map")
-        if not isinstance(found, dict) or not found:
+        files_of = json_core.load_object(content).get("weight_map")
+        if not isinstance(files_of, dict) or not files_of:
             raise IndexRefused("has no weight_map")
-        for file in dict.fromkeys(map(str, found.values())):
+        for file in dict.fromkeys(map(str, files_of.values())):
             names.check(file)
         if odd := [
-            file for file in found.values() if not isinstance(file, str) or "/" in file or _suffix(file)
+            file for file in files_of.values() if not isinstance(file, str) or "/" in file or _suffix(file)
         ]:
             raise IndexRefused(f"names {odd[0]!r:.80}, which is not a *.safetensors file beside it")
     except (json_core.JSONError, names.NameRefused) as error:
         raise IndexRefused(str(error)) from None
-    return found
+    return files_of
 
 
 def _suffix(file: str) -> bool:

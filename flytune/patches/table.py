@@ -19,7 +19,9 @@ def records() -> Iterator[tuple[str, Patch]]:
                 yield f"{library}.{name}", value
             elif isinstance(value, dict) and not name.startswith("__"):
                 yield from (
-                    (f"{library}.{name}[{key}]", one) for key, one in value.items() if isinstance(one, Patch)
+                    (f"{library}.{name}[{key}]", patch)
+                    for key, patch in value.items()
+                    if isinstance(patch, Patch)
                 )
 
 

@@ -187,8 +187,8 @@ def _of_pod(name: str, field: str) -> Any:
 def _environment(shape: Shape) -> dict[str, str]:
     offline = {"HF_HUB_OFFLINE": "1"} if shape.is_gpu else {}
     debug = {"NCCL_DEBUG": "WARN"} if shape.is_gpu and shape.nodes > 1 else {}
-    own = {"TMPDIR": SCRATCH, "HF_HUB_CACHE": f"{SCRATCH}/hub", RETRIES: str(shape.retries)}
-    return own | offline | debug | shape.fabric.environment
+    variables = {"TMPDIR": SCRATCH, "HF_HUB_CACHE": f"{SCRATCH}/hub", RETRIES: str(shape.retries)}
+    return variables | offline | debug | shape.fabric.environment
 
 
 def _scratch(shape: Shape, cluster: Cluster) -> Any:

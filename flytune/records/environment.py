@@ -13,12 +13,12 @@ _LOCK = Path(flytune.__file__).resolve().parents[1] / "requirements.lock"
 def versions() -> dict[str, str]:
     """Return the versions of Flytune and the libraries that compute, and the start of the lock's SHA-256
     where it is there."""
-    found = {"flytune": flytune.__version__}
+    numbers = {"flytune": flytune.__version__}
     for name in _LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            numbers[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     if _LOCK.is_file():
-        found[_LOCK.name] = hashlib.sha256(_LOCK.read_bytes()).hexdigest()[:16]
-    return found
+        numbers[_LOCK.name] = hashlib.sha256(_LOCK.read_bytes()).hexdigest()[:16]
+    return numbers

@@ -82,10 +82,10 @@ class MeasuredFigure(Figure):
     def outcome(self) -> Literal["better", "worse", "unclear"]:
         """Return the significant direction: of the difference, or else compared with a model that prefers
         nothing."""
-        found, zero = (self.difference, 0.0) if self.difference else (self.tuned, self.neutral)
+        interval, zero = (self.difference, 0.0) if self.difference else (self.tuned, self.neutral)
         if zero is None or self.better == "neither":
             return "unclear"
-        below, above = found.high < zero, found.low > zero
+        below, above = interval.high < zero, interval.low > zero
         if not below and not above:
             return "unclear"
         return "better" if below == (self.better == "lower") else "worse"

@@ -258,10 +258,10 @@ class Metrics(Record):
     @property
     def untrained_warning(self) -> str:
         """Return a sentence about adapted experts that got no token in training; empty if all got some."""
-        if not (found := self.untrained_experts):
+        if not (layers := self.untrained_experts):
             return ""
-        count = sum(len(one.experts) for one in found)
-        first = found[0]
+        count = sum(len(layer.experts) for layer in layers)
+        first = layers[0]
         return (
             f"{counted(count, 'adapter')} of experts {'is' if count == 1 else 'are'} still as at the start, "
             f"since no token of training reached the experts ({len(first.experts)} of {first.of} of "
@@ -301,30 +301,30 @@ def figures_of(values: Mapping[str, Any]) -> list[MeasuredFigure]:
 def _figures_of(values: Mapping[str, Any]) -> list[MeasuredFigure]:
     if "figures" in values:
         return [MeasuredFigure.model_validate(figure) for figure in values["figures"]]
-    if found := values.get("reward"):
+    if table := values.get("reward"):
         loss = LOSS.model_copy(update={"unit": "nats per pair", "neutral": math.log(2)})
         return [
-            _tuned(ACCURACY, found, "accuracy"),
+            _tuned(ACCURACY, table, "accuracy"),
             _tuned(loss, values["tuned"], "loss"),
-            _tuned(MARGIN, found, "margin"),
+            _tuned(MARGIN, table, "margin"),
         ]
     scored = [_measured(figure, values, figure.name) for figure in (PERPLEXITY, LOSS)]
     scored[1] = scored[1].model_copy(
         update={"difference": Interval(**{end: values[name] for end, name in _DIFFERENCE.items()})}
     )
-    if not (found := values.get("preference")):
+    if not (table := values.get("preference")):
         return scored
-    labels = found.get("labels")
+    labels = table.get("labels")
     figures = [of_labels(figure) if labels else figure for figure in (MARGIN, ACCURACY, PREFERRED)]
     margin, accuracy = (
-        _tuned(figure, found, name) for figure, name in zip(figures, ("margin", "accuracy"), strict=False)
+        _tuned(figure, table, name) for figure, name in zip(figures, ("margin", "accuracy"), strict=False)
     )
-    preferred = {side: _interval(found, side) for side in ("base", "tuned")}
+    preferred = {side: _interval(table, side) for side in ("base", "tuned")}
     return [
         margin.model_copy(update={"is_paired": True}),
         accuracy,
         figures[2].measured(preferred),
-        *(of_answers(one, "desirable" if labels else "chosen") for one in scored),
+        *(of_answers(figure_of_answers, "desirable" if labels else "chosen") for figure_of_answers in scored),
     ]
 
 

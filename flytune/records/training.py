@@ -238,12 +238,12 @@ class TrainingResult(Record):
         """Return the record of the attempts with the plan's machines and batches alone; of all, if these have
         no step."""
         kept = [attempt for attempt in self.attempts if attempt.is_of(plan)]
-        steps = [step for one in kept for step in self.steps_of(one)]
+        steps = [step for kept_attempt in kept for step in self.steps_of(kept_attempt)]
         if not steps or len(kept) == len(self.attempts):
             return self
         update = {
-            "peaks": highest([one.peaks for one in kept]),
-            "reserved_peaks": highest([one.reserved_peaks for one in kept]),
+            "peaks": highest([kept_attempt.peaks for kept_attempt in kept]),
+            "reserved_peaks": highest([kept_attempt.reserved_peaks for kept_attempt in kept]),
         }
         tokens = sum(step.tokens for step in steps)
         return self.model_copy(update={"attempts": kept, "steps": steps, "tokens": tokens, **update})

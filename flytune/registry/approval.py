@@ -130,8 +130,8 @@ def recorded(address: str) -> Recorded | None:
 
 def pending(address: str) -> ApprovalQuestion | None:
     """Return the question about an artifact, if it was asked and not answered."""
-    found = recorded(address)
-    return found.question if found is not None and not found.answers else None
+    record = recorded(address)
+    return record.question if record is not None and not record.answers else None
 
 
 def link(address: str) -> str:
@@ -173,14 +173,14 @@ def settle(address: str, sha256: str, words: str, by: str = "") -> Settled:
         ExportError: another artifact is there now, nothing was asked about it, or it cannot be published.
         AcceptedError: another model was accepted meanwhile.
     """
-    found = recorded(address)
-    if found is None:
+    record = recorded(address)
+    if record is None:
         raise ExportError(
             f"{address}: nobody was asked about it (no {APPROVAL}): a run whose recipe has publish.approval "
             "asks"
         )
     storage = _storage(address)
-    content = _checked_content(storage, found.question, sha256)
+    content = _checked_content(storage, record.question, sha256)
     answer = ApprovalAnswer(
         artifact_sha256=sha256,
         time=datetime.now(UTC),
@@ -188,15 +188,15 @@ def settle(address: str, sha256: str, words: str, by: str = "") -> Settled:
         words=words.strip(),
         by=by,
     )
-    if answer.answer == "no" and found.is_approved:
+    if answer.answer == "no" and record.is_approved:
         return Settled(
-            True, f"{found.question.recipe}: approved already; the answer {words!r} comes too late"
+            True, f"{record.question.recipe}: approved already; the answer {words!r} comes too late"
         )
     known = next(
         (
-            one
-            for one in found.answers
-            if (one.answer, one.words, one.by) == (answer.answer, answer.words, by)
+            earlier
+            for earlier in record.answers
+            if (earlier.answer, earlier.words, earlier.by) == (answer.answer, answer.words, by)
         ),
         None,
     )
@@ -204,17 +204,19 @@ def settle(address: str, sha256: str, words: str, by: str = "") -> Settled:
     answer = known or answer
     with tempfile.TemporaryDirectory(prefix="flytune-approved-") as scratch:
         copy = _verified(storage, content, Path(scratch)) if answer.answer == "yes" else None
-        found = found if known else Recorded(found.question, [*found.answers, answer])
-        _write(storage, found)
+        record = record if known else Recorded(record.question, [*record.answers, answer])
+        _write(storage, record)
         if answer.answer == "no":
-            _record(found.question, answer, address)
-            return Settled(False, f"{found.question.recipe}: {unpublished(found, address)}")
-        published = _published(storage, copy, found) if copy is not None and found.question.publish_to else ""
+            _record(record.question, answer, address)
+            return Settled(False, f"{record.question.recipe}: {unpublished(record, address)}")
+        published = (
+            _published(storage, copy, record) if copy is not None and record.question.publish_to else ""
+        )
     # Pods with GPUs, which compare models, have no access to the hub.
-    _record(found.question, answer, address if published.startswith("hf://") else published or address)
+    _record(record.question, answer, address if published.startswith("hf://") else published or address)
     done = [f"published at {published}"] if published else []
-    done += [f"accepted at {found.question.accepted}"] if found.question.accepted else []
-    return Settled(True, f"{found.question.recipe}: {answer.describe()}; {' and '.join(done)}")
+    done += [f"accepted at {record.question.accepted}"] if record.question.accepted else []
+    return Settled(True, f"{record.question.recipe}: {answer.describe()}; {' and '.join(done)}")
 
 
 def is_yes(words: str) -> bool:
@@ -223,11 +225,11 @@ def is_yes(words: str) -> bool:
     return verdict is not None and verdict[1].lower().startswith("y")
 
 
-def unpublished(found: Recorded, address: str) -> str:
+def unpublished(record: Recorded, address: str) -> str:
     """Return why an artifact is not published, where it is, and the command that publishes it after all."""
-    reason = found.answers[-1].describe() if found.answers else "nobody has answered yet"
-    state = "" if found.is_approved else ", and neither published nor accepted"
-    again = command(address, found.question.artifact_sha256)
+    reason = record.answers[-1].describe() if record.answers else "nobody has answered yet"
+    state = "" if record.is_approved else ", and neither published nor accepted"
+    again = command(address, record.question.artifact_sha256)
     return f"{reason}; the model is stored at {address}{state}; to publish or accept it after all: {again}"
 
 
@@ -325,15 +327,19 @@ def _verified(storage: Storage, content: bytes, scratch: Path) -> Path:
     return scratch
 
 
-def _published(storage: Storage, copy: Path, found: Recorded) -> str:
+def _published(storage: Storage, copy: Path, record: Recorded) -> str:
     recipe = Recipe.from_yaml(copy / "recipe.yaml")
     weights = None if storage.is_local else storage
     try:
         return publish(
-            copy, found.question.publish_to, published_name(copy, recipe), weights, {APPROVAL: _lines(found)}
+            copy,
+            record.question.publish_to,
+            published_name(copy, recipe),
+            weights,
+            {APPROVAL: _lines(record)},
         )
     except ExportError as error:
-        again = command(storage.address, found.question.artifact_sha256)
+        again = command(storage.address, record.question.artifact_sha256)
         raise ExportError(
             f"{recipe.name}: approved, but not published: {error}. The artifact is stored at "
             f"{storage.address}; once that is mended: {again}"
@@ -357,19 +363,19 @@ def _record(question: ApprovalQuestion, answer: ApprovalAnswer, artifact: str) -
     history.record(question.accepted, decision, expected=question.champion or None)
 
 
-def _lines(found: Recorded) -> bytes:
-    return "".join(f"{one.model_dump_json()}\n" for one in (found.question, *found.answers)).encode()
+def _lines(record: Recorded) -> bytes:
+    return "".join(f"{line.model_dump_json()}\n" for line in (record.question, *record.answers)).encode()
 
 
-def _write(storage: Storage, found: Recorded) -> None:
-    storage.write(APPROVAL, _lines(found))
-    storage.write(PAGE, _page(storage, found).encode())
+def _write(storage: Storage, record: Recorded) -> None:
+    storage.write(APPROVAL, _lines(record))
+    storage.write(PAGE, _page(storage, record).encode())
 
 
-def _page(storage: Storage, found: Recorded) -> str:
+def _page(storage: Storage, record: Recorded) -> str:
     """Return the report with the question and its answers above it."""
-    question = found.question
-    state = [answer.describe() for answer in found.answers] or ["not answered yet"]
+    question = record.question
+    state = [answer.describe() for answer in record.answers] or ["not answered yet"]
     rows = [f"{_what(question)}?", f"artifact {question.artifact_sha256}", *state]
     if question.decision is not None:
         compared = question.champion or "its base model"

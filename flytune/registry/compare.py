@@ -39,20 +39,20 @@ def compare_with_base(metrics: Metrics) -> ModelComparison:
     Raises:
         DataError: the base has no figure of the challenger's objective.
     """
-    found = metrics.compared
-    if found.base is None or found.difference is None:
+    compared = metrics.compared
+    if compared.base is None or compared.difference is None:
         raise DataError(
-            f"held-out {found.title}: the base model has none, so there is nothing to compare the challenger "
-            "with; schedule objective: sft"
+            f"held-out {compared.title}: the base model has none, so there is nothing to compare the "
+            "challenger with; schedule objective: sft"
         )
     return ModelComparison(
         against="base",
-        figure=Figure.model_validate({name: getattr(found, name) for name in Figure.model_fields}),
-        champion=found.base.value,
-        challenger=found.tuned.value,
-        difference=found.difference.value,
-        difference_low=found.difference.low,
-        difference_high=found.difference.high,
+        figure=Figure.model_validate({name: getattr(compared, name) for name in Figure.model_fields}),
+        champion=compared.base.value,
+        challenger=compared.tuned.value,
+        difference=compared.difference.value,
+        difference_low=compared.difference.low,
+        difference_high=compared.difference.high,
         samples=metrics.samples,
         tokens=metrics.tokens,
     )

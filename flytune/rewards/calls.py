@@ -38,13 +38,13 @@ _MAPPINGS: dict[str, Callable[[Any], Any]] = {
     "defaultdict": dict,
 }
 _CONSTRUCTED: dict[str, tuple[Any, Callable[[Any], list[Any]]]] = {
-    "complex": (complex, lambda one: [one.real, one.imag]),
-    "range": (range, lambda one: [one.start, one.stop, one.step]),
-    "slice": (slice, lambda one: [one.start, one.stop, one.step]),
-    "Decimal": (decimal.Decimal, lambda one: [str(one)]),
-    "Fraction": (fractions.Fraction, lambda one: [one.numerator, one.denominator]),
-    "date": (datetime.date, lambda one: [one.year, one.month, one.day]),
-    "timedelta": (datetime.timedelta, lambda one: [one.days, one.seconds, one.microseconds]),
+    "complex": (complex, lambda value: [value.real, value.imag]),
+    "range": (range, lambda value: [value.start, value.stop, value.step]),
+    "slice": (slice, lambda value: [value.start, value.stop, value.step]),
+    "Decimal": (decimal.Decimal, lambda value: [str(value)]),
+    "Fraction": (fractions.Fraction, lambda value: [value.numerator, value.denominator]),
+    "date": (datetime.date, lambda value: [value.year, value.month, value.day]),
+    "timedelta": (datetime.timedelta, lambda value: [value.days, value.seconds, value.microseconds]),
 }
 """Types whose values are made again from plain arguments."""
 _PLAIN = {complex, range, slice, decimal.Decimal, fractions.Fraction, datetime.date, datetime.timedelta}
@@ -84,8 +84,8 @@ class Peer:
     def send_names(self, namespace: dict[str, Any]) -> None:
         """Send the names that an answer has defined; imported ones as the names that they were imported
         by."""
-        names = {name: one for name, one in namespace.items() if not name.startswith("__")}
-        self._send([{name: _imported(one) or self._encoded(one) for name, one in names.items()}])
+        names = {name: value for name, value in namespace.items() if not name.startswith("__")}
+        self._send([{name: _imported(value) or self._encoded(value) for name, value in names.items()}])
 
     def receive_names(self) -> dict[str, Any]:
         """Return the names that the answer has defined, with stand-ins for its functions and classes."""
@@ -93,8 +93,8 @@ class Peer:
         for name, content in self._receive()[0].items():
             if not (isinstance(content, dict) and "imported" in content):
                 receive_names[name] = self._decoded(content)
-            elif (one := _resolved(*content["imported"])) is not None:
-                receive_names[name] = one
+            elif (target := _resolved(*content["imported"])) is not None:
+                receive_names[name] = target
         return receive_names
 
     def _respond(self, message: list[Any]) -> None:
@@ -105,7 +105,9 @@ class Peer:
             response = ["result", self._encoded(result), self._encoded([*given, *keywords.values()])]
         except Exception as error:  # noqa: BLE001 (an answer may raise any)
             base = next(
-                one.__name__ for one in type(error).__mro__ if getattr(builtins, one.__name__, None) is one
+                base_class.__name__
+                for base_class in type(error).__mro__
+                if getattr(builtins, base_class.__name__, None) is base_class
             )
             response = ["raised", base, [text for text in error.args if isinstance(text, str | int)]]
         self._send(response)
@@ -124,13 +126,13 @@ class Peer:
         if kind is StandIn:
             return {"yours": object.__getattribute__(value, "_number")}
         if kind.__name__ in _CONTAINERS and kind in _CONTAINERS.values():
-            return {kind.__name__: [self._encoded(one) for one in value]}
+            return {kind.__name__: [self._encoded(item) for item in value]}
         if kind in (dict, collections.OrderedDict, collections.Counter, collections.defaultdict):
-            return {kind.__name__: [[self._encoded(key), self._encoded(one)] for key, one in value.items()]}
+            return {kind.__name__: [[self._encoded(key), self._encoded(item)] for key, item in value.items()]}
         if kind in (bytes, bytearray):
             return {kind.__name__: value.hex()}
         if kind in _PLAIN:
-            return {kind.__name__: [self._encoded(one) for one in _CONSTRUCTED[kind.__name__][1](value)]}
+            return {kind.__name__: [self._encoded(item) for item in _CONSTRUCTED[kind.__name__][1](value)]}
         if kind.__module__ == "numpy" and hasattr(value, "tolist"):
             plain = self._encoded(value.tolist())
             return {"ndarray": [plain, str(value.dtype)]} if value.shape else plain
@@ -144,9 +146,9 @@ class Peer:
             return content
         ((kind, value),) = content.items()
         if kind in _CONTAINERS:
-            return _CONTAINERS[kind](self._decoded(one) for one in value)
+            return _CONTAINERS[kind](self._decoded(item) for item in value)
         if kind in _MAPPINGS:
-            return _MAPPINGS[kind]((self._decoded(key), self._decoded(one)) for key, one in value)
+            return _MAPPINGS[kind]((self._decoded(key), self._decoded(item)) for key, item in value)
         if kind in ("bytes", "bytearray"):
             return getattr(builtins, kind).fromhex(value)
         if kind in _CONSTRUCTED:
@@ -336,25 +338,25 @@ class StandIn(_Operators):  # type: ignore[misc]
     def __int__(self) -> int:
         return int(_ask(self, "int"))
 
-    def __instancecheck__(self, one: Any) -> bool:
-        return isinstance(one, StandIn) and bool(_ask(self, "isinstance", one))
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, StandIn) and bool(_ask(self, "isinstance", instance))
 
-    def __subclasscheck__(self, one: Any) -> bool:
-        return isinstance(one, StandIn) and bool(_ask(self, "issubclass", one))
-
-
-def _ask(one: Any, kind: str, /, *given: Any, **named: Any) -> Any:
-    peer: Peer = object.__getattribute__(one, "_peer")
-    return peer.ask(kind, one, *given, **named)
+    def __subclasscheck__(self, subclass: Any) -> bool:
+        return isinstance(subclass, StandIn) and bool(_ask(self, "issubclass", subclass))
 
 
-def _forward(kind: str, one: StandIn, *given: Any) -> Any:
-    peer: Peer = object.__getattribute__(one, "_peer")
+def _ask(stand_in: Any, kind: str, /, *given: Any, **named: Any) -> Any:
+    peer: Peer = object.__getattribute__(stand_in, "_peer")
+    return peer.ask(kind, stand_in, *given, **named)
+
+
+def _forward(kind: str, stand_in: StandIn, *given: Any) -> Any:
+    peer: Peer = object.__getattribute__(stand_in, "_peer")
     is_expected = kind not in _ALONE and not peer._is_answer and not isinstance(given[0], StandIn)
     if not is_expected:
-        return peer.ask(kind, one, *given)
+        return peer.ask(kind, stand_in, *given)
     # What a test compares with stays here; of an operator's result only an object of the answer is taken.
     if kind in _COMPARISONS:
         return NotImplemented
-    result = peer.ask(kind, one, *given)
+    result = peer.ask(kind, stand_in, *given)
     return result if isinstance(result, StandIn) else NotImplemented

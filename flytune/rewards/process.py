@@ -85,8 +85,8 @@ class RewardProcess:
         """
         if not items:
             return []
-        found = self._asked(items)
-        for reward, values in zip(self._section.rewards, found, strict=True):
+        values_of_rewards = self._asked(items)
+        for reward, values in zip(self._section.rewards, values_of_rewards, strict=True):
             if reason := values[-1].get("no_walls"):
                 raise RewardError(
                     f"objective.rewards: code of answers would run for {reward.name}, and nothing of the "
@@ -101,7 +101,7 @@ class RewardProcess:
                     f"{item.completion!r:.120}. A reward must return a number for any completion: mend it, "
                     "or remove the row; nothing goes on until then"
                 )
-        return [[values[place]["value"] for values in found] for place in range(len(items))]
+        return [[values[place]["value"] for values in values_of_rewards] for place in range(len(items))]
 
     def _asked(self, items: Sequence[Judged]) -> list[list[dict[str, Any]]]:
         sent = [
@@ -118,14 +118,14 @@ class RewardProcess:
             until, answer = time.monotonic() + most, ""
             if select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
                 answer = process.stdout.readline()
-            found: list[list[dict[str, Any]]] = json_core.load(answer, len(answer))
+            answers: list[list[dict[str, Any]]] = json_core.load(answer, len(answer))
         except (OSError, ValueError) as error:
             self.close()
             raise RewardError(
                 "the process that computes rewards ended, or gave no answer; usually memory ran out. The run "
                 "does not go on"
             ) from error
-        return found
+        return answers
 
     def _started(self) -> "subprocess.Popen[str]":
         if self._process is None or self._process.poll() is not None:

@@ -129,23 +129,23 @@ def _accepts(schema: Any, value: Any) -> bool:
         return False
     if "const" in schema and not _equal(value, schema["const"]):
         return False
-    if "enum" in schema and not any(_equal(value, one) for one in schema["enum"]):
+    if "enum" in schema and not any(_equal(value, part) for part in schema["enum"]):
         return False
     if not isinstance(value, bool) and not all(
         accepts(schema, value) for kind, accepts in _BY_KIND if isinstance(value, kind)
     ):
         return False
-    chosen = [_accepts(one, value) for one in schema.get("oneOf", [])]
+    chosen = [_accepts(part, value) for part in schema.get("oneOf", [])]
     return (
-        all(_accepts(one, value) for one in schema.get("allOf", []))
-        and ("anyOf" not in schema or any(_accepts(one, value) for one in schema["anyOf"]))
+        all(_accepts(part, value) for part in schema.get("allOf", []))
+        and ("anyOf" not in schema or any(_accepts(part, value) for part in schema["anyOf"]))
         and ("oneOf" not in schema or sum(chosen) == 1)
         and ("not" not in schema or not _accepts(schema["not"], value))
     )
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+def _equal(first: Any, other: Any) -> bool:
+    return bool(first == other) and isinstance(first, bool) == isinstance(other, bool)
 
 
 def _accepts_object(schema: dict[str, Any], value: dict[str, Any]) -> bool:
@@ -157,7 +157,7 @@ def _accepts_object(schema: dict[str, Any], value: dict[str, Any]) -> bool:
 
 def _accepts_array(schema: dict[str, Any], value: list[Any]) -> bool:
     fits = schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
-    return fits and all(_accepts(schema.get("items", True), one) for one in value)
+    return fits and all(_accepts(schema.get("items", True), item) for item in value)
 
 
 def _accepts_text(schema: dict[str, Any], value: str) -> bool:

@@ -61,7 +61,7 @@ _NUMBERS = {
         """,
 }
 _CALLS = {
-    machine: {name: int(number) for name, number in (one.split("=") for one in text.split())}
+    machine: {name: int(number) for name, number in (pair.split("=") for pair in text.split())}
     for machine, text in _NUMBERS.items()
 }
 """All system calls that code in a reward may use, with their numbers (linux/unistd.h). All others fail:
@@ -129,10 +129,10 @@ def hide_memory(hidden: bool = True) -> None:
 @cache
 def readable() -> list[str]:
     """Return the folders and files that code in a reward may read: Python's own, and shared libraries."""
-    own = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    libraries = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     bases = [place for place in (sys.prefix, sys.base_prefix) if place not in ("/", "/usr", "/usr/local")]
     beside = [str(Path(place) / "lib") for place in (sys.prefix, sys.base_prefix)]
-    named = [*own, *bases, *beside, *_FOLDERS, *_FILES]
+    named = [*libraries, *bases, *beside, *_FOLDERS, *_FILES]
     return sorted({os.path.realpath(place) for place in named if place and os.path.exists(place)})
 
 
@@ -168,7 +168,9 @@ def filter_calls() -> None:
         NoWall: the kernel has none.
     """
     filters = _program(_CALLS[platform.machine()], _MACHINES[platform.machine()])
-    content = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in filters))
+    content = ctypes.create_string_buffer(
+        b"".join(struct.pack("=HBBI", *instruction) for instruction in filters)
+    )
     program = struct.pack("@HP", len(filters), ctypes.addressof(content))
     _call("prctl", _SECCOMP, _FILTER, program, 0, 0)
 

@@ -121,45 +121,47 @@ def _batch(reward: dict[str, Any], request: dict[str, Any], no_walls: str | None
         finally:
             os._exit(1)
     os.close(write)
-    found: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     left = b""
     until = time.monotonic() + seconds + 1
     with contextlib.closing(os.fdopen(read, "rb", 0)) as pipe:
-        while len(found) < len(items):
+        while len(answers) < len(items):
             left_seconds = until - time.monotonic()
             if left_seconds < 0 or not select.select([pipe], [], [], left_seconds)[0]:
-                found.append({"error": f"takes more than {seconds:g} s"})
+                answers.append({"error": f"takes more than {seconds:g} s"})
                 break
             content = pipe.read(2**16)
             if not content:
-                found.append({"error": _end_of(pid, seconds)})
+                answers.append({"error": _end_of(pid, seconds)})
                 pid = 0
                 break
             *lines, left = (left + content).split(b"\n")
-            found += [_answer_of(one) for one in (*lines, *[b""] * (len(left) > _LONGEST))]
+            answers += [_answer_of(line) for line in (*lines, *[b""] * (len(left) > _LONGEST))]
             until = time.monotonic() + seconds + 1 if lines else until
-            if len(found) > len(items):
-                found = [{"error": _FORGED}]
-            if (wrong := next((at for at, one in enumerate(found) if "error" in one), None)) is not None:
-                del found[wrong + 1 :]
+            if len(answers) > len(items):
+                answers = [{"error": _FORGED}]
+            if (
+                wrong := next((at for at, answer in enumerate(answers) if "error" in answer), None)
+            ) is not None:
+                del answers[wrong + 1 :]
                 break
     if pid:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return found
+    return answers
 
 
 def _answer_of(line: bytes) -> dict[str, Any]:
     """Return what a process has written of an item; code that finds the pipe can write anything."""
     try:
-        found = json.loads(line)
+        content = json.loads(line)
     except ValueError:
-        found = None
-    if isinstance(found, dict) and (
-        isinstance(found.get("value"), float) or isinstance(found.get("error"), str)
+        content = None
+    if isinstance(content, dict) and (
+        isinstance(content.get("value"), float) or isinstance(content.get("error"), str)
     ):
-        return found
+        return content
     return {"error": _FORGED}
 
 
@@ -212,14 +214,14 @@ def _value(value: Any) -> dict[str, Any]:
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, bool | int | float):
         return {"error": f"returns {type(value).__name__} {value!r:.60}; it must return a number"}
-    if not math.isfinite(found := float(number)):
-        return {"error": f"returns {found}; it must return a finite number"}
-    if abs(found) > LARGEST:
+    if not math.isfinite(reward := float(number)):
+        return {"error": f"returns {reward}; it must return a finite number"}
+    if abs(reward) > LARGEST:
         return {
-            "error": f"returns {found:g}; its size must be {LARGEST:.0e} at most, so that squares and sums "
+            "error": f"returns {reward:g}; its size must be {LARGEST:.0e} at most, so that squares and sums "
             "are numbers too"
         }
-    return {"value": found}
+    return {"value": reward}
 
 
 def _said(error: BaseException) -> str:
@@ -232,10 +234,10 @@ def _function_of(reward: dict[str, Any], seconds: float, has_walls: bool) -> Cal
     if reward["code"] is not None:
         module = types.ModuleType("rewards")
         exec(compile(reward["code"], "rewards.py", "exec"), module.__dict__)
-        own = getattr(module, name, None)
-        if not callable(own):
+        function = getattr(module, name, None)
+        if not callable(function):
             raise NameError(f"it has no function {name}")
-        return lambda item: own(item["completion"], prompt=item["prompt"], **item["fields"])
+        return lambda item: function(item["completion"], prompt=item["prompt"], **item["fields"])
     if name == "regular_expression":
         return lambda item: shipped.regular_expression(item["completion"], reward["pattern"])
 
@@ -314,11 +316,12 @@ def _run_tests(tests: str, read: int, write: int, verdict: int) -> None:
     """Run tests of an answer, and write a byte at their end."""
     tree = ast.parse(tests, "tests.py")
     names = calls.Peer(read, write, is_answer=False).receive_names()
-    own = {name: value for name, value in names.items() if not hasattr(builtins, name)}
+    defined = {name: value for name, value in names.items() if not hasattr(builtins, name)}
     named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     # What an answer calls abs or sorted is not what its tests mean, unless they test just that.
     exec(
-        compile(tree, "tests.py", "exec"), (own if named & own.keys() else names) | {"__name__": calls.TESTS}
+        compile(tree, "tests.py", "exec"),
+        (defined if named & defined.keys() else names) | {"__name__": calls.TESTS},
     )
     os.write(verdict, b"1")
 

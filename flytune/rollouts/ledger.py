@@ -82,14 +82,14 @@ class RolloutLedger:
         steps = sorted(
             {1 + round(place * (last - 1) / max(1, _SAMPLED_STEPS - 1)) for place in range(_SAMPLED_STEPS)}
         )
-        found = list[str]()
+        sampled = list[str]()
         for step in (step for step in steps if 1 <= step <= last):
             try:
                 lines = self._storage.read(_name(step)).decode().splitlines()
             except FileNotFoundError:
                 continue
-            found += lines[:_SAMPLED_GROUPS]
-        return "".join(line + "\n" for line in found)
+            sampled += lines[:_SAMPLED_GROUPS]
+        return "".join(line + "\n" for line in sampled)
 
 
 def _name(step: int) -> str:

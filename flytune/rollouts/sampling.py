@@ -86,8 +86,8 @@ def draw(
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     most = torch.tensor([len(uniform) for uniform in uniforms], device=device)
     table = torch.zeros(len(prompts), max(map(len, uniforms)), dtype=torch.float64)
-    for place, one in enumerate(uniforms):
-        table[place, : len(one)] = torch.as_tensor(one)
+    for place, numbers in enumerate(uniforms):
+        table[place, : len(numbers)] = torch.as_tensor(numbers)
     table, ends = table.to(device), torch.tensor(drawing.ends, device=device)
     tokens, log_probs, cache = list[Any](), list[Any](), None
     active = most > 0

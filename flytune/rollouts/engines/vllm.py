@@ -130,7 +130,7 @@ class VllmServer:
             TrainingError: an answer is not what was asked for.
         """
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="drawing") as threads:
-            return list(threads.map(lambda one: self._drawn(model, one, drawing), wanted))
+            return list(threads.map(lambda prompt: self._drawn(model, prompt, drawing), wanted))
 
     def _drawn(self, model: str, wanted: WantedAnswer, drawing: Drawing) -> Completion:
         path = "/v1/completions"
