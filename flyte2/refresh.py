@@ -19,17 +19,17 @@ async def _challenge(
     """Fine-tune the recipe `challenger`, compare its model with the champion, and record the decision under
     `recipe`."""
     async with wiring.reported(challenger):
-        made = await wiring.wire(await wiring.planned(challenger))
-    inputs: dict[str, Any] = {name: made[name] for name in ("artifact", "dataset")} | {
-        "base": made["base_files"]
+        results = await wiring.wire(await wiring.planned(challenger))
+    inputs: dict[str, Any] = {name: results[name] for name in ("artifact", "dataset")} | {
+        "base": results["base_files"]
     }
-    comparison = await call(COMPARE_MODELS, made["shape"])(recipe=challenger, champion=champion, **inputs)
+    comparison = await call(COMPARE_MODELS, results["shape"])(recipe=challenger, champion=champion, **inputs)
     decision = {"recipe": recipe, "accepted": accepted, "champion": champion, "fingerprint": fingerprint}
     outcome: str = await call(PROMOTE)(
-        challenger=challenger, artifact=made["artifact"], comparison=comparison, **decision
+        challenger=challenger, artifact=results["artifact"], comparison=comparison, **decision
     )
     if recipe.publish.approval is not None:
-        outcome = await approval.outcome(recipe, made["artifact"]) or outcome
+        outcome = await approval.outcome(recipe, results["artifact"]) or outcome
     return outcome
 
 

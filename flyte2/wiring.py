@@ -21,8 +21,8 @@ from flytune.stages.table import PLAN, REPORT, RUN, STORE, TRAIN, Phase, Stage
 
 async def planned(recipe: Recipe, export_only: bool = False) -> dict[str, Any]:
     """Plan a recipe; return the values that a run begins with."""
-    made, harness_data = await call(PLAN)(recipe=recipe)
-    return first_values(made, harness_data, export_only)
+    decided, harness_data = await call(PLAN)(recipe=recipe)
+    return first_values(decided, harness_data, export_only)
 
 
 async def wire(values: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -39,8 +39,8 @@ async def wire(values: dict[str, Any], *names: str) -> dict[str, Any]:
 async def run_phase(phase: Phase, values: dict[str, Any]) -> dict[str, Any]:
     """Run the stages of a phase; return the values with their results."""
     for wave in phase.waves:
-        for made in await asyncio.gather(*(_stage(stage, values) for stage in wave)):
-            values = values | made
+        for results in await asyncio.gather(*(_stage(stage, values) for stage in wave)):
+            values = values | results
     return values
 
 
@@ -68,9 +68,9 @@ async def _train(values: dict[str, Any]) -> dict[str, Any]:
         other = next_candidate.after(recipe, plan)
         if other is None:
             raise
-        found = await planned(other, values["export_only"])
-        instead = {name: found[name] for name in ("route", "shape")}
-        instead["plan"] = next_candidate.adopted(plan, found["plan"], lack)
+        planned_values = await planned(other, values["export_only"])
+        instead = {name: planned_values[name] for name in ("route", "shape")}
+        instead["plan"] = next_candidate.adopted(plan, planned_values["plan"], lack)
         step_lines.show(f"{recipe.name}: {instead['plan'].reasons[-1]}")
         return instead | await _train_once(values | instead)
 

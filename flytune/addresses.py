@@ -65,7 +65,7 @@ def problem(text: str, is_address: bool = False) -> str | None:
             return "a parameter with a signature, token or key"
         if _CONNECTION.search(fromkey):
             return "an account's key"
-        if any(_is_secret(found) for found in _USER_INFO.finditer(fromkey)):
+        if any(_is_secret(match) for match in _USER_INFO.finditer(fromkey)):
             return "a user's name and password, or a token, before the host"
         if _HOOK.search(fromkey):
             return "a webhook, which is a secret as a whole"
@@ -126,16 +126,16 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:_MOST]}"
 
 
-def _is_secret(found: re.Match[str]) -> bool:
-    user, scheme = found["user"], found["scheme"].lower()
+def _is_secret(match: re.Match[str]) -> bool:
+    user, scheme = match["user"], match["scheme"].lower()
     is_name = ":" not in user and "%3a" not in user.lower() and scheme in _NAMED
     # A server with a port, and a path with an @: http://minio:9000/bucket@v1.
-    is_path = scheme in ("http", "https") and _PORT.match(user) is not None and "." not in found["host"]
+    is_path = scheme in ("http", "https") and _PORT.match(user) is not None and "." not in match["host"]
     return not is_name and not is_path and user != HIDDEN
 
 
-def _without_user(found: re.Match[str]) -> str:
-    return f"{found['scheme']}://{HIDDEN}@{found['host']}" if _is_secret(found) else found[0]
+def _without_user(match: re.Match[str]) -> str:
+    return f"{match['scheme']}://{HIDDEN}@{match['host']}" if _is_secret(match) else match[0]
 
 
 def redact(text: str) -> str:
@@ -146,8 +146,8 @@ def redact(text: str) -> str:
         if not value.startswith("/"):
             text = text.replace(value, HIDDEN)
     text = _USER_INFO.sub(_without_user, text)
-    text = _ENCODED.sub(lambda found: f"{found[1]}{HIDDEN}%40", text)
-    text = _IN_QUERY.sub(lambda found: f"{found[0][: found.end(1) - found.start()]}={HIDDEN}", text)
-    text = _CONNECTION.sub(lambda found: found[1] + HIDDEN, text)
-    text = _HOOK.sub(lambda found: found[1] + HIDDEN, text)
+    text = _ENCODED.sub(lambda match: f"{match[1]}{HIDDEN}%40", text)
+    text = _IN_QUERY.sub(lambda match: f"{match[0][: match.end(1) - match.start()]}={HIDDEN}", text)
+    text = _CONNECTION.sub(lambda match: match[1] + HIDDEN, text)
+    text = _HOOK.sub(lambda match: match[1] + HIDDEN, text)
     return _TOKENS.sub(HIDDEN, _TEXTS.sub(HIDDEN, text))

@@ -43,7 +43,7 @@ def printable(text: str) -> str:
             f"{text[: _LONGEST // 2]} [... {len(text) - _LONGEST:,} characters left out ...] "
             f"{text[-_LONGEST // 2 :]}"
         )
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def chain(

@@ -74,11 +74,11 @@ def open_regular(path: str | Path, largest: int | None = None) -> io.BufferedIOB
     # Before it is opened, which may already have an effect on a device.
     check_regular(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    found = os.fstat(descriptor)
-    if problem := _problem(found, largest):
+    status = os.fstat(descriptor)
+    if problem := _problem(status, largest):
         os.close(descriptor)
         raise FileRefusedError(path, problem)
-    if not found.st_size:
+    if not status.st_size:
         os.close(descriptor)
         return io.BytesIO()
     return os.fdopen(descriptor, "rb")
@@ -118,12 +118,12 @@ def read_within(file: Any, largest: int, path: str | Path) -> bytes:
     return b"".join(parts)
 
 
-def _problem(found: os.stat_result, largest: int | None) -> str | None:
-    if stat.S_ISDIR(found.st_mode):
+def _problem(status: os.stat_result, largest: int | None) -> str | None:
+    if stat.S_ISDIR(status.st_mode):
         return "a folder; name a file"
-    if not stat.S_ISREG(found.st_mode):
-        return f"{_KINDS.get(stat.S_IFMT(found.st_mode), 'no file')}, which is not read; name a regular file"
-    return _too_large(found.st_size, largest) if largest is not None and found.st_size > largest else None
+    if not stat.S_ISREG(status.st_mode):
+        return f"{_KINDS.get(stat.S_IFMT(status.st_mode), 'no file')}, which is not read; name a regular file"
+    return _too_large(status.st_size, largest) if largest is not None and status.st_size > largest else None
 
 
 def _too_large(size: int, largest: int) -> str:
@@ -189,9 +189,9 @@ def new_output(path: Path) -> Iterator[Path]:
     except Exception as error:
         if (full := full_error(error)) is None:
             raise
-        said = getattr(full, "strerror", None) or " ".join(str(full).split())[:200]
+        reason = getattr(full, "strerror", None) or " ".join(str(full).split())[:200]
         todo = "nothing is left there: make room, or give another path"
-        raise StorageFull(f"{path}: cannot be written: {said}; {todo}") from error
+        raise StorageFull(f"{path}: cannot be written: {reason}; {todo}") from error
 
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

@@ -78,10 +78,10 @@ _TOO_DEEP = f"objects and lists are nested deeper than {DEEPEST}"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    content = dict(pairs)
+    if len(content) != len(pairs):
         raise _DuplicateKeyError
-    return found
+    return content
 
 
 def _finite(text: str) -> float:
@@ -102,7 +102,9 @@ def is_deep(value: Any) -> bool:
     """Return whether mappings and lists are inside each other more often than DEEPEST."""
     level = [value]
     for _ in range(DEEPEST + 1):
-        level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
+        level = [
+            item for container in level if isinstance(container, dict | list) for item in _items(container)
+        ]
         if not level:
             return False
     return True

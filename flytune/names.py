@@ -69,15 +69,15 @@ def check_list(names: Iterable[str]) -> list[str]:
     Raises:
         NameRefused: one of them is refused by `check`, is there twice, or is the folder of another.
     """
-    found: set[str] = set()
+    earlier: set[str] = set()
     checked = [check(name) for name in names]
     for name in checked:
-        if name in found:
+        if name in earlier:
             raise NameRefused(f"the name {_shown(name)} is there twice; it is not used")
-        found.add(name)
+        earlier.add(name)
     for name in checked:
         parts = name.split("/")
-        if above := [folder for end in range(1, len(parts)) if (folder := "/".join(parts[:end])) in found]:
+        if above := [folder for end in range(1, len(parts)) if (folder := "/".join(parts[:end])) in earlier]:
             raise NameRefused(
                 f"the name {_shown(above[0])} is a file and the folder of {_shown(name)}; it is not used"
             )
@@ -87,13 +87,13 @@ def check_list(names: Iterable[str]) -> list[str]:
 def usable(names: Iterable[str], where: str) -> list[str]:
     """Return the names of a listing that can be used; each other one is logged. "" is the listed file
     itself."""
-    found = []
+    kept = []
     for name in names:
         if name and (reason := problem(name)):
             log.warning("%s: the name %s %s; it is left out", where, _shown(name), reason)
         else:
-            found.append(name)
-    return found
+            kept.append(name)
+    return kept
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -76,15 +76,15 @@ def clear(*, in_pod: bool) -> None:
         return
     if not in_pod:
         _refuse_further_ranks()
-    found = {
+    names_by_kind = {
         kind: names
         for kind, patterns in _TABLE.items()
         if (names := _matching([pattern for pattern in patterns if not (in_pod and pattern == _OF_OPERATOR)]))
     }
-    for name in [name for names in found.values() for name in names]:
+    for name in [name for names in names_by_kind.values() for name in names]:
         del os.environ[name]
-    if found:
-        named = "; ".join(f"{', '.join(names)} (of {kind})" for kind, names in found.items())
+    if names_by_kind:
+        named = "; ".join(f"{', '.join(names)} (of {kind})" for kind, names in names_by_kind.items())
         log.warning("left out of the environment, because the recipe decides it: %s", named)
 
 

@@ -84,13 +84,13 @@ class Strict(BaseModel):
         of the time of importing all models, and `inspect` loads every module that flytekit meant to load
         later (pandas, pyarrow, joblib).
         """
-        made = handler(core_schema)
-        properties = handler.resolve_ref_schema(made).get("properties", {})
+        content = handler(core_schema)
+        properties = handler.resolve_ref_schema(content).get("properties", {})
         for owner in cls.__mro__:
             for name, text in _field_docstrings(owner).items() if issubclass(owner, Strict) else ():
                 if name in owner.__annotations__ and name in properties:
                     properties[name].setdefault("description", text)
-        return made
+        return content
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
@@ -155,13 +155,13 @@ def _docstrings_of(file: str) -> dict[str, dict[str, str]]:
     import ast
     import inspect
 
-    found: dict[str, dict[str, str]] = {}
+    docstrings: dict[str, dict[str, str]] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.ClassDef):
                 body = zip(child.body, child.body[1:], strict=False)
-                found[prefix + child.name] = {
+                docstrings[prefix + child.name] = {
                     field.target.id: inspect.cleandoc(text.value.value)
                     for field, text in body
                     if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
@@ -173,4 +173,4 @@ def _docstrings_of(file: str) -> dict[str, dict[str, str]]:
                 visit(child, f"{prefix}{child.name}.<locals>.")
 
     visit(ast.parse(Path(file).read_bytes()), "")
-    return found
+    return docstrings

@@ -4,18 +4,18 @@ import re
 from collections.abc import Sequence
 
 
-def counted(count: float, one: str, many: str = "") -> str:
+def counted(count: float, singular: str, many: str = "") -> str:
     """Return a number with its noun: "1 file", "2,112 files"; `many` is the noun, with its verb, of other
     numbers than 1.
 
     By default `many` is `one` with an s: counted(1, "row is bad", "rows are bad").
     """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {singular if count == 1 else many or singular + 's'}"
 
 
-def counted_of(count: int, whole: int, noun: str, one: str, many: str) -> str:
+def counted_of(count: int, whole: int, noun: str, singular: str, many: str) -> str:
     """Return a share of a number with its verb, "1 of 5 rows is": with the verb for 1 and for others."""
-    return f"{count:,} of {counted(whole, noun)} {one if count == 1 else many}"
+    return f"{count:,} of {counted(whole, noun)} {singular if count == 1 else many}"
 
 
 def enumerated(names: Sequence[str]) -> str:

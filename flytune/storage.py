@@ -160,10 +160,10 @@ class Storage:
             self.filesystem.invalidate_cache()
             try:
                 # Without details: a file that is deleted meanwhile has none.
-                found = self.filesystem.ls(self.path(folder), detail=False)
+                paths = self.filesystem.ls(self.path(folder), detail=False)
             except FileNotFoundError:
                 return []
-            return sorted({str(path).rstrip("/").rpartition("/")[2] for path in found})
+            return sorted({str(path).rstrip("/").rpartition("/")[2] for path in paths})
 
         return names.usable(self._tried(folder, look), self.where)
 
@@ -174,11 +174,11 @@ class Storage:
 
         def look() -> dict[str, dict[str, Any]]:
             self.filesystem.invalidate_cache()
-            found = self.filesystem.find(base, maxdepth=depth, detail=True)
-            return {str(path).removeprefix(base).removeprefix("/"): info for path, info in found.items()}
+            infos = self.filesystem.find(base, maxdepth=depth, detail=True)
+            return {str(path).removeprefix(base).removeprefix("/"): info for path, info in infos.items()}
 
-        found = self._done(folder, look)
-        return {name: found[name] for name in names.usable(found, self.where)}
+        infos = self._done(folder, look)
+        return {name: infos[name] for name in names.usable(infos, self.where)}
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the bytes of all files below `folder`, by their names relative to it."""
@@ -217,8 +217,8 @@ class Storage:
         paths = {self.path(name): name for name in names}
         if self.is_local:
             return {name: _content_or_error(path, largest) for path, name in paths.items()}
-        found = self._done("", lambda: self.filesystem.cat(list(paths), on_error="return"))
-        return {name: found.get(path, FileNotFoundError(path)) for path, name in paths.items()}
+        contents = self._done("", lambda: self.filesystem.cat(list(paths), on_error="return"))
+        return {name: contents.get(path, FileNotFoundError(path)) for path, name in paths.items()}
 
     def write(self, name: str, content: bytes) -> None:
         """Write or replace a small file; a reader sees the old content or the new content."""

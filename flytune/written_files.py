@@ -103,12 +103,12 @@ def validated(content: Any, model: type[Model], where: str) -> Model:
         )
     wrong = list(wrong_values(content))
     try:
-        made = model.model_validate(content)
+        record = model.model_validate(content)
     except ValidationError as error:
         raise RecipeError.of(where, with_others(mistakes(error, model), wrong)) from None
     if wrong:
         raise RecipeError.of(where, wrong)
-    return made
+    return record
 
 
 def with_others(lines: list[str], others: list[str]) -> list[str]:

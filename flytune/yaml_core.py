@@ -98,15 +98,17 @@ class CoreLoader(yaml.SafeLoader):
     def flatten_mapping(self, node: MappingNode) -> None:
         """Put what `<<` brings into a mapping as PyYAML does, and refuse a mapping whose values another one
         would hide."""
-        own = {key.value: value for key, value in node.value if isinstance(key, ScalarNode)}
+        keys_here = {key.value: value for key, value in node.value if isinstance(key, ScalarNode)}
         super().flatten_mapping(node)
         for key, value in node.value:
-            mine = own.get(key.value) if isinstance(key, ScalarNode) else None
+            mine = keys_here.get(key.value) if isinstance(key, ScalarNode) else None
             if not (isinstance(mine, MappingNode) and isinstance(value, MappingNode)) or mine is value:
                 continue
-            there = {one.value for one, _ in mine.value}
+            there = {key_node.value for key_node, _ in mine.value}
             if lost := [
-                str(one.value) for one, _ in value.value if one.value not in there and "<<" not in there
+                str(key_node.value)
+                for key_node, _ in value.value
+                if key_node.value not in there and "<<" not in there
             ]:
                 raise YAMLError(
                     f"line {mine.start_mark.line + 1}: {key.value} is brought by << too, and its "

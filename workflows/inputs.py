@@ -63,13 +63,13 @@ class _Admin:
         remote = self._remote
         where = {"project": remote.default_project, "domain": remote.default_domain, "filename_root": root}
         try:
-            made = remote.client.get_upload_signed_url(**where, filename=name, content_md5=md5)
+            signed = remote.client.get_upload_signed_url(**where, filename=name, content_md5=md5)
         except RuntimeError as error:
             if isinstance(error.__cause__, FlyteEntityAlreadyExistsException):
                 raise signed_uploads.AlreadyStoredError(name) from error
             raise
-        headers = remote.get_extra_headers_for_protocol(made.native_url) | dict(made.headers)
-        return SignedUpload(str(made.native_url), made.signed_url, headers)
+        headers = remote.get_extra_headers_for_protocol(signed.native_url) | dict(signed.headers)
+        return SignedUpload(str(signed.native_url), signed.signed_url, headers)
 
 
 def _install() -> None:

@@ -31,8 +31,8 @@ class ChallengerOutput(NamedTuple):
 @workflow(on_failure=report_failure)
 def train_challenger(recipe: Recipe) -> ChallengerOutput:
     """Fine-tune, and also return the inputs of the comparison."""
-    made = wire(stages_of(), values_of(make_plan(recipe=recipe)))
-    return ChallengerOutput(made["artifact"], made["shape"], made["dataset"], made["base_files"])
+    results = wire(stages_of(), values_of(make_plan(recipe=recipe)))
+    return ChallengerOutput(results["artifact"], results["shape"], results["dataset"], results["base_files"])
 
 
 @workflow

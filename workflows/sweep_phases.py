@@ -28,7 +28,7 @@ def declare(phases: Sequence[Phase], module: dict[str, Any]) -> list[Any]:
 
     A phase whose stages wait for each other continues in another one, unless the first have nothing to do.
     """
-    found, before = [], list[Stage]()
+    declared, before = [], list[Stage]()
     for phase in phases:
         waves, then = phase.waves, None
         fields = [("running", Running), *((stage.makes, _results(stage)) for stage in waves[-1])]
@@ -37,9 +37,9 @@ def declare(phases: Sequence[Phase], module: dict[str, Any]) -> list[Any]:
             earlier = before if at == 0 else waves[at - 1]
             name = f"{phase.name}_points" + (f"_after_{earlier[-1].name}" if at else "")
             then = _declared(name, earlier, waves[at], then, output, module)
-        found.append(then)
+        declared.append(then)
         before = waves[-1]
-    return found
+    return declared
 
 
 def _declared(
@@ -53,8 +53,8 @@ def _declared(
     """Declare the dynamic task that maps `stages` after `earlier` ones; `then` is that of the next stages of
     the phase."""
 
-    def run(running: Running, **made: Any) -> Any:
-        given = {stage.makes: values.TYPES.to_stage(made[stage.makes], _lists(stage)) for stage in earlier}
+    def run(running: Running, **results: Any) -> Any:
+        given = {stage.makes: values.TYPES.to_stage(results[stage.makes], _lists(stage)) for stage in earlier}
         going = points.after(FLYTE, running, earlier, given)
         if any(stage.is_costly for stage in stages):
             going = going.stopped_if_too_few()
@@ -79,8 +79,8 @@ def _declared(
 def _lists(stage: Stage) -> Any:
     """Return the type of a stage's results: a list for each group of points, with None for each that
     failed."""
-    one: Any = hints_of(stage.load())["return"] | None
-    return list[list[one]]
+    hint: Any = hints_of(stage.load())["return"] | None
+    return list[list[hint]]
 
 
 def _results(stage: Stage) -> Any:
@@ -90,17 +90,17 @@ def _results(stage: Stage) -> Any:
 
 def _map(running: Running, stage: Stage) -> list[Any]:
     """Map a stage's tasks over its elements; groups run in sequence, so that `concurrency` limits all."""
-    made: list[Any] = []
+    nodes: list[Any] = []
     groups = points.elements(stage, running.runs)
     total = sum(map(len, groups.values()))
     allowed = running.spare if stage.is_costly else total
     for group, elements in groups.items():
         task = TASKS[stage.name][group] if stage.on else TASKS[stage.name]
         each = _map_group(running, stage, task, points.notes(running, stage, group), elements, allowed)
-        made.append(
-            made[-1] >> each if made and running.concurrency and not isinstance(made[-1], list) else each
+        nodes.append(
+            nodes[-1] >> each if nodes and running.concurrency and not isinstance(nodes[-1], list) else each
         )
-    return made
+    return nodes
 
 
 def _map_group(
@@ -115,7 +115,7 @@ def _map_group(
         run for element in elements for run in running.runs if has_titles and run.recipe.name in element.runs
     ]
     titles = [f"{stage.name}, {title}" for title in running.titles(runs)]
-    lists = {name: [one[name] for one in inputs] for name in inputs[0]}
+    lists = {name: [point[name] for point in inputs] for name in inputs[0]}
     return map_points(task, notes, allowed, running.concurrency, titles)(**lists)
 
 

@@ -17,9 +17,9 @@ def fsspec_s_own() -> Iterator[None]:
     uses them itself outside the block.
     """
     loaded = patches.fsspec.IMPLEMENTATIONS.current()
-    own = {name: kind for name, kind in loaded.items() if not issubclass(kind, FsspecStore)}
+    implementations = {name: kind for name, kind in loaded.items() if not issubclass(kind, FsspecStore)}
     with (
-        patches.fsspec.IMPLEMENTATIONS.replaced(own),
-        patches.fsspec.REGISTRY.replaced(MappingProxyType(own)),
+        patches.fsspec.IMPLEMENTATIONS.replaced(implementations),
+        patches.fsspec.REGISTRY.replaced(MappingProxyType(implementations)),
     ):
         yield

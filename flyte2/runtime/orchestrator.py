@@ -86,8 +86,8 @@ class Flyte2:
             return None
         scheme, _, path = self.base.partition("://")
         bucket, *parts = path.rstrip("/").split("/")
-        own = next((at for at, part in enumerate(parts) if part in self.scope), len(parts))
-        return f"{scheme}://{'/'.join([bucket, *parts[:own]])}/flytune-{name}"
+        start = next((at for at, part in enumerate(parts) if part in self.scope), len(parts))
+        return f"{scheme}://{'/'.join([bucket, *parts[:start]])}/flytune-{name}"
 
     def execution(self) -> str:
         """Return the name of the run; empty on this machine."""

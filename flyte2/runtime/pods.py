@@ -27,14 +27,14 @@ def on_shape(stage: Stage, key: str) -> dict[str, Any]:
     """
     shape, cluster = shape_named(row_of(key)), load_cluster()
     cluster.check_shapes({row.name for row in load_shapes()})
-    found = _pod(shape if stage.place == "shape" else shape.one_node, cluster)
+    fields = _pod(shape if stage.place == "shape" else shape.one_node, cluster)
     processes = processes_of(stage, key)
-    return found | ({"plugin_config": RanksOfJob(shape.nodes, processes)} if processes else {})
+    return fields | ({"plugin_config": RanksOfJob(shape.nodes, processes)} if processes else {})
 
 
 def _pod(shape: Shape, cluster: Cluster) -> dict[str, Any]:
     labels = spec.labels(shape) | (spec.job_labels(shape, cluster) or {})
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "pod_template": flyte.PodTemplate(
             pod_spec=spec.of_shape(shape, cluster, _image()),
             primary_container_name=PRIMARY,
@@ -48,8 +48,8 @@ def _pod(shape: Shape, cluster: Cluster) -> dict[str, Any]:
     if name in ACCELERATOR_DEVICE_MAP:
         # Its count is added to the pod's as the resource `gpu`, which Flyte takes for the nvidia.com/gpu that
         # is there.
-        found["resources"] = flyte.Resources(gpu=flyte.Device(shape.processes, "GPU", name))
-    return found
+        fields["resources"] = flyte.Resources(gpu=flyte.Device(shape.processes, "GPU", name))
+    return fields
 
 
 def deadline(recipe: Recipe, shape: Shape) -> flyte.Timeout:

@@ -9,5 +9,5 @@ from flytune.stages.table import Stage
 
 def of(stage: Stage) -> list[str | flyte.Secret]:
     """Return the secrets that a stage's pods get as environment variables; local runs request none."""
-    found = [one for kind in stage.secrets for one in getattr(load_cluster().secrets, kind)]
-    return [flyte.Secret(key=one.key, group=one.group, as_env_var=one.env_var) for one in found]
+    keys = [secret for kind in stage.secrets for secret in getattr(load_cluster().secrets, kind)]
+    return [flyte.Secret(key=secret.key, group=secret.group, as_env_var=secret.env_var) for secret in keys]

@@ -28,19 +28,19 @@ class DataProxy:
         config = get_init_config()
         where = {"project": config.project, "domain": config.domain, "org": config.org or ""}
         try:
-            made = _location(
+            signed = _location(
                 CreateUploadLocationRequest(**where, filename_root=root, filename=name, content_md5=md5)
             )
         except ConnectError as error:
             if error.code == Code.ALREADY_EXISTS:
                 raise signed_uploads.AlreadyStoredError(name) from error
             at = f"project {config.project}, domain {config.domain}"
-            said = (
+            problem = (
                 f"{name} was not uploaded: the control plane answers {error.code.name}: {error.message} "
                 f"({at})"
             )
-            raise StorageError(f"{said}; `flytune doctor --remote` says more") from error
-        return SignedUpload(made.native_url, made.signed_url, dict(made.headers))
+            raise StorageError(f"{problem}; `flytune doctor --remote` says more") from error
+        return SignedUpload(signed.native_url, signed.signed_url, dict(signed.headers))
 
 
 @syncify

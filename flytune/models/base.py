@@ -232,8 +232,8 @@ def refuse_adapter(model: Model, ask: bool = False) -> None:
     if isinstance(cached, str) and Path(cached).with_name("config.json").is_file():
         raise RecipeError(
             f"model.name_or_path: {name}: {file} is beside config.json ({cached}), so that transformers "
-            "would load that adapter, and the base that it names, in place of this model; copy the model's files "
-            "without it into a folder, and name the folder"
+            "would load that adapter, and the base that it names, in place of this model; copy the model's "
+            "files without it into a folder, and name the folder"
         )
 
 

@@ -21,21 +21,21 @@ def content(value: str, name: str, kind: Any) -> Any:
         RecipeError: it cannot be read, or is not of the input's type.
     """
     if value.lstrip().startswith(("{", "[")):
-        found = load_json(value, name)
+        parsed = load_json(value, name)
     elif value.endswith(".json"):
         try:
-            found = load_json(files.read_regular(value, yaml_core.LARGEST), value)
+            parsed = load_json(files.read_regular(value, yaml_core.LARGEST), value)
         except (OSError, ValueError) as error:
             raise RecipeError(f"{name}: {value:.200}: cannot be read: {error!s:.300}") from None
     elif kind in (dict, list) and value.strip() in ("null", ""):
         raise RecipeError(f"{name}: empty; give JSON or a file")
     else:
-        found = load_yaml(value)
+        parsed = load_yaml(value)
     wanted = list if (get_origin(kind) or kind) is list else dict
-    if not isinstance(found, wanted):
+    if not isinstance(parsed, wanted):
         shown = "a list" if wanted is list else "a mapping"
-        raise RecipeError(f"{name}: must be {shown}; found {found!r:.60}")
-    return found
+        raise RecipeError(f"{name}: must be {shown}; found {parsed!r:.60}")
+    return parsed
 
 
 def read(value: Any, name: str, kind: Any, otherwise: Callable[[], Any]) -> Any:
@@ -50,5 +50,5 @@ def read(value: Any, name: str, kind: Any, otherwise: Callable[[], Any]) -> Any:
     Raises:
         RecipeError: it cannot be read.
     """
-    found = content(value, name, kind) if isinstance(value, str) else otherwise()
-    return named_files.with_contents(found) if kind is Recipe or kind in CHANGES else found
+    parsed = content(value, name, kind) if isinstance(value, str) else otherwise()
+    return named_files.with_contents(parsed) if kind is Recipe or kind in CHANGES else parsed

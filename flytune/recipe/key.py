@@ -47,19 +47,19 @@ def of(recipe: BaseModel) -> str:
 
 def _decisions(section: BaseModel, content: dict[str, Any], place: str) -> dict[str, Any]:
     """Return the dumped `content` of a section without fields newer than 0.1.0 that have their defaults."""
-    found, first = {}, [*_FIRST.get(place, "").split(), *getattr(section, "always_in_key", ())]
+    decisions, first = {}, [*_FIRST.get(place, "").split(), *getattr(section, "always_in_key", ())]
     for name, field in type(section).model_fields.items():
         value, below = getattr(section, name), f"{place}.{name}".lstrip(".")
         if name not in content or (
             name not in first and value == field.get_default(call_default_factory=True)
         ):
             continue
-        found[name] = content[name]
+        decisions[name] = content[name]
         if isinstance(value, BaseModel):
-            found[name] = _decisions(value, content[name], below)
+            decisions[name] = _decisions(value, content[name], below)
         elif isinstance(value, list):
             pairs = zip(value, content[name], strict=True)
-            found[name] = [
-                _decisions(one, part, below) if isinstance(one, BaseModel) else part for one, part in pairs
+            decisions[name] = [
+                _decisions(item, part, below) if isinstance(item, BaseModel) else part for item, part in pairs
             ]
-    return found
+    return decisions

@@ -56,10 +56,10 @@ def with_contents(content: Any) -> Any:
             object, or has credentials; all are named.
     """
     problems: list[str] = []
-    made = _replaced(content, (), problems)
+    replaced = _replaced(content, (), problems)
     if problems:
         raise RecipeError.of("files that the recipe names", problems)
-    return made
+    return replaced
 
 
 def _replaced(content: Any, loc: tuple[int | str, ...], problems: list[str]) -> Any:
@@ -112,7 +112,7 @@ def _function(named: str, key: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise RecipeError(f"{key}: {path}: is not UTF-8 text") from None
     try:
-        names = {one.name for one in ast.parse(code).body if isinstance(one, ast.FunctionDef)}
+        names = {node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)}
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise RecipeError(f"{key}: {path}: is not Python: {' '.join(str(error).split())[:200]}") from None
     if match["function"] not in names:

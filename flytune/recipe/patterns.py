@@ -83,7 +83,7 @@ def problem(pattern: str, within: str = WHOLE) -> str | None:
 
 def require(written: Iterable[str], within: str = WHOLE) -> None:
     """Raise a ValueError about the first of these expressions that is refused, as `problem` says."""
-    if reason := next(filter(None, (problem(one, within) for one in written)), None):
+    if reason := next(filter(None, (problem(expression, within) for expression in written)), None):
         raise ValueError(reason)
 
 
@@ -119,8 +119,8 @@ class _Counter:
             least, most, body = value
             return self._of_repeat(least, most, body, rest, after, depth)
         if name == "BRANCH":
-            found = [self.ways(one, after, depth) for one in value[1]]
-            return max(found) if _exclude_each_other(value[1]) else sum(found)
+            counts = [self.ways(branch, after, depth) for branch in value[1]]
+            return max(counts) if _exclude_each_other(value[1]) else sum(counts)
         if name == "SUBPATTERN":
             return self.ways(value[3], after, depth)
         if name == "ATOMIC_GROUP":
@@ -128,7 +128,7 @@ class _Counter:
         if name.startswith("ASSERT"):
             return self.ways(value[1], _ANY, depth)
         if name == "GROUPREF_EXISTS":
-            return sum(self.ways(one, after, depth) for one in value[1:] if one is not None) + 1
+            return sum(self.ways(branch, after, depth) for branch in value[1:] if branch is not None) + 1
         return 1
 
     def _of_repeat(
@@ -142,9 +142,9 @@ class _Counter:
         if not is_optional and self.ways(body, first, depth) == 1:
             # Each repetition is matched in one way, so only the places where the last one ends are counted.
             return once * (min(most - least + 1, _NAME, _places(rest)) if goes_on else 1)
-        total, one = 0, self.ways(body, _ANY, depth)
+        total, of_body = 0, self.ways(body, _ANY, depth)
         for number in range(least, most + 1):
-            total += max(one, 2) ** min(number, 64)
+            total += max(of_body, 2) ** min(number, 64)
             if total > MOST_WAYS:
                 raise _TooManyWays
         return total
@@ -154,8 +154,8 @@ def _start(items: Sequence[Any]) -> tuple[int, bool]:
     """Return the characters that a sequence can begin with, and whether it can match no character."""
     first = 0
     for kind, value in items:
-        found, is_optional = _start_of(str(kind), kind, value)
-        first |= found
+        characters, is_optional = _start_of(str(kind), kind, value)
+        first |= characters
         if not is_optional:
             return first, False
     return first, True
@@ -165,13 +165,13 @@ def _start_of(name: str, kind: Any, value: Any) -> tuple[int, bool]:
     if name in _SETS:
         return _characters(kind, value), False
     if name.endswith("_REPEAT"):
-        found, is_optional = _start(value[2])
-        return found, is_optional or value[0] == 0
+        characters, is_optional = _start(value[2])
+        return characters, is_optional or value[0] == 0
     if name == "BRANCH":
-        starts = [_start(one) for one in value[1]]
+        starts = [_start(branch) for branch in value[1]]
         merged = 0
-        for found, _ in starts:
-            merged |= found
+        for characters, _ in starts:
+            merged |= characters
         return merged, any(is_optional for _, is_optional in starts)
     if name == "SUBPATTERN":
         return _start(value[3])
@@ -238,30 +238,30 @@ def _characters(kind: Any, value: Any) -> int:
         return _both_cases(_bit(value))
     if name == "NOT_LITERAL":
         return _both_cases(_ANY & ~_bit(value) | _OTHER)
-    found, negated = 0, False
+    characters, negated = 0, False
     for inner, content in value:
         part = str(inner)
         if part == "NEGATE":
             negated = True
         elif part == "LITERAL":
-            found |= _bit(content)
+            characters |= _bit(content)
         elif part == "RANGE":
             low, high = content
-            found |= ((1 << min(high, 127) + 1) - 1) & ~((1 << min(low, 128)) - 1) | (
+            characters |= ((1 << min(high, 127) + 1) - 1) & ~((1 << min(low, 128)) - 1) | (
                 _OTHER if high > 127 else 0
             )
         else:
-            found |= _CATEGORIES[str(content)]
-    return _both_cases(_ANY & ~found | _OTHER if negated else found)
+            characters |= _CATEGORIES[str(content)]
+    return _both_cases(_ANY & ~characters | _OTHER if negated else characters)
 
 
 def _bit(code: int) -> int:
     return 1 << min(code, 128)
 
 
-def _both_cases(found: int) -> int:
-    upper, lower = found >> 65 & _LETTERS, found >> 97 & _LETTERS
-    return found | upper << 97 | lower << 65
+def _both_cases(characters: int) -> int:
+    upper, lower = characters >> 65 & _LETTERS, characters >> 97 & _LETTERS
+    return characters | upper << 97 | lower << 65
 
 
 _LETTERS = (1 << 26) - 1

@@ -126,12 +126,12 @@ class Advice(Mapping[str, str]):
     def __getitem__(self, name: str) -> str:
         """Return the advice on a name; one that the recipe has elsewhere belongs there, unless a tool means
         something else."""
-        found: dict[str, list[str]] = {}
+        tools_by_advice: dict[str, list[str]] = {}
         for tool in table():
             known = _of_tool(tool, name)
             if known and (known.key is None or known.key.rpartition(".")[2] != name):
-                found.setdefault(known.advice, []).append(tool)
-        if not found:
+                tools_by_advice.setdefault(known.advice, []).append(tool)
+        if not tools_by_advice:
             places = list(
                 dict.fromkeys(
                     place for place, fields in _sections(self._recipe()) if place and name in fields
@@ -143,9 +143,11 @@ class Advice(Mapping[str, str]):
                 "it belongs in "
                 f"{' or '.join(places)}{_of_objectives(name) if places == ['objective'] else ''}"
             )
-        if len(found) == 1:
-            return next(iter(found))
-        return "; ".join(f"for that of {' and '.join(tools)}, {text}" for text, tools in found.items())
+        if len(tools_by_advice) == 1:
+            return next(iter(tools_by_advice))
+        return "; ".join(
+            f"for that of {' and '.join(tools)}, {text}" for text, tools in tools_by_advice.items()
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter({name for names in table().values() for name in names})

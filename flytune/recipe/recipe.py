@@ -91,22 +91,22 @@ class Recipe(Strict):
             raise RecipeError(peers.remedy(tool))
         wrong = list(wrong_values(data))
         try:
-            made = handler(data)
+            recipe = handler(data)
         except ValidationError as error:
             raise RecipeError.of(where, with_others(mistakes(error, cls), wrong)) from None
         if problem := _export_problem(
-            made.checkpoints.export, made.checkpoints.save_steps, made.evaluation.eval_steps
+            recipe.checkpoints.export, recipe.checkpoints.save_steps, recipe.evaluation.eval_steps
         ):
             wrong.append(f"checkpoints.export: {problem}")
-        wrong += made.objective.problems(made.data, made.training)
-        if made.evaluation.eval_steps is not None and not made.data.holds_out:
+        wrong += recipe.objective.problems(recipe.data, recipe.training)
+        if recipe.evaluation.eval_steps is not None and not recipe.data.holds_out:
             wrong.append(
                 "evaluation.eval_steps: data.heldout_fraction: 0 leaves nothing to evaluate on; remove one "
                 "of them"
             )
         if wrong:
             raise RecipeError.of(where, wrong)
-        return made
+        return recipe
 
     @property
     def row_kind(self) -> RowKindName:

@@ -133,8 +133,8 @@ class Training(Section):
     def _integers(cls, value: dict[str, Any]) -> dict[str, Any]:
         # Between tasks, Flyte may make floats of integers: the key of a run must not depend on that.
         return {
-            name: int(one) if isinstance(one, float) and one.is_integer() else one
-            for name, one in value.items()
+            name: int(number) if isinstance(number, float) and number.is_integer() else number
+            for name, number in value.items()
         }
 
     @model_validator(mode="after")

@@ -46,11 +46,18 @@ def _moment(section: Grpo, group: Group) -> Moment:
     ranked = sorted(group.completions, key=lambda completion: -section.total(completion.rewards))
     # The best and the worst of a large group.
     shown = ranked if len(ranked) <= _ANSWERS else [*ranked[: _ANSWERS // 2], *ranked[-(_ANSWERS // 2) :]]
-    return Moment(group.step, group.text, [_answer(section, one) for one in shown], len(ranked) - len(shown))
+    return Moment(
+        group.step, group.text, [_answer(section, rollout) for rollout in shown], len(ranked) - len(shown)
+    )
 
 
-def _answer(section: Grpo, one: Rollout) -> DrawnAnswer:
-    named = [f"{reward.name} {value:.3g}" for reward, value in zip(section.rewards, one.rewards, strict=True)]
+def _answer(section: Grpo, rollout: Rollout) -> DrawnAnswer:
+    named = [
+        f"{reward.name} {value:.3g}" for reward, value in zip(section.rewards, rollout.rewards, strict=True)
+    ]
     return DrawnAnswer(
-        section.total(one.rewards), ", ".join(named) if len(named) > 1 else "", one.text, one.truncated
+        section.total(rollout.rewards),
+        ", ".join(named) if len(named) > 1 else "",
+        rollout.text,
+        rollout.truncated,
     )

@@ -70,9 +70,9 @@ def _by_step(figure: Figure, training: TrainingResult, measured: MeasuredFigure 
     last = training.steps[-1].step if training.steps else 1
     sides = ((0, "base", "s"), (last, "tuned", "o"))
     ends = [
-        (step, side, marker, found)
+        (step, side, marker, interval)
         for step, side, marker in sides
-        if (found := getattr(measured, side, None))
+        if (interval := getattr(measured, side, None))
     ]
 
     def draw(axes: "Axes") -> None:
@@ -80,11 +80,11 @@ def _by_step(figure: Figure, training: TrainingResult, measured: MeasuredFigure 
         axes.plot(steps, smooth, color=charts.BLUE, label="training")
         if scored:
             axes.plot(scored, eval_values, color=charts.ORANGE, marker=".", markersize=4, label="held-out")
-        for step, side, marker, found in ends:
-            errors = [[min(found.value - found.low, 9)], [min(found.high - found.value, 9)]]
+        for step, side, marker, interval in ends:
+            errors = [[min(interval.value - interval.low, 9)], [min(interval.high - interval.value, 9)]]
             axes.errorbar(
                 [step],
-                [found.value],
+                [interval.value],
                 errors,
                 fmt=marker,
                 color=charts.ORANGE,
@@ -101,7 +101,9 @@ def _by_step(figure: Figure, training: TrainingResult, measured: MeasuredFigure 
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
     unit = f" in {figure.unit}" if figure.unit else ""
-    held = "".join(f", and held-out of the {side} model ({found.value:.3f})" for _, side, _, found in ends)
+    held = "".join(
+        f", and held-out of the {side} model ({interval.value:.3f})" for _, side, _, interval in ends
+    )
     points = f", and held-out at {counted(len(eval_values), 'point')} during training" if eval_values else ""
     return charts.picture(
         draw, f"Training {figure.title}{unit} over {counted(last, 'step')}{held}{points}; {figure.direction}"
@@ -110,18 +112,18 @@ def _by_step(figure: Figure, training: TrainingResult, measured: MeasuredFigure 
 
 def _curve(training: TrainingResult, field: str) -> tuple[list[float], list[float]]:
     """Return the steps that have a field, and its values."""
-    found = [(step.step, getattr(step, field)) for step in training.steps] if field else []
-    return charts.thinned([point for point in found if point[1] is not None])
+    points = [(step.step, getattr(step, field)) for step in training.steps] if field else []
+    return charts.thinned([point for point in points if point[1] is not None])
 
 
 def shares(metrics: Metrics) -> str:
     """Draw the shares of held-out pairs, of both models, with their intervals, and a line at one half; "" if
     there are none."""
-    found = [figure for figure in metrics.figures if figure.unit == "share of pairs"]
+    figures = [figure for figure in metrics.figures if figure.unit == "share of pairs"]
     sides = (("tuned", "o", charts.BLUE), ("base", "s", charts.MUTED))
     shown = [
         (f"{figure.title}, {side}" if figure.base else figure.title, interval, marker, color)
-        for figure in found
+        for figure in figures
         for side, marker, color in sides
         if (interval := getattr(figure, side))
     ]

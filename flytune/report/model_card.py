@@ -160,8 +160,10 @@ def _results(recipe: Recipe, metrics: Metrics) -> list[dict[str, Any]]:
         for figure in metrics.figures
         if figure.better != "neither"
     ]
-    found = [{"type": kind, "name": name, "value": round(value, 6)} for kind, name, value in figures]
-    results: list[dict[str, Any]] = [{"task": task, "dataset": heldout, "metrics": found}] if found else []
+    measured = [{"type": kind, "name": name, "value": round(value, 6)} for kind, name, value in figures]
+    results: list[dict[str, Any]] = (
+        [{"task": task, "dataset": heldout, "metrics": measured}] if measured else []
+    )
     for scored in metrics.tasks:
         name = f"{scored.metric}, {scored.num_fewshot}-shot, {counted(scored.documents, 'document')}"
         figure = {"type": scored.metric.partition(",")[0], "name": name, "value": round(scored.tuned, 6)}

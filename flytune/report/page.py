@@ -82,7 +82,7 @@ def times(training: TrainingResult) -> dict[str, float]:
 def gpu_use(training: TrainingResult) -> str:
     """Return mean utilization and power, and the highest temperature, of the GPUs as a phrase; empty if none
     was sampled."""
-    found = [(step.seconds, step.gpu) for step in training.steps if step.gpu]
+    samples = [(step.seconds, step.gpu) for step in training.steps if step.gpu]
 
     def mean(values: list[tuple[float, float | None]]) -> float | None:
         known = [(seconds, value) for seconds, value in values if value is not None]
@@ -93,10 +93,10 @@ def gpu_use(training: TrainingResult) -> str:
         )
 
     figures = [
-        (mean([(seconds, gpu.utilization) for seconds, gpu in found]), "{:.0f} %"),
-        (mean([(seconds, gpu.power_watts) for seconds, gpu in found]), "{:.0f} W"),
+        (mean([(seconds, gpu.utilization) for seconds, gpu in samples]), "{:.0f} %"),
+        (mean([(seconds, gpu.power_watts) for seconds, gpu in samples]), "{:.0f} W"),
         (
-            max((gpu.temperature_max for _, gpu in found if gpu.temperature_max is not None), default=None),
+            max((gpu.temperature_max for _, gpu in samples if gpu.temperature_max is not None), default=None),
             "at most {:.0f} °C",
         ),
     ]

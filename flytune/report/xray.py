@@ -143,7 +143,8 @@ def recipe_page(recipe: Recipe, rows: int, out: Path) -> Xray:
     }
     if several := recipe.data.sources:
         changes["sources"] = [
-            one.model_copy(update={"max_samples": min(rows, one.max_samples or rows)}) for one in several
+            source.model_copy(update={"max_samples": min(rows, source.max_samples or rows)})
+            for source in several
         ]
     else:
         changes["max_samples"] = min(rows, recipe.data.max_samples or rows)
@@ -155,8 +156,8 @@ def recipe_page(recipe: Recipe, rows: int, out: Path) -> Xray:
             data.prepare(DataRequest.of(recipe, "xray", heldout.data), folder)
         except DataError as error:
             _keep_list(folder, heldout, listed)
-            told = str(error).replace(str(folder / BAD_ROWS), str(listed))
-            raise DataError(_with_places(told, heldout)) from error
+            text = str(error).replace(str(folder / BAD_ROWS), str(listed))
+            raise DataError(_with_places(text, heldout)) from error
         bad = _keep_list(folder, heldout, listed)
         page(folder, recipe, out, rows, bad, listed)
         contract = Contract.read(folder / CONTRACT)
@@ -179,8 +180,8 @@ def _with_few_heldout(section: Data, rows: int, cut: Path) -> _Heldout:
     """Limit held-out data of its own to its first `rows` rows, which are written to `cut` if it has more."""
     if section.heldout_key is None:
         return _Heldout(section, cut, [], [])
-    found = read_heldout(section)
-    first = list(islice(found if section.max_bad_fraction else strict(found), rows + 1))
+    read = read_heldout(section)
+    first = list(islice(read if section.max_bad_fraction else strict(read), rows + 1))
     if len(first) <= rows:
         return _Heldout(section, cut, [], [])
     readable = [(row, where) for row, where in first[:rows] if not isinstance(row, DataError)]
@@ -195,7 +196,7 @@ def _with_places(text: str, heldout: _Heldout) -> str:
     places = heldout.places
     return re.sub(
         rf"{re.escape(str(heldout.cut))}:(\d+)",
-        lambda found: places[int(found[1]) - 1] if 0 < int(found[1]) <= len(places) else found[0],
+        lambda match: places[int(match[1]) - 1] if 0 < int(match[1]) <= len(places) else match[0],
         text,
     )
 
@@ -332,12 +333,12 @@ def would_stop(contract: Contract, section: Data) -> bool:
 
 
 def _summary(contract: Contract, section: Data) -> str:
-    found = {
+    names_by_verdict = {
         verdict: [check.name for check in contract.checks if check.verdict == verdict]
         for verdict in ("stop", "warning")
     }
     count = len(contract.checks)
-    if stops := found["stop"]:
+    if stops := names_by_verdict["stop"]:
         effect = (
             "would stop the run"
             if would_stop(contract, section)
@@ -345,6 +346,8 @@ def _summary(contract: Contract, section: Data) -> str:
         )
         return f"{counted_of(len(stops), count, 'check', 'fails', 'fail')} and {effect}: {', '.join(stops)}."
     warnings = (
-        f", {len(found['warning'])} with a warning: {', '.join(found['warning'])}" if found["warning"] else ""
+        f", {len(names_by_verdict['warning'])} with a warning: {', '.join(names_by_verdict['warning'])}"
+        if names_by_verdict["warning"]
+        else ""
     )
     return f"All {counted(count, 'check')} pass{warnings}."

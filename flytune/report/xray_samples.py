@@ -59,14 +59,14 @@ def sample_views(
     """Return the samples to look at, each once: dropped rows, cut ones, those that checks of `contract` flag,
     the longest of the first _SEARCHED training samples, and the first `count`."""
     shown = [_example_view(example, manifest, tokenizer) for example in _examples(folder, max(1, count // 2))]
-    found = _flagged(folder, manifest, contract, tokenizer) if contract else {}
-    found |= _stored(folder, manifest, count, has_cut=any(view.title == _TITLES["cut"] for view in shown))
+    titled = _flagged(folder, manifest, contract, tokenizer) if contract else {}
+    titled |= _stored(folder, manifest, count, has_cut=any(view.title == _TITLES["cut"] for view in shown))
     # A sample with several titles is shown once, under the first.
     titles: dict[tuple[str, int, int], list[str]] = {}
-    for title, (part, sample) in found.items():
+    for title, (part, sample) in titled.items():
         titles.setdefault((part.file, int(part.rows[sample]), int(part.starts[sample])), []).append(title)
     for named in titles.values():
-        part, sample = found[named[0]]
+        part, sample = titled[named[0]]
         view = _view if row_kind(manifest.row_kind).sequences == 1 else _view_of_several
         shown.append(view("; ".join(named), part, sample, manifest, tokenizer))
     return shown
@@ -74,7 +74,11 @@ def sample_views(
 
 def _examples(folder: Path, most: int) -> list[Example]:
     kept = read_examples(folder)
-    return [one for kind in _TITLES for one in [one for one in kept if one.kind == kind][:most]]
+    return [
+        example
+        for kind in _TITLES
+        for example in [example for example in kept if example.kind == kind][:most]
+    ]
 
 
 def _stored(
@@ -93,20 +97,24 @@ def _stored(
         lengths = part.lengths.tolist()
         for sample in range(0, len(lengths), each):
             group = range(sample, sample + each)
-            length = sum(lengths[one] for one in group)
+            length = sum(lengths[number] for number in group)
             if seen < count:
                 first[f"{name} {seen + 1}"] = part, sample
             if length > most:
                 longest, most = (part, sample), length
-            if not cut and manifest.truncated and any(_may_be_cut(part, one, manifest) for one in group):
+            if (
+                not cut
+                and manifest.truncated
+                and any(_may_be_cut(part, number, manifest) for number in group)
+            ):
                 cut = part, sample
             seen += 1
         if seen >= _SEARCHED:
             break
-    found = {"An answer that may have been cut": cut} if not has_cut else {}
+    cut_sample = {"An answer that may have been cut": cut} if not has_cut else {}
     return {
         title: place
-        for title, place in {**found, f"Longest {name.lower()}": longest, **first}.items()
+        for title, place in {**cut_sample, f"Longest {name.lower()}": longest, **first}.items()
         if place
     }
 
@@ -121,7 +129,7 @@ def _flagged(
             wanted.setdefault((place[0].split(" row ")[0], int(place["row"])), []).append(
                 (check.name, check.example)
             )
-    found: dict[str, tuple[StoredSamples, int]] = {}
+    flagged: dict[str, tuple[StoredSamples, int]] = {}
     files = {file for file, _ in wanted}
     for counts in (manifest.train, manifest.heldout):
         few = counts.model_copy(update={"shards": [shard for shard in counts.shards if shard.file in files]})
@@ -139,8 +147,8 @@ def _flagged(
                         if row_kind(manifest.row_kind).sequences > 1
                         else samples.index((ends or samples)[0])
                     )
-                    found[f"Flagged: {name}"] = part, samples[at]
-    return found
+                    flagged[f"Flagged: {name}"] = part, samples[at]
+    return flagged
 
 
 def _ends_with(part: StoredSamples, sample: int, example: str, tokenizer: Any) -> bool:
@@ -151,9 +159,11 @@ def _ends_with(part: StoredSamples, sample: int, example: str, tokenizer: Any) -
 
 def _example_view(example: Example, manifest: Manifest, tokenizer: Any) -> SampleView:
     """Return a row that was dropped or cut, with what was lost."""
-    made = [list(_excerpt_pieces(sequence, manifest.max_length, tokenizer)) for sequence in example.sequences]
+    pieces = [
+        list(_excerpt_pieces(sequence, manifest.max_length, tokenizer)) for sequence in example.sequences
+    ]
     *first, last = [sequence.tokens for sequence in example.sequences]
-    tokens = " and ".join([*(f"{one:,}" for one in first), counted(last, "token")])
+    tokens = " and ".join([*(f"{count:,}" for count in first), counted(last, "token")])
     lost = sum(max(0, sequence.tokens - manifest.max_length) for sequence in example.sequences)
     note = f"{example.where}: {tokens}"
     if example.kind == "cut":
@@ -162,9 +172,9 @@ def _example_view(example: Example, manifest: Manifest, tokenizer: Any) -> Sampl
         note += f", of which {lost:,} are beyond max_length {manifest.max_length:,}"
     if example.kind == "dropped, without an answer":
         note += "; no token that is trained is left"
-    if len(made) == 1:
-        return SampleView(_TITLES[example.kind], note, made[0])
-    return SampleView(_TITLES[example.kind], note, [], (made[0], made[1]))
+    if len(pieces) == 1:
+        return SampleView(_TITLES[example.kind], note, pieces[0])
+    return SampleView(_TITLES[example.kind], note, [], (pieces[0], pieces[1]))
 
 
 def _excerpt_pieces(excerpt: Excerpt, max_length: int, tokenizer: Any) -> Iterator[Piece]:
@@ -195,9 +205,9 @@ def _view_of_several(
     """Return a row of two sequences: what both begin with once, then both side by side from where they
     part."""
     names, both = row_kind(manifest.row_kind).sequence_names, []
-    for one in range(sample, sample + len(names)):
-        start, length = int(part.starts[one]), int(part.lengths[one])
-        both.append((part.tokens(one).tolist(), part.trained[start : start + length].tolist()))
+    for number in range(sample, sample + len(names)):
+        start, length = int(part.starts[number]), int(part.lengths[number])
+        both.append((part.tokens(number).tolist(), part.trained[start : start + length].tolist()))
     (chosen, first), (rejected, second) = both
     shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False)))
     note = (

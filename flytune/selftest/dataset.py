@@ -48,13 +48,13 @@ def write_pairs(path: Path, rows: int, seed: int = 0) -> None:
 
 def write_labelled(path: Path, rows: int, seed: int = 0) -> None:
     """Write labelled answers of 1 to 60 words, at random desirable or not."""
-    draw, found = random.Random(seed), []
+    draw, labelled = random.Random(seed), []
     for pair in _pairs(rows, seed):
         label = draw.random() < 0.6
-        found.append(
+        labelled.append(
             {"prompt": pair["prompt"], "completion": pair["chosen" if label else "rejected"], "label": label}
         )
-    path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in labelled), encoding="utf-8")
 
 
 def write_prompts(path: Path, rows: int, seed: int = 0) -> None:

@@ -153,9 +153,9 @@ def _answers(ranks: dict[Any, Any], log: Path | None) -> dict[int, Any]:
         if not ready:
             late = ", ".join(str(ranks[receiver][0]) for receiver in waiting)
             raise RankFailed(f"rank {late}: no answer in {TIMEOUT} s")
-        found = [(*ranks[receiver], *_answer(receiver)) for receiver in ready]
+        answered_ranks = [(*ranks[receiver], *_answer(receiver)) for receiver in ready]
         # A dead rank makes its peers raise: if both are seen at once, the death is the cause.
-        for rank, process, answered, failed, value in sorted(found, key=lambda item: item[2]):
+        for rank, process, answered, failed, value in sorted(answered_ranks, key=lambda item: item[2]):
             if not answered:
                 process.join()
                 code = process.exitcode

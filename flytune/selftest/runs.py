@@ -140,10 +140,10 @@ class Trials:
     def _prepare(self, rows: Rows) -> list[int]:
         """Prepare the data; return the number of tokens of each row."""
         recipe = self.recipe(Pair("full", "none", rows=rows))
-        found: list[int] = selftest_processes.run(
+        counts: list[int] = selftest_processes.run(
             1, selftest_dataset.prepare, recipe, self.folder / rows, log=self.folder / f"{rows}.log"
         )
-        return found
+        return counts
 
     def recipe(self, pair: Pair) -> Recipe:
         """Return the run's recipe: with clipping, decay and schedule, where errors could be, and without

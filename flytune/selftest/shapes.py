@@ -48,8 +48,8 @@ def _devices() -> tuple[list[tuple[str, float]], bool]:
     import torch
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return [(gpu.name, gpu.total_memory / GIB) for gpu in found], bool(
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [(gpu.name, gpu.total_memory / GIB) for gpu in gpus], bool(
         AsyncIOBuilder().is_compatible(verbose=False)
     )
 

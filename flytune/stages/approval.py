@@ -72,9 +72,9 @@ def left_open(orchestrator: Orchestrator, sentence: str) -> str:
     if note is None or not note.exists():
         return ""
     address = json_core.load_object(note.read())["artifact"]
-    found = _question(address)
-    if not found.answers:
-        question = found.question
+    record = _question(address)
+    if not record.answers:
+        question = record.question
         words = (
             question.timeout if "timeout" in sentence else f"no: the run ended without an answer: {sentence}"
         )
@@ -86,10 +86,10 @@ def left_open(orchestrator: Orchestrator, sentence: str) -> str:
 
 
 def _question(address: str) -> approval.Recorded:
-    found = approval.recorded(address)
-    if found is None:
+    record = approval.recorded(address)
+    if record is None:
         raise ExportError(f"{address}: nobody was asked about this artifact; run the recipe again")
-    return found
+    return record
 
 
 def _page(address: str) -> str:

@@ -51,8 +51,8 @@ def _is_in_model_cache(request: BaseRequest, scratch: Path) -> bool:
         return False
     volume = cluster.volume_at(cluster.model_cache, None)
     assert volume is not None
-    found = fill_shared_cache(request, Path(cluster.model_cache), scratch, volume.read_only)
-    if found is None:
+    cached = fill_shared_cache(request, Path(cluster.model_cache), scratch, volume.read_only)
+    if cached is None:
         logger.warning(
             "%s lacks files of %s at %s, and its volume is read-only: the model is copied to the cluster's "
             "storage",
@@ -60,7 +60,7 @@ def _is_in_model_cache(request: BaseRequest, scratch: Path) -> bool:
             request.name_or_path,
             request.commit,
         )
-    return found is not None
+    return cached is not None
 
 
 def unpack(orchestrator: Orchestrator, files: Folder | None) -> None:

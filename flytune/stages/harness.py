@@ -46,10 +46,10 @@ def evaluate_tasks(
     """Store the answers of base and tuned model to one part of a task."""
     path = orchestrator.new_folder() / "answers.json"
     base_model.unpack(orchestrator, base)
-    found = clean_process.run(
+    result = clean_process.run(
         tasks.run, recipe, local(orchestrator, trained), job, _datasets(orchestrator, harness_data)
     )
-    found.write(path)
+    result.write(path)
     return File.here(path)
 
 
@@ -68,8 +68,8 @@ def combine_scores(
     if not recipe.evaluation.tasks:
         return metrics, None
     out = orchestrator.new_folder() / "harness"
-    found = [JobResult.read(local(orchestrator, answer)) for answer in answers]
-    scores = tasks.combine(recipe, found, out, _datasets(orchestrator, harness_data))
+    results = [JobResult.read(local(orchestrator, answer)) for answer in answers]
+    scores = tasks.combine(recipe, results, out, _datasets(orchestrator, harness_data))
     return metrics.model_copy(update={"tasks": scores}), out
 
 

@@ -45,7 +45,7 @@ def split_prompts(
     base = _base(orchestrator, artifact, adapters, trust_remote_code)
     loaded = {"artifact": artifact, **adapters}
     models = catalog.fingerprint(
-        {name: local_file(orchestrator, found, CONTENTS) for name, found in loaded.items()}
+        {name: local_file(orchestrator, loaded_folder, CONTENTS) for name, loaded_folder in loaded.items()}
     )
     folder = orchestrator.new_folder() / "prompts"
     columns = prompts.Columns.of(Recipe.from_yaml(local_file(orchestrator, artifact, "recipe.yaml")))

@@ -47,8 +47,8 @@ def name_dataset(orchestrator: Orchestrator, recipe: Recipe, data: StoredRows) -
         )
     place = orchestrator.new_folder() / "data"
     orchestrator.fetch(data.address, place, is_folder=True)
-    found = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
-    files = {f"{path.stem}.parquet": path for path in found if not path.name.startswith("_")}
+    paths = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
+    files = {f"{path.stem}.parquet": path for path in paths if not path.name.startswith("_")}
     return named(orchestrator, recipe, files, data.address)
 
 

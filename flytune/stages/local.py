@@ -186,12 +186,12 @@ class _Machine:
         points.refuse(failed, running.spare)
         step_lines.show(running.titles([point])[0])
         values = point.made | first_values(point, Folder.here(Path(point.made["harness_data"])))
-        made: dict[str, Any] = {}
+        of_point: dict[str, Any] = {}
         for phase in table.RUN:
             for stage in phase.stages:
-                made[stage.makes] = self.call_in_run(stage, values | made)
-        approval.show_command(made[table.STORE.makes].address, point.recipe)
-        return made
+                of_point[stage.makes] = self.call_in_run(stage, values | of_point)
+        approval.show_command(of_point[table.STORE.makes].address, point.recipe)
+        return of_point
 
     def call_in_run(self, stage: Stage, values: Mapping[str, Any]) -> Any:
         """Return what a stage of a run makes of the run's values: one result, or one for each item of its

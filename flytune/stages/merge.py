@@ -53,7 +53,9 @@ def _problems(recipe: Recipe, preference: Recipe) -> list[str]:
         )
     if preference.name == recipe.name:
         problems.append(f"name: both recipes are named {recipe.name}; give the second one a name of its own")
-    models = [(one.model.name_or_path, one.model.revision) for one in (recipe, preference)]
+    models = [
+        (each_recipe.model.name_or_path, each_recipe.model.revision) for each_recipe in (recipe, preference)
+    ]
     if models[0] != models[1]:
         problems.append(
             f"model.name_or_path: {models[1][0]}, but the first run trains {models[0][0]} (and its revision "
@@ -89,9 +91,9 @@ def merge_adapter(
     # The recipe is the person's own, and so are its consent to code and its base.
     consent = opening.Consent(recipe.model.trust_remote_code, base_at_address=True)
     folder = orchestrator.new_folder() / "model"
-    made = clean_process.run(merging.merge, local(orchestrator, artifact), folder, consent)
+    merged = clean_process.run(merging.merge, local(orchestrator, artifact), folder, consent)
     listed = "".join(
-        f"{file.sha256} {file.file}\n" for file in made.files if file.file.endswith(".safetensors")
+        f"{file.sha256} {file.file}\n" for file in merged.files if file.file.endswith(".safetensors")
     )
     digest = hashlib.sha256(listed.encode()).hexdigest()[:32]
     return _continued(preference, _stored(orchestrator, folder, digest))

@@ -27,13 +27,15 @@ class Element(NamedTuple):
 def elements(stage: Stage, runs: Sequence[Run]) -> dict[str, list[Element]]:
     """Return the elements of a stage by the key of their task; runs with equal inputs share one if the stage
     is cached."""
-    found: dict[str, dict[str, Element]] = {}
+    groups: dict[str, dict[str, Element]] = {}
     for run in runs:
-        group = found.setdefault(run.value(stage.on) if stage.on else ALL, {})
+        group = groups.setdefault(run.value(stage.on) if stage.on else ALL, {})
         for at, inputs in enumerate(_inputs(stage, run)):
             name = key(stage, inputs) if stage.cache else f"{run.recipe.name} {at}"
             group.setdefault(name, Element(inputs, [])).runs.append(run.recipe.name)
-    return {group: list(made.values()) for group, made in found.items() if made}
+    return {
+        group: list(group_elements.values()) for group, group_elements in groups.items() if group_elements
+    }
 
 
 def _inputs(stage: Stage, run: Run) -> Iterator[dict[str, Any]]:
@@ -45,8 +47,8 @@ def _inputs(stage: Stage, run: Run) -> Iterator[dict[str, Any]]:
 def key(stage: Stage, inputs: Mapping[str, Any]) -> str:
     """Return the inputs that a cached result follows from, as text."""
     assert stage.cache is not None
-    own = {name: value for name, value in inputs.items() if name not in stage.cache.ignored}
-    return json.dumps(own, default=lambda value: value.model_dump(mode="json"), sort_keys=True)
+    keyed = {name: value for name, value in inputs.items() if name not in stage.cache.ignored}
+    return json.dumps(keyed, default=lambda value: value.model_dump(mode="json"), sort_keys=True)
 
 
 def notes(running: Running, stage: Stage, group: str) -> str:
@@ -79,29 +81,29 @@ def after(
         results: by what each stage makes, a list for each group of its elements, with None for those that
         failed.
     """
-    made: dict[str, dict[str, Any] | str] = {run.recipe.name: {} for run in running.runs}
+    joined: dict[str, dict[str, Any] | str] = {run.recipe.name: {} for run in running.runs}
     for stage in stages:
-        own: dict[str, list[Any] | str] = {name: [] for name in made}
+        by_run: dict[str, list[Any] | str] = {name: [] for name in joined}
         for (group, mapped), values in zip(
             elements(stage, running.runs).items(), results[stage.makes], strict=True
         ):
             for index, (element, value) in enumerate(zip(mapped, values, strict=True)):
                 reason = None if value is not None else _reason(orchestrator, running, stage, group, index)
                 for name in element.runs:
-                    own[name] = _with(own[name], kept(value), reason)
-        for name, found in own.items():
-            made[name] = _joined(made[name], stage, found)
-    return running.after(made)
+                    by_run[name] = _with(by_run[name], kept(value), reason)
+        for name, outcomes in by_run.items():
+            joined[name] = _joined(joined[name], stage, outcomes)
+    return running.after(joined)
 
 
-def _with(found: list[Any] | str, value: Any, reason: str | None) -> list[Any] | str:
-    return found if isinstance(found, str) else reason if reason is not None else [*found, value]
+def _with(values: list[Any] | str, value: Any, reason: str | None) -> list[Any] | str:
+    return values if isinstance(values, str) else reason if reason is not None else [*values, value]
 
 
-def _joined(made: dict[str, Any] | str, stage: Stage, found: list[Any] | str) -> dict[str, Any] | str:
-    if isinstance(made, str) or isinstance(found, str):
-        return made if isinstance(made, str) else str(found)
-    return made | {stage.makes: found if stage.over else found[0]}
+def _joined(results: dict[str, Any] | str, stage: Stage, outcomes: list[Any] | str) -> dict[str, Any] | str:
+    if isinstance(results, str) or isinstance(outcomes, str):
+        return results if isinstance(results, str) else str(outcomes)
+    return results | {stage.makes: outcomes if stage.over else outcomes[0]}
 
 
 def refuse(failed: int, allowed: int) -> None:

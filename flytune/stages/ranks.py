@@ -146,25 +146,27 @@ def start(
     with tempfile.TemporaryDirectory(prefix="flytune-failures-") as folder:
         os.environ[reports.FOLDER] = folder
         try:
-            made = elastic_launch(config, _work)(in_rank(function) if forks else function, inputs)
+            results = elastic_launch(config, _work)(in_rank(function) if forks else function, inputs)
         except SignalException as error:
             if getattr(error, "sigval", None) == signal.SIGINT:
                 raise KeyboardInterrupt from error
-            found = reports.reported(Path(folder)) or [reports.of_error(unreported(), rank=first_rank())]
+            failures_found = reports.reported(Path(folder)) or [
+                reports.of_error(unreported(), rank=first_rank())
+            ]
         except Exception as error:  # noqa: BLE001 (raised again, with its cause named)
-            found = failures(error, Path(folder))
+            failures_found = failures(error, Path(folder))
         else:
-            if 0 not in made:
+            if 0 not in results:
                 raise NoResult
-            return made[0]
+            return results[0]
         finally:
             del os.environ[reports.FOLDER]
-        raise StageFailed(cause(found, Path(folder)))
+        raise StageFailed(cause(failures_found, Path(folder)))
 
 
-def cause(found: list[Failure], folder: Path) -> Failure:
+def cause(failures_found: list[Failure], folder: Path) -> Failure:
     """Return the cause of the ranks' failures, by which the record of this attempt is corrected."""
-    first = reports.first(found)
+    first = reports.first(failures_found)
     attempt.correct(folder, first)
     return first
 
@@ -172,16 +174,16 @@ def cause(found: list[Failure], folder: Path) -> Failure:
 def failures(error: BaseException, folder: Path) -> list[Failure]:
     """Return the failures that ranks reported and those of ranks that could not; the agent's error if no rank
     has failed."""
-    found = reports.reported(folder)
-    reporting = {failure.rank for failure in found}
+    listed = reports.reported(folder)
+    reporting = {failure.rank for failure in listed}
     for child in _child_failures(error):
         for rank, process in child.items():
             if rank not in reporting:
                 # The timestamp is in whole seconds; torchelastic may have taken 30 s to end the other ranks
                 # since.
                 seen = min(time.time(), process.timestamp + 1.0)
-                found.append(reports.of_exit(process.exitcode, rank).model_copy(update={"time": seen}))
-    return found or [reports.of_error(error, first_rank())]
+                listed.append(reports.of_exit(process.exitcode, rank).model_copy(update={"time": seen}))
+    return listed or [reports.of_error(error, first_rank())]
 
 
 def _child_failures(error: BaseException) -> Iterator[dict[int, Any]]:

@@ -25,9 +25,9 @@ def report_failure(orchestrator: Orchestrator, report: Report, recipe: Recipe, e
             text = text._replace(further=(*text.further, left))
         if not orchestrator.is_local():
             log.error("%s", text)
-        elif found := find.newest(recipe) if recipe.checkpoints.save_steps else None:
+        elif checkpoint := find.newest(recipe) if recipe.checkpoints.save_steps else None:
             # pyflyte shows the error afterwards.
-            log.error("%s: failed; the same command resumes from %s", recipe.name, found)
+            log.error("%s: failed; the same command resumes from %s", recipe.name, checkpoint)
         report(f"<pre>{html.escape(str(text))}</pre>")
         notify.send(recipe, "failed", text.within(notify.LONGEST))
     except Exception:  # raised, it would hide the run's own error

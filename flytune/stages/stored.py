@@ -73,16 +73,16 @@ def local_without(
     """
     if folder.is_here:
         return local(orchestrator, folder), None
-    stored, made = Storage(folder.address, ""), orchestrator.new_folder() / "trained"
-    made.mkdir()
+    stored, folder_here = Storage(folder.address, ""), orchestrator.new_folder() / "trained"
+    folder_here.mkdir()
     names = [name for name in stored.sizes("") if not weights.fullmatch(name)]
     if not names:
         raise DataError(
             f"{folder.address}: the stored folder is empty or gone; run again with --overwrite-cache"
         )
     for name in names:
-        stored.download(name, made / name)
-    return made, stored
+        stored.download(name, folder_here / name)
+    return folder_here, stored
 
 
 def store(
@@ -132,12 +132,12 @@ def saved_sentence(orchestrator: Orchestrator, recipe: Recipe) -> str:
             "again at step 0"
         )
     try:
-        found = find.newest(with_checkpoint_folder(orchestrator, recipe))
+        newest = find.newest(with_checkpoint_folder(orchestrator, recipe))
     except Exception as error:  # noqa: BLE001 (each file system has errors of its own, and the process ends anyway)
         return f"the same command resumes from the newest checkpoint, which cannot be read now: {error}"
-    if found is None:
+    if newest is None:
         return "no step is saved yet; the same command starts again at step 0"
-    return f"step {found.checkpoint.step} is saved; the same command resumes from it ({found.address})"
+    return f"step {newest.checkpoint.step} is saved; the same command resumes from it ({newest.address})"
 
 
 def attempt_addresses(orchestrator: Orchestrator) -> list[str]:

@@ -44,15 +44,19 @@ def draw_points(
     harness, runs = HarnessData(orchestrator), list[Run]()
     drawn = sweeps_grid.draw(recipe, grid, changes, max_points)
     points = results.plan_points(
-        drawn, min_success_ratio, lambda one: runs.append(_plan_point(orchestrator, one, harness))
+        drawn,
+        min_success_ratio,
+        lambda recipe_of_point: runs.append(_plan_point(orchestrator, recipe_of_point, harness)),
     )
     values, data = (
         {point.recipe.name: point.values for point in points.points},
         store(orchestrator, harness.complete()),
     )
-    own = {"harness_data": data.address, "export_only": False}
+    values_of_all = {"harness_data": data.address, "export_only": False}
     running = Running(
-        runs=[run.model_copy(update={"values": values[run.recipe.name], "made": own}) for run in runs],
+        runs=[
+            run.model_copy(update={"values": values[run.recipe.name], "made": values_of_all}) for run in runs
+        ],
         least=results.least(points, min_success_ratio),
         concurrency=concurrency,
         notes=orchestrator.new_address(),

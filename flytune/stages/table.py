@@ -104,7 +104,10 @@ class Phase(NamedTuple):
         waves: list[list[Stage]] = []
         for stage in self.stages:
             needed = [
-                at for at, wave in enumerate(waves, 1) for one in wave if one.makes in stage.inputs.values()
+                at
+                for at, wave in enumerate(waves, 1)
+                for earlier in wave
+                if earlier.makes in stage.inputs.values()
             ]
             waves += [[]] if (at := max(needed, default=0)) == len(waves) else []
             waves[at].append(stage)

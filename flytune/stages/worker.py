@@ -55,12 +55,12 @@ class Worker:
             connection = self._started()
             connection.send((function, arguments))
             try:
-                succeeded, made = connection.recv()
+                succeeded, result = connection.recv()
             except EOFError:
                 raise StageFailed(reports.of_exit(self._ended(), rank=0)) from None
         if not succeeded:
-            raise StageFailed(made)
-        return made
+            raise StageFailed(result)
+        return result
 
     def stop(self, number: int | None = None) -> None:
         """End the process and start no other; a call that another thread waits for may end by itself before.
@@ -93,11 +93,11 @@ class Worker:
     def _started(self) -> Connection:
         if self._connection is not None:
             return self._connection
-        own, other = socket.socketpair()
+        ours, other = socket.socketpair()
         with other:
             code = _SERVE.format(path=sys.path, handle=other.fileno(), parent=os.getpid())
             self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[other.fileno()])
-        self._connection = Connection(own.detach())
+        self._connection = Connection(ours.detach())
         return self._connection
 
     def _ended(self) -> int:
@@ -123,12 +123,12 @@ def serve(handle: int, parent: int) -> None:
             except (EOFError, KeyboardInterrupt):
                 return
             try:
-                made = True, function(*arguments)
+                outcome = True, function(*arguments)
             except StageFailed as failed:
-                made = False, failed.failure
+                outcome = False, failed.failure
             except Exception as error:  # noqa: BLE001 (raised again in the parent)
-                made = False, reports.of_error(error, rank=0)
-            connection.send_bytes(pickle.dumps(made))
+                outcome = False, reports.of_error(error, rank=0)
+            connection.send_bytes(pickle.dumps(outcome))
 
 
 def _end_with(parent: int) -> None:

@@ -28,8 +28,8 @@ class Scored(Strict):
 
     def figure(self, name: str) -> MeasuredFigure | None:
         """Return the figure with a name; None if it was not measured, or is not finite."""
-        found = next((figure for figure in self.figures if figure.name == name), None)
-        return found if found and math.isfinite(found.tuned.value) else None
+        named = next((figure for figure in self.figures if figure.name == name), None)
+        return named if named and math.isfinite(named.tuned.value) else None
 
 
 class PointComparison(NamedTuple):
@@ -53,7 +53,9 @@ def compare(points: Sequence[Scored]) -> PointComparison:
     """Return the comparison of points by the first figure of their objective that all of them have on the
     same scale."""
     name = _common_figure(points)
-    measured = {at: one for at, point in enumerate(points) if name and (one := point.figure(name))}
+    measured = {
+        at: figure_there for at, point in enumerate(points) if name and (figure_there := point.figure(name))
+    }
     if not measured:
         return PointComparison(None)
     sign = -1 if next(iter(measured.values())).better == "higher" else 1
@@ -73,14 +75,14 @@ def compare(points: Sequence[Scored]) -> PointComparison:
     ]
     paired = [at for at in others if at not in elsewhere and at not in unpaired]
     differences = _differences([points[at] for at in (best, *paired)], figure.name) if paired else []
-    found = dict(zip(paired, differences, strict=True))
+    difference_of = dict(zip(paired, differences, strict=True))
     as_good = [
         at
         for at in others
-        if (at in found and min(sign * found[at].low, sign * found[at].high) <= 0)
+        if (at in difference_of and min(sign * difference_of[at].low, sign * difference_of[at].high) <= 0)
         or (at in unpaired and _overlap(measured[at].tuned, figure.tuned))
     ]
-    return PointComparison(figure, best, found, tuple(as_good), tuple(elsewhere), tuple(unpaired))
+    return PointComparison(figure, best, difference_of, tuple(as_good), tuple(elsewhere), tuple(unpaired))
 
 
 def _common_figure(points: Sequence[Scored]) -> str | None:
@@ -97,7 +99,7 @@ def _common_figure(points: Sequence[Scored]) -> str | None:
 
 
 def _same_scale(figure: MeasuredFigure, point: Scored, other: Scored) -> bool:
-    has = any(one.name == figure.name and one.unit == figure.unit for one in point.figures)
+    has = any(candidate.name == figure.name and candidate.unit == figure.unit for candidate in point.figures)
     return has and all(point.scale.get(field) == other.scale.get(field) for field in figure.scaled_by)
 
 
@@ -105,8 +107,8 @@ def _has(scores: SampleScores | None, name: str) -> bool:
     return scores is not None and name in scores.scores
 
 
-def _overlap(one: Interval, other: Interval) -> bool:
-    return one.low <= other.high and other.low <= one.high
+def _overlap(first: Interval, other: Interval) -> bool:
+    return first.low <= other.high and other.low <= first.high
 
 
 def _differences(points: Sequence[Scored], name: str) -> list[Interval]:

@@ -86,9 +86,9 @@ def draw(
             "data.heldout_fraction: 0, but points are compared on held-out samples; write a share, such as "
             "0.02"
         ] = []
-    found = [line + _at(numbers, len(combinations)) for line, numbers in problems.items()]
-    if found := [*found, *_duplicates(points)]:
-        raise RecipeError.of(where, found)
+    sentences = [line + _at(numbers, len(combinations)) for line, numbers in problems.items()]
+    if sentences := [*sentences, *_duplicates(points)]:
+        raise RecipeError.of(where, sentences)
     return Points(
         recipe=recipe.name,
         fields=list(dict.fromkeys(itertools.chain(*combinations))),

@@ -45,8 +45,8 @@ def draw(
         best: name of the best run.
         higher: True if the highest result is the best, and not the lowest.
     """
-    found = [line.result for line in lines if line.result is not None]
-    top, bottom = min(found, default=0.0), max(found, default=1.0)
+    results = [line.result for line in lines if line.result is not None]
+    top, bottom = min(results, default=0.0), max(results, default=1.0)
     if higher:
         top, bottom = bottom, top
     places = [
@@ -60,7 +60,7 @@ def draw(
     # Failed runs are drawn first, the best one last.
     order_drawn = sorted(
         zip(lines, shares, strict=True),
-        key=lambda one: (one[0].result is not None, one[0].name == best, -one[1]),
+        key=lambda item: (item[0].result is not None, item[0].name == best, -item[1]),
     )
     for line, share in order_drawn:
         heights = [

@@ -108,15 +108,15 @@ def plan_points(points: Points, min_success_ratio: float, plan: Callable[[Recipe
             if kind_of(error).recoverable:  # another attempt may succeed
                 raise
             judged.append(point.model_copy(update={"refused": str(error)}))
-    found = points.model_copy(update={"points": judged})
-    if len(found.runnable) < (needed := least(points, min_success_ratio)):
+    planned = points.model_copy(update={"points": judged})
+    if len(planned.runnable) < (needed := least(points, min_success_ratio)):
         reasons = [f"{point.recipe.name}: {_line(point.refused)}" for point in judged if point.refused]
         where = (
-            f"sweep of {points.recipe}: {len(found.runnable)} of {counted(len(judged), 'point')} can "
+            f"sweep of {points.recipe}: {len(planned.runnable)} of {counted(len(judged), 'point')} can "
             f"run, {needed} must succeed"
         )
         raise RecipeError.of(where, reasons)
-    return found
+    return planned
 
 
 def least(points: Points, min_success_ratio: float) -> int:
@@ -156,32 +156,35 @@ def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[s
         values = [value_at(point.recipe, field) for field in points.fields]
         outcomes.append(succeeded.get(name) or Outcome(name=name, values=values, reason=reason))
     able = [at for at, outcome in enumerate(outcomes) if not outcome.has_failed and not outcome.broken]
-    found = comparison.compare([outcomes[at].scored for at in able])
+    compared = comparison.compare([outcomes[at].scored for at in able])
     names, scored = [outcomes[at].name for at in able], [outcomes[at].scored for at in able]
-    for at, difference in found.differences.items():
+    for at, difference in compared.differences.items():
         outcomes[able[at]] = outcomes[able[at]].model_copy(update={"difference": difference})
     # The artifacts have the scores of each sample.
     without = [outcome.scored.model_copy(update={"scores": None}) for outcome in outcomes]
-    outcomes = [one.model_copy(update={"scored": kept}) for one, kept in zip(outcomes, without, strict=True)]
+    outcomes = [
+        scored_outcome.model_copy(update={"scored": kept})
+        for scored_outcome, kept in zip(outcomes, without, strict=True)
+    ]
     return Sweep(
         recipe=points.recipe,
         fields=points.fields,
         outcomes=outcomes,
-        figure=found.figure
-        and Figure.model_validate({name: getattr(found.figure, name) for name in Figure.model_fields}),
-        best=None if found.best is None else names[found.best],
-        as_good=[names[at] for at in found.as_good],
-        warnings=_warnings(names, scored, found),
+        figure=compared.figure
+        and Figure.model_validate({name: getattr(compared.figure, name) for name in Figure.model_fields}),
+        best=None if compared.best is None else names[compared.best],
+        as_good=[names[at] for at in compared.as_good],
+        warnings=_warnings(names, scored, compared),
     )
 
 
-def _warnings(names: list[str], scored: list[Scored], found: comparison.PointComparison) -> list[str]:
+def _warnings(names: list[str], scored: list[Scored], compared: comparison.PointComparison) -> list[str]:
     """List what is not comparable between the points, a line each."""
     warnings = [
         f"held-out figures are doubtful: {doubt}"
-        for doubt in dict.fromkeys(doubt for one in scored for doubt in one.doubts)
+        for doubt in dict.fromkeys(doubt for point in scored for doubt in point.doubts)
     ]
-    if found.figure is None:
+    if compared.figure is None:
         return (
             ["the points' objectives share no figure on one scale, so no point is the best"]
             if len(scored) > 1
@@ -189,22 +192,22 @@ def _warnings(names: list[str], scored: list[Scored], found: comparison.PointCom
         )
     if skipped := _first_paired(scored[0]):
         fields = [
-            field for field in skipped.scaled_by if len({str(one.scale.get(field)) for one in scored}) > 1
+            field for field in skipped.scaled_by if len({str(point.scale.get(field)) for point in scored}) > 1
         ]
-        if skipped.name != found.figure.name and fields:
+        if skipped.name != compared.figure.name and fields:
             warnings.append(
                 f"{', '.join(fields)} changes the scale of {skipped.title}, so points are compared by "
-                f"{found.figure.title}"
+                f"{compared.figure.title}"
             )
-    if found.elsewhere:
+    if compared.elsewhere:
         warnings.append(
-            f"{', '.join(names[at] for at in found.elsewhere)}: scored on other held-out samples or tokens "
-            "than the best point, so that their figures are not comparable; name the same held-out data for "
-            "all points (data.heldout_path)"
+            f"{', '.join(names[at] for at in compared.elsewhere)}: scored on other held-out samples or "
+            "tokens than the best point, so that their figures are not comparable; name the same held-out "
+            "data for all points (data.heldout_path)"
         )
-    if found.unpaired:
+    if compared.unpaired:
         warnings.append(
-            f"{', '.join(names[at] for at in found.unpaired)}: there are no scores of each sample to pair "
+            f"{', '.join(names[at] for at in compared.unpaired)}: there are no scores of each sample to pair "
             "with the best point's, so intervals of both were compared; they overlap more often than a "
             "paired comparison would"
         )
@@ -239,7 +242,7 @@ def verdict(sweep: Sweep) -> str:
     if best is None or figure is None:
         return f"No point has a figure to be compared by.{some}"
     what = ", ".join(f"{field} {value}" for field, value in zip(sweep.fields, best.shown, strict=True))
-    said = (
+    sentence = (
         f"Best: {best.name} ({what}), held-out {figure.title} "
         f"{report_page.quantity(figure, figure.tuned.value)}."
     )
@@ -250,11 +253,11 @@ def verdict(sweep: Sweep) -> str:
         else "by their 95 % intervals"
     )
     if sweep.as_good:
-        said += f" Within chance of it, {how}: {', '.join(sweep.as_good)}."
+        sentence += f" Within chance of it, {how}: {', '.join(sweep.as_good)}."
     elif paired:
         others = "the other point is" if len(paired) == 1 else f"the other {len(paired)} are"
-        said += f" By more than chance {others} worse, {how}."
-    return said + some
+        sentence += f" By more than chance {others} worse, {how}."
+    return sentence + some
 
 
 def ranked(sweep: Sweep) -> list[Outcome]:
@@ -262,14 +265,14 @@ def ranked(sweep: Sweep) -> list[Outcome]:
     name, sign = (
         (sweep.figure.name, -1 if sweep.figure.better == "higher" else 1) if sweep.figure else ("", 1)
     )
-    found = {
+    result_of = {
         outcome.name: figure.tuned.value
         for outcome in sweep.outcomes
         if (figure := outcome.scored.figure(name))
     }
     return sorted(
         sweep.outcomes,
-        key=lambda outcome: (outcome.has_failed, sign * found.get(outcome.name, sign * math.inf)),
+        key=lambda outcome: (outcome.has_failed, sign * result_of.get(outcome.name, sign * math.inf)),
     )
 
 
@@ -295,22 +298,22 @@ def show(sweep: Sweep, console: Console) -> None:
     has_differences = any(outcome.difference for outcome in sweep.outcomes)
     for name in (*(figure.title for figure in figures), *["difference"] * has_differences, "training"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in ranked(sweep):
-        style = "bold" if one.name == sweep.best else "red" if one.has_failed else ""
-        values = [] if one.has_failed else _cells(one, figures, sweep if has_differences else None)
+    for point in ranked(sweep):
+        style = "bold" if point.name == sweep.best else "red" if point.has_failed else ""
+        values = [] if point.has_failed else _cells(point, figures, sweep if has_differences else None)
         cells = values or ["failed", *[""] * (len(figures) + has_differences)]
-        table.add_row(tables.plain(one.name), *map(tables.plain, one.shown), *cells, style=style)
+        table.add_row(tables.plain(point.name), *map(tables.plain, point.shown), *cells, style=style)
     tables.show(table, console)
-    for one in sweep.outcomes:
-        if one.has_failed:
+    for point in sweep.outcomes:
+        if point.has_failed:
             console.print(
-                printable(f"{one.name} failed: {_line(one.reason)}"),
+                printable(f"{point.name} failed: {_line(point.reason)}"),
                 markup=False,
                 highlight=False,
                 soft_wrap=True,
             )
-    for said in (*sweep.warnings, verdict(sweep)):
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
+    for line in (*sweep.warnings, verdict(sweep)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def log(sweep: Sweep) -> None:
@@ -321,10 +324,10 @@ def log(sweep: Sweep) -> None:
 def html(sweep: Sweep) -> str:
     """Return the same with a plot, as one self-contained page."""
     name = sweep.figure.name if sweep.figure else ""
-    found = [outcome.scored.figure(name) for outcome in sweep.outcomes]
+    figures_of_name = [outcome.scored.figure(name) for outcome in sweep.outcomes]
     lines = [
-        Line(one.name, one.shown, figure.tuned.value if figure else None)
-        for one, figure in zip(sweep.outcomes, found, strict=True)
+        Line(point.name, point.shown, figure.tuned.value if figure else None)
+        for point, figure in zip(sweep.outcomes, figures_of_name, strict=True)
     ]
     orders = [_order([outcome.values[at] for outcome in sweep.outcomes]) for at in range(len(sweep.fields))]
     higher = sweep.figure is not None and sweep.figure.better == "higher"
@@ -367,14 +370,16 @@ def _order(values: Sequence[Any]) -> list[str]:
     return list(dict.fromkeys(map(shown, values)))
 
 
-def _cells(one: Outcome, figures: Sequence[Figure], sweep: Sweep | None) -> list[str]:
+def _cells(point: Outcome, figures: Sequence[Figure], sweep: Sweep | None) -> list[str]:
     """Return the cells of a point; its difference from the best one if `sweep` has differences."""
-    found = [one.scored.figure(figure.name) for figure in figures]
-    values = ["" if figure is None else report_page.value(figure, figure.tuned.value) for figure in found]
+    measured = [point.scored.figure(figure.name) for figure in figures]
+    values = ["" if figure is None else report_page.value(figure, figure.tuned.value) for figure in measured]
     difference = (
-        report_page.apart(sweep.figure, one.difference) if one.difference and sweep and sweep.figure else ""
+        report_page.apart(sweep.figure, point.difference)
+        if point.difference and sweep and sweep.figure
+        else ""
     )
-    return [*values, *[difference] * (sweep is not None), report_page.duration(one.seconds)]
+    return [*values, *[difference] * (sweep is not None), report_page.duration(point.seconds)]
 
 
 def _line(reason: str) -> str:

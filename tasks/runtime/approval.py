@@ -43,7 +43,7 @@ def without_questions() -> Iterator[None]:
         _ASKS.reset(token)
 
 
-def asked(made: Any, recipe: Recipe, artifact: Folder) -> Any:
+def asked(output: Any, recipe: Recipe, artifact: Folder) -> Any:
     """Return a stage's result, or the nodes that ask and settle where it has left a question beside its
     artifact.
 
@@ -51,19 +51,19 @@ def asked(made: Any, recipe: Recipe, artifact: Folder) -> Any:
     """
     question = approval.pending(artifact.address)
     if question is None:
-        return made
+        return output
     if not _ASKS.get():
         approval.show_command(artifact.address, recipe)
-        return made
+        return output
     if not FLYTE.is_local():
-        return _job(question, recipe, artifact.address, isinstance(made, str))
+        return _job(question, recipe, artifact.address, isinstance(output, str))
     answer = approval.answer_here(question, artifact.address)
     if answer is None:
-        return made
+        return output
     settled = take_answer(
         FLYTE, lambda page: None, recipe, artifact, question.artifact_sha256, answer, getuser()
     )
-    return settled.outcome if isinstance(made, str) else made
+    return settled.outcome if isinstance(output, str) else output
 
 
 def _job(question: ApprovalQuestion, recipe: Recipe, address: str, is_promotion: bool) -> DynamicJobSpec:
@@ -80,9 +80,9 @@ def _job(question: ApprovalQuestion, recipe: Recipe, address: str, is_promotion:
     )
 
     def nodes(recipe: Any) -> Any:
-        told = tasks.ask_person(recipe=recipe, artifact=artifact, how=how)
+        question_node = tasks.ask_person(recipe=recipe, artifact=artifact, how=how)
         answer = wait_for_input(question.name, timedelta(hours=question.hours), str)
-        told >> answer
+        question_node >> answer
         return tasks.take_answer(
             recipe=recipe, artifact=artifact, sha256=question.artifact_sha256, answer=answer, by=""
         )
@@ -119,12 +119,12 @@ def _compiled(function: Any) -> DynamicJobSpec:
         context.new_compilation_state(prefix="d")
     ).with_execution_state(state)
     with FlyteContextManager.with_context(compiling) as inner:
-        made: OrderedDict[Any, Any] = OrderedDict()
+        entities: OrderedDict[Any, Any] = OrderedDict()
         workflow = _workflow(function)
         workflow.compile()
-        spec: Any = get_serializable(made, inner.serialization_settings, workflow)
+        spec: Any = get_serializable(entities, inner.serialization_settings, workflow)
         return DynamicJobSpec(
-            tasks=[one.template for one in made.values() if isinstance(one, TaskSpec)],
+            tasks=[entity.template for entity in entities.values() if isinstance(entity, TaskSpec)],
             nodes=spec.template.nodes,
             min_successes=len(spec.template.nodes),
             outputs=spec.template.outputs,

@@ -33,10 +33,10 @@ def install() -> None:
 
     def shown(error: Exception, verbosity: int = 1) -> None:
         """Print only the message of Flytune's errors; leave all others, bugs too, to flytekit."""
-        if verbosity or (own := own_error(error)) is None:
+        if verbosity or (refusal := own_error(error)) is None:
             upstream(error, verbosity)
         else:
-            error_lines.show(own)
+            error_lines.show(refusal)
 
     # Hide torch's report of a failed rank: ours names the rank that failed first, and has the traceback of a
     # bug.
@@ -51,10 +51,10 @@ def own_error(error: BaseException) -> FlytuneError | RunFailed | None:
 
     flytekit's own error about a cached local result whose folder is gone becomes one of Flytune's.
     """
-    found = next((link for link in _links(error) if isinstance(link, FlytuneError | RunFailed)), None)
-    if found is not None:
-        found.args = (_PREFIX.sub("", str(found)),)
-    return found or next((gone for link in _links(error) if (gone := _gone(link))), None)
+    refusal = next((link for link in _links(error) if isinstance(link, FlytuneError | RunFailed)), None)
+    if refusal is not None:
+        refusal.args = (_PREFIX.sub("", str(refusal)),)
+    return refusal or next((gone for link in _links(error) if (gone := _gone(link))), None)
 
 
 def _gone(error: BaseException) -> DataError | None:

@@ -53,14 +53,14 @@ class PointsTask(ArrayNodeMapTask):
         command: list[str] = super().get_command(settings)
         # Not the first `--`: under fast registration that is pyflyte-fast-execute's.
         resolver = command.index("--resolver") + 1
-        own = command.index("--", resolver) + 1
+        start = command.index("--", resolver) + 1
         added = ["notes", self.notes, "allowed", str(self.allowed_failures)]
         return [
             *command[:resolver],
             PointsResolver().name(),
-            *command[resolver + 1 : own],
+            *command[resolver + 1 : start],
             *added,
-            *command[own:],
+            *command[start:],
         ]
 
     def dispatch_execute(self, ctx: Any, input_literal_map: Any) -> Any:
@@ -85,18 +85,18 @@ class PointsTask(ArrayNodeMapTask):
 
     def _raw_execute(self, **inputs: Any) -> list[Any]:
         """Run one element after the other on this machine."""
-        made: list[Any] = []
+        outputs: list[Any] = []
         for index, values in enumerate(zip(*inputs.values(), strict=True)):
             for title in self._titles[index : index + 1]:
                 step_lines.show(title)
             try:
                 self._refuse_if_too_many_failed()
                 with approval.without_questions():
-                    made.append(self._run_task.execute(**dict(zip(inputs, values, strict=True))))
+                    outputs.append(self._run_task.execute(**dict(zip(inputs, values, strict=True))))
             except Exception as error:  # noqa: BLE001 (any error fails this point only)
                 self._store_reason(index, error)
-                made.append(None)
-        return made
+                outputs.append(None)
+        return outputs
 
     def _refuse_if_too_many_failed(self) -> None:
         files = FlyteContextManager.current_context().file_access

@@ -128,7 +128,7 @@ def close_file_systems() -> None:
     kinds = [asyn.AsyncFileSystem]
     for kind in kinds:
         kinds += kind.__subclasses__()
-        for files in [one for one in kind._cache.values() if one._pid == os.getpid()]:
+        for files in [file_system for file_system in kind._cache.values() if file_system._pid == os.getpid()]:
             try:
                 if files.asynchronous:  # flytekit's
                     run_sync(_close, files)

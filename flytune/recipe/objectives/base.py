@@ -99,37 +99,37 @@ class ComparingSection(ObjectiveSection):
 
     def problems(self, data: Data, training: Training) -> list[str]:
         name = self.name  # type: ignore[attr-defined]  # each section has one
-        found = super().problems(data, training)
+        sentences = super().problems(data, training)
         formats = {source.format for source in data.all_sources.values()}
         if other := sorted(formats - {"auto", *self.formats}):
-            found.append(
+            sentences.append(
                 f"data.format: {other[0]}, but objective: {name} compares {self.compares}; "
                 f"write {', '.join(self.formats)}, or auto"
             )
         if data.packing:
-            found.append(
+            sentences.append(
                 f"data.packing: objective: {name} pads its rows: TRL has no packing for it; remove it"
             )
         if data.too_long == "split":
-            found.append(
+            sentences.append(
                 f"data.too_long: split, but a piece of an answer is not an answer that objective: {name} "
                 "could compare; use truncate, drop or error"
             )
         if not data.completion_only_loss:
-            found.append(
+            sentences.append(
                 f"data.completion_only_loss: false, but objective: {name} compares answers alone; remove it"
             )
         if training.neftune_noise_alpha is not None:
-            found.append(
+            sentences.append(
                 f"training.neftune_noise_alpha: its noise would be in the reference of objective: {name} "
                 "too, and in each log-ratio; remove it"
             )
         if training.torch_compile:
-            found.append(
+            sentences.append(
                 f"training.torch_compile: not tested with objective: {name}, whose reference is a second "
                 "forward pass of the same layers; remove it"
             )
-        return found
+        return sentences
 
 
 class ReferenceSection(ComparingSection):

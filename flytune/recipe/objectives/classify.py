@@ -79,7 +79,7 @@ class Classify(ObjectiveSection):
         return [self.class_weight.get(label, 1.0) for label in self.labels]
 
     def problems(self, data: Data, training: Training) -> list[str]:
-        found, where = super().problems(data, training), f"objective: {self.name}"
+        sentences, where = super().problems(data, training), f"objective: {self.name}"
         refused = {
             "data.packing: true": (data.packing, "pads its rows; remove it"),
             "data.too_long: split": (
@@ -100,4 +100,4 @@ class Classify(ObjectiveSection):
             ),
             "training.torch_compile": (training.torch_compile, "is not tested with it; remove it"),
         }
-        return found + [f"{key}: {where} {why}" for key, (is_there, why) in refused.items() if is_there]
+        return sentences + [f"{key}: {where} {why}" for key, (is_there, why) in refused.items() if is_there]

@@ -159,24 +159,24 @@ class Grpo(ObjectiveSection):
         return self
 
     def problems(self, data: Data, training: Training) -> list[str]:
-        found = super().problems(data, training)
+        sentences = super().problems(data, training)
         formats = {source.format for source in data.all_sources.values()}
         if other := sorted(formats - {"auto"}):
-            found.append(
+            sentences.append(
                 f"data.format: {other[0]}, but objective: {self.name} reads prompts (docs/objectives.md); "
                 "write auto"
             )
         if data.packing:
-            found.append(
+            sentences.append(
                 f"data.packing: objective: {self.name} pads the answers that the model draws; remove it"
             )
         if data.too_long == "split":
-            found.append(
+            sentences.append(
                 f"data.too_long: split, but a piece of a prompt is none; objective: {self.name} takes drop "
                 "or error"
             )
         if not data.completion_only_loss:
-            found.append(
+            sentences.append(
                 f"data.completion_only_loss: false, but objective: {self.name} trains answers alone; remove "
                 "it"
             )
@@ -195,5 +195,5 @@ class Grpo(ObjectiveSection):
             ),
         ):
             if value:
-                found.append(f"training.{name}: {reason}; with objective: {self.name} remove it")
-        return found
+                sentences.append(f"training.{name}: {reason}; with objective: {self.name} remove it")
+        return sentences

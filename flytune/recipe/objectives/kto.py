@@ -45,11 +45,11 @@ class Kto(ReferenceSection):
         return value
 
     def problems(self, data: Data, training: Training) -> list[str]:
-        found = super().problems(data, training)
+        sentences = super().problems(data, training)
         if self.loss_type == ["kto"] and training.global_batch_size < 2:
-            found.append(
+            sentences.append(
                 f"training.global_batch_size: {training.global_batch_size}, but objective: {self.name} "
                 "estimates the KL divergence from prompts with the answers of other rows of the step; write "
                 "2 or more, or loss_type: apo_zero_unpaired"
             )
-        return found
+        return sentences

@@ -20,10 +20,10 @@ class Reward(ComparingSection):
     """Weight of a term that draws the mean reward to 0 (Eisenstein et al. 2023, eq. 2); 0.01 is usual."""
 
     def problems(self, data: Data, training: Training) -> list[str]:
-        found = super().problems(data, training)
+        sentences = super().problems(data, training)
         if training.router_aux_loss_coef is not None:
-            found.append(
+            sentences.append(
                 f"training.router_aux_loss_coef: TRL has no balance loss for objective: {self.name}; leave "
                 "it out"
             )
-        return found
+        return sentences
