@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
+from flytune import json_core
+
 HIDDEN = "[hidden]"
 _MOST = 300
 # Tokens by their format: Hugging Face, AWS, GitHub, GitLab, Slack, OpenAI and those that copied it, Google,
@@ -107,13 +109,7 @@ def found_in(value: Any, loc: tuple[int | str, ...] = ()) -> Iterator[tuple[tupl
     each."""
     if isinstance(value, str) and (reason := problem(value)):
         yield loc, reason
-    for key, part in (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list | tuple)
-        else ()
-    ):
+    for key, part in json_core.entries(value):
         if isinstance(key, str) and (reason := problem(key)):
             yield (*loc, redact(key)), reason
         yield from found_in(part, (*loc, key))

@@ -19,7 +19,9 @@ class JSONError(ValueError):
     """A text that is not JSON, or is refused."""
 
     def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
-        at = f" at line {line} column {column}" if line > 1 else f" at column {column}" if line else ""
+        at = f" at column {column}" if line else ""
+        if line > 1:
+            at = f" at line {line} column {column}"
         super().__init__(message + at)
         self.message, self.line, self.column = message, line, column
         """The message without its place; and the place, from 1 on, or 0 where there is none."""
@@ -102,23 +104,25 @@ def is_deep(value: Any) -> bool:
     """Return whether mappings and lists are inside each other more often than DEEPEST."""
     level = [value]
     for _ in range(DEEPEST + 1):
-        level = [
-            item for container in level if isinstance(container, dict | list) for item in _items(container)
-        ]
+        level = [part for container in level for _, part in entries(container)]
         if not level:
             return False
     return True
 
 
-def _items(value: dict[str, Any] | list[Any]) -> Iterator[Any]:
-    return iter(value.values() if isinstance(value, dict) else value)
+def entries(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the keys, or places, and the parts of a mapping or a list; nothing of other values."""
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, list | tuple):
+        yield from enumerate(value)
 
 
 def _keys(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         yield from value
-    for item in _items(value) if isinstance(value, dict | list) else ():
-        yield from _keys(item)
+    for _, part in entries(value):
+        yield from _keys(part)
 
 
 def _describe_duplicate(text: str) -> str:

@@ -21,6 +21,6 @@ def with_row_kind(record: Any) -> Any:
     train = fields.get("train")
     if isinstance(train, dict) and train.get("desirable") is not None:
         labels = True
-    return fields | (
-        {"row_kind": PAIRS} if pairs is True else {"row_kind": LABELLED_ANSWERS} if labels is True else {}
-    )
+    if pairs is True:
+        return fields | {"row_kind": PAIRS}
+    return fields | {"row_kind": LABELLED_ANSWERS} if labels is True else fields

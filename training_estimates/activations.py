@@ -151,10 +151,8 @@ def _adapter_inputs(workload: Workload, compute: int) -> float:
         inputs[layer.name] = inputs.get(layer.name, 0.0) + layer.rows * layer.count * layer.share / layers
     if workload.framework.shared_adapter_inputs:
         # Adapters in the dtype of the base; one dropped-out copy of an input and its mask.
-        shared = {
-            ("x" if name in "qkv" else "m" if name in ("gate", "up") else name): rows
-            for name, rows in inputs.items()
-        }
+        input_of = {"q": "x", "k": "x", "v": "x", "gate": "m", "up": "m"}
+        shared = {input_of.get(name, name): rows for name, rows in inputs.items()}
         return float(sum(rows * (compute + compute + 1) for rows in shared.values()))
     return sum(inputs.values()) * _copy_bytes(workload, compute)
 
@@ -166,7 +164,9 @@ def _copy_bytes(workload: Workload, compute: int) -> int:
     dropout: a byte on a GPU, on a CPU a number of the copy's dtype (ATen/native/Dropout.cpp).
     """
     copy = 4 if workload.precision == "pure" and not workload.layout.deepspeed else compute
-    return copy + (0 if not workload.adapter_dropout else copy if workload.on_cpu else 1)
+    if not workload.adapter_dropout:
+        return copy
+    return copy + (copy if workload.on_cpu else 1)
 
 
 def _product_input(workload: Workload, compute: int) -> float:

@@ -46,13 +46,9 @@ def _redacted(value: Any) -> Any:
     """Return a value of mappings, lists and texts without the credentials that old decisions may have."""
     if isinstance(value, dict):
         return {key: _redacted(item) for key, item in value.items()}
-    return (
-        [_redacted(item) for item in value]
-        if isinstance(value, list)
-        else redact(value)
-        if isinstance(value, str)
-        else value
-    )
+    if isinstance(value, list):
+        return [_redacted(item) for item in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def _show(decisions: list[Decision], console: Console) -> None:

@@ -48,8 +48,9 @@ def check(options: argparse.Namespace) -> None:
     """
     for name, (least, most) in _NUMBERS.items():
         value = getattr(options, name, None)
-        for number in value if isinstance(value, list) else [] if value is None else [value]:
-            if not least <= number <= most:  # NaN is neither
+        numbers = value if isinstance(value, list) else [value]
+        for number in numbers:
+            if number is not None and not least <= number <= most:  # NaN is neither
                 raise RecipeError(f"--{name.replace('_', '-')} {number!s:.30}: must be {least:g} to {most:g}")
     given = getattr(options, _OUTPUTS.get(options.command, ""), None)
     if given is None:

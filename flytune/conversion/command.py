@@ -142,17 +142,13 @@ def _start(tool: str, words: Sequence[str], place: int) -> int | None:
     """Return the place of the arguments of a command of a tool that begins at a place; None if none does."""
     name, following = words[place].rpartition("/")[2], words[place + 1 : place + 2]
     if tool == "LLaMA-Factory":
-        is_script = re.fullmatch(r"train\w*\.py", name)
-        return (
-            place + 1
-            if is_script
-            else place + 2
-            if name in ("llamafactory-cli", "lmf") and following == ["train"]
-            else None
-        )
+        if re.fullmatch(r"train\w*\.py", name):
+            return place + 1
+        return place + 2 if name in ("llamafactory-cli", "lmf") and following == ["train"] else None
     if tool == "axolotl":
-        is_module = words[place] == "axolotl.cli.train"
-        return place + 1 if is_module else place + 2 if name == "axolotl" and following == ["train"] else None
+        if words[place] == "axolotl.cli.train":
+            return place + 1
+        return place + 2 if name == "axolotl" and following == ["train"] else None
     if _SCRIPT.fullmatch(words[place]):
         return place + 1
     return place + 2 if name == "trl" and following and re.fullmatch(r"[a-z_]+", following[0]) else None

@@ -154,11 +154,9 @@ def _zero(draft: Draft, deepspeed: Any) -> tuple[str, str | None]:
     else:
         match = _STAGE.search(str(deepspeed).lower())
         stage = int(match[1]) if match else 3
-        offload = (
-            "nvme"
-            if "nvme" in str(deepspeed)
-            else "cpu"
-            if re.search("cpu|offload", str(deepspeed))
-            else None
-        )
-    return (f"zero{stage}", offload if stage != 1 else None) if stage in (1, 2, 3) else ("ddp", None)
+        offload = "cpu" if re.search("cpu|offload", str(deepspeed)) else None
+        if "nvme" in str(deepspeed):
+            offload = "nvme"
+    if stage not in (1, 2, 3):
+        return "ddp", None
+    return f"zero{stage}", None if stage == 1 else offload

@@ -73,7 +73,9 @@ class SplitWriter:
         self._shards = list(written.shards) if written else []
         self._trained = written.trained_tokens if written else 0
         self._blocks = (written.blocks or 0) if written else 0
-        self._desirable = (written.desirable or 0 if written else 0) if "label" in columns else None
+        self._desirable = None
+        if "label" in columns:
+            self._desirable = (written.desirable or 0) if written else 0
         self._classes = Counter(dict(enumerate(written.classes if written else ())))
         self._rows, self._on_write = 0, on_write
         (folder / split).mkdir(parents=True, exist_ok=True)

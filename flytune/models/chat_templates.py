@@ -133,10 +133,9 @@ def limited(tokenizer: Any, where: str) -> Any:
         DataError: a chat template is not text.
     """
     templates = tokenizer.chat_template
-    for template in (
-        templates.values() if isinstance(templates, dict) else [] if templates is None else [templates]
-    ):
-        require_text(template, where)
+    if templates is not None:
+        for template in templates.values() if isinstance(templates, dict) else [templates]:
+            require_text(template, where)
     if isinstance(templates, dict) and "default" not in templates:
         tokenizer.chat_template = None
     patches.transformers.CHAT_TEMPLATES.install(_render_all)

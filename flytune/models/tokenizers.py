@@ -59,9 +59,7 @@ def _texts(content: Any) -> Iterator[str]:
         yield content
     elif isinstance(content, dict):
         yield from content
-    for part in (
-        content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    ):
+    for _, part in json_core.entries(content):
         yield from _texts(part)
 
 

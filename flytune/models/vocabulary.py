@@ -189,8 +189,9 @@ def peft_fields(method: Method, model: Model, built: Any, ids: list[int] | None 
             f"method.modules_to_save: {unknown[0]}: head and embedding of {model.name_or_path} are one "
             "tensor; write embed_tokens"
         )
-    added = (load_ids(model)[0] if model.extra_special_tokens else []) if ids is None else ids
-    rows = sorted({*added, *method.trainable_token_indices})
+    if ids is None:
+        ids = load_ids(model)[0] if model.extra_special_tokens else []
+    rows = sorted({*ids, *method.trainable_token_indices})
     if rows and rows[-1] >= built.config.get_text_config().vocab_size:
         raise RecipeError(
             f"method.trainable_token_indices: {rows[-1]}: the model has "

@@ -183,7 +183,9 @@ def _values(recipe: Recipe, field: str, geometry: Geometry, shape: Shape) -> _Va
             if not tried:
                 return f"{sharding_of(other).name} does not take it with this accumulation"
         held = [fit for fit in tried if fit.fits and fit.share <= share]
-        return held[0] if held else "tight" if tried[-1].fits else candidates.lacks(tried[-1])
+        if held:
+            return held[0]
+        return "tight" if tried[-1].fits else candidates.lacks(tried[-1])
 
     return _Values(numbers, end, changed, fits)
 

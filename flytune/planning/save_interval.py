@@ -101,7 +101,11 @@ def planned(
             return None
         epochs = steps * training.num_train_epochs if isinstance(steps, float) else 1.0
         steps = max(1, round(samples * epochs / training.global_batch_size))
-    interval = best if isinstance(steps, str) else steps * step_seconds if steps else math.inf
+    interval = math.inf
+    if isinstance(steps, str):
+        interval = best
+    elif steps:
+        interval = steps * step_seconds
     lost = expected_loss(interval, save_seconds, per_hour, RESTART_SECONDS)
     return Interruptions(
         per_hour=per_hour,
@@ -138,10 +142,6 @@ def _hours(seconds: float) -> str:
     hours = seconds / 3600
     if hours >= _YEAR:
         return counted(round(hours / _YEAR), "year")
-    return (
-        f"{hours / 24:,.0f} days"
-        if hours >= 48
-        else f"{hours:.1f} hours"
-        if hours >= 1
-        else f"{seconds / 60:.0f} minutes"
-    )
+    if hours >= 48:
+        return f"{hours / 24:,.0f} days"
+    return f"{hours:.1f} hours" if hours >= 1 else f"{seconds / 60:.0f} minutes"

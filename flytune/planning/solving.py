@@ -201,13 +201,9 @@ def described(answer: Solution) -> list[str]:
     else:
         lines.append(answer.beyond)
     if fit.is_tight:
-        free = (
-            f"{answer.well:,} leaves"
-            if answer.well is not None
-            else "no smaller value leaves"
-            if field in largest.FIELDS
-            else ""
-        )
+        free = "no smaller value leaves" if field in largest.FIELDS else ""
+        if answer.well is not None:
+            free = f"{answer.well:,} leaves"
         lines.append(
             f"tight: {fit.share:.0%} of a resource is needed"
             + (f"; {free} a tenth of each free" if free else "")

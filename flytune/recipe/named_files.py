@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flytune import addresses, limits, yaml_core
+from flytune import addresses, json_core, limits, yaml_core
 from flytune.errors import RecipeError
 from flytune.mistakes import dotted
 from flytune.recipe import fields
@@ -141,9 +141,7 @@ def _object(path: str, key: str) -> dict[str, Any]:
 
 def _secrets(value: Any) -> Iterator[str]:
     """Yield the keys of texts that are credentials by the key's name."""
-    for key, part in (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    ):
+    for key, part in json_core.entries(value):
         if isinstance(part, str) and isinstance(key, str) and addresses.names_secret(key):
             yield repr(key)[:60]
         yield from _secrets(part)

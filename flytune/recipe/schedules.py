@@ -73,14 +73,9 @@ def problem(name: str, arguments: Mapping[str, Any], learning_rate: float) -> st
     known = SCHEDULES[name]
     for key, value in arguments.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            takes = (
-                f"did you mean {near[0]}?"
-                if near
-                else f"it takes {', '.join(known)}"
-                if known
-                else "it takes none"
-            )
+            takes = f"it takes {', '.join(known) or 'none'}"
+            if near := difflib.get_close_matches(key, known, n=1):
+                takes = f"did you mean {near[0]}?"
             return f"lr_scheduler_kwargs: {key} is not an argument of {name}; {takes}"
         if wrong := known[key].problem(value):
             return f"lr_scheduler_kwargs: {key} {wrong}; found {value!r:.60}"

@@ -281,9 +281,11 @@ class Checkpoints(Section):
     def copies_on_disk(self) -> int:
         """Largest number of checkpoints on a pod's own disk: for an address, the one that waits to be stored,
         or is loaded."""
-        kept = self.save_total_limit + (self.export == "best")
-        copies = kept + 1 if not self.is_mounted else 1 if self._is_address else 0
-        return copies if self.save_steps else 0
+        if not self.save_steps:
+            return 0
+        if self.is_mounted:
+            return 1 if self._is_address else 0
+        return self.save_total_limit + (self.export == "best") + 1
 
 
 class Tracking(Section):

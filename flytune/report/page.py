@@ -151,10 +151,8 @@ def verdict(metrics: Metrics) -> str:
     after = quantity(first, first.tuned.value)
     if first.base is not None:
         before, rise = quantity(first, first.base.value), first.tuned.value - first.base.value
-        change = (
-            f"Held-out {first.title} {'falls' if rise < 0 else 'rises' if rise else 'changes'} from "
-            f"{before} to {after}"
-        )
+        verb = ("rises" if rise > 0 else "falls") if rise else "changes"
+        change = f"Held-out {first.title} {verb} from {before} to {after}"
     else:
         change = f"Held-out {first.title} is {after}"
         if first.neutral is not None:

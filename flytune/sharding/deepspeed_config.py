@@ -295,13 +295,9 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
 
 
 def _json(value: Any) -> str:
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _optimizer(config: DeepSpeedConfig, recipe: Recipe, optimizer: str) -> list[str]:

@@ -97,7 +97,9 @@ def after(
 
 
 def _with(values: list[Any] | str, value: Any, reason: str | None) -> list[Any] | str:
-    return values if isinstance(values, str) else reason if reason is not None else [*values, value]
+    if isinstance(values, str):
+        return values
+    return [*values, value] if reason is None else reason
 
 
 def _joined(results: dict[str, Any] | str, stage: Stage, outcomes: list[Any] | str) -> dict[str, Any] | str:

@@ -129,7 +129,7 @@ NAMES = (
     "stage",
     "quantized",
     "answers",
-    "found",
+    "exported",
     "points",
     "weights",
     "address",
