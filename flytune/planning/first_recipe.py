@@ -46,6 +46,8 @@ OBJECTIVES = {
 }
 """Kinds of samples by the objective that trains them."""
 _EPOCHS = {"sft": 3, "dpo": 1, "kto": 1, "reward": 1, "grpo": 1, "classify": 3}
+_SHARE_OF_STEPS = 0.25
+"""Share of all steps between two checkpoints of a run of one epoch."""
 # Customary rates: LoRA's and full training's on answers (QLoRA's paper, Tulu 3), DPO's and KTO's a tenth and
 # less, TRL's defaults for reward models and GRPO; classifiers have the rates of reward models.
 _RATES = {
@@ -335,7 +337,7 @@ def _recipe(
                 "global_batch_size": batch,
                 "num_train_epochs": _EPOCHS[looked.objective],
             },
-            "checkpoints": {"save_steps": "epoch"},
+            "checkpoints": {"save_steps": "epoch" if _EPOCHS[looked.objective] > 1 else _SHARE_OF_STEPS},
             "hardware": {"shape": asked.on},
         }
     )
@@ -379,7 +381,9 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         "training.learning_rate": "customary for this objective and method; the first to try others of",
         "training.global_batch_size": "samples of a step, as many for each process; few for little data",
         "training.num_train_epochs": "customary for this objective",
-        "checkpoints.save_steps": "a run that is ended resumes after its last epoch",
+        "checkpoints.save_steps": "a run that is ended resumes after its last epoch"
+        if _EPOCHS[looked.objective] > 1
+        else "share of all steps between checkpoints, from which a run that is ended resumes",
         "hardware.shape": reasons.get("shape", "").partition(": ")[2]
         if asked.on == "auto"
         else "where it runs, as asked",

@@ -73,6 +73,8 @@ def test_each_kind_of_rows_gets_its_objective_and_a_recipe_that_fits(kind, base,
     assert (made.hardware.shape, made.model.name_or_path) == ("this-machine", str(base))
     # 50 held-out samples would be more than a fifth of 80.
     assert made.data.heldout_fraction == 0.2
+    # A run of one epoch would save nothing before its end.
+    assert made.checkpoints.save_steps == ("epoch" if made.training.num_train_epochs > 1 else 0.25)
     assert made.data.max_length % 64 == 0
     assert planner.make(made, [shape_named("this-machine")], samples=64).verdict == "fits"
     fields = [
