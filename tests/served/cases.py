@@ -40,9 +40,15 @@ class Case:
     asked: tuple[Question, ...] = (Question(),)
 
 
-def _adapters(models: Models) -> list[str | Path]:
-    modules = [f"lora={models.artifact('lora')}", f"halved={models.halved('lora')}"]
-    return ["--model", models.base, "--enable-lora", "--max-lora-rank", "8", "--lora-modules", *modules]
+def _adapters(name: str, *words: str) -> Callable[[Models], Sequence[str | Path]]:
+    """Return the arguments for the adapter of a run on its base, and for the same at half its scale."""
+
+    def arguments(models: Models) -> list[str | Path]:
+        modules = [f"{name}={models.artifact(name)}", f"halved={models.halved(name)}"]
+        options = ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", *modules, *words]
+        return ["--model", models.base_of(name), *options]
+
+    return arguments
 
 
 def _experts(models: Models) -> list[str | Path]:
@@ -81,7 +87,14 @@ CASES = [
         "vllm-lora",
         "lora",
         "vllm",
-        _adapters,
+        _adapters("lora"),
+        (Question(), Question("halved", problem=_SCALED), Question("BASE", problem=_BASE)),
+    ),
+    Case(
+        "vllm-bfloat16",
+        "bfloat16",
+        "vllm",
+        _adapters("bfloat16", "--dtype", "bfloat16"),
         (Question(), Question("halved", problem=_SCALED), Question("BASE", problem=_BASE)),
     ),
     Case("vllm-merged", "lora", "vllm", lambda models: ["--model", models.merged("lora")]),

@@ -31,6 +31,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         **_TRAINED,
     },
     "smollm2": {"method": _LORA, "training.max_steps": 6},
+    "bfloat16": {"method": _LORA, "model.dtype": "bfloat16", **_TRAINED},
 }
 """Changes of the tiny recipe, by the names of runs."""
 
@@ -85,7 +86,7 @@ class Models:
 
     def base_of(self, name: str) -> Path:
         """Return the base of a run."""
-        if name == "smollm2":
+        if name in ("smollm2", "bfloat16"):
             return self.published
         return self.base.with_name("mixture") if name == "experts" else self.base
 
