@@ -13,6 +13,14 @@ _REWARDS: dict[str, dict[str, str]] = {
 }
 """Rewards of TRL that judge nearly as one of the recipe's own does."""
 _SCALES = {True: "group", False: "none"}
+_ENGINE = {
+    "vllm_gpu_memory_utilization": "gpu_memory_utilization",
+    "vllm_importance_sampling_mode": "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_max": "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_clip_min": "vllm_importance_sampling_clip_min",
+}
+"""Fields of the engine by TRL's names."""
+_DORA = ("use_dora", "peft_use_dora")
 
 
 def put(draft: Draft) -> None:
@@ -35,6 +43,7 @@ def put(draft: Draft) -> None:
         ("mask_truncated_completions", "objective.mask_truncated_completions"),
         ("disable_dropout", "objective.disable_dropout"),
     )
+    _engine(draft)
     without_bias = draft.take("use_bias_correction_kl")
     draft.put("objective.use_bias_correction_kl", without_bias if draft.get("objective.beta") else None)
 
@@ -48,6 +57,27 @@ def _clip_range(draft: Draft, loss: str) -> None:
     else:
         draft.put("objective.epsilon", low)
         draft.put("objective.epsilon_high", high)
+
+
+def _engine(draft: Draft) -> None:
+    """Set the engine that draws answers, where it is vLLM and draws the same from the recipe's model."""
+    if not draft.take("use_vllm"):
+        return
+    if any(draft.peek(key) for key in ("load_in_4bit", "load_in_8bit", *_DORA)):
+        draft.note("use_vllm", "vLLM has no adapters on a quantized base and no DoRA; transformers draws")
+        return
+    if draft.take("vllm_importance_sampling_correction", True) is False:
+        draft.note("use_vllm", "a recipe corrects for what vLLM rounds; transformers draws without an error")
+        return
+    engine: dict[str, Any] = {"name": "vllm"}
+    for theirs, ours in _ENGINE.items():
+        if (value := draft.take(theirs)) is not None:
+            engine[ours] = value
+    draft.put(
+        "objective.engine",
+        engine,
+        "each node starts a server, also where the file names one; without this line transformers draws",
+    )
 
 
 def _rewards(draft: Draft) -> None:

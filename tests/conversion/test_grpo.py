@@ -82,6 +82,7 @@ def test_rewards_of_ones_own_are_to_be_filled_in(tmp_path, capsys):
         "loss_type": "grpo",
         "epsilon": 0.2,
         "scale_rewards": "group",
+        "engine": {"name": "vllm"},
     }
     assert "own.format_reward (weight 1.0), own.right (weight 2.0)" in " ".join(text.split())
     assert "not known as a key" not in text
@@ -125,3 +126,20 @@ def test_a_command_line_of_grpo(tmp_path):
     )
     assert (recipe.objective.group_size, recipe.objective.importance_sampling_level) == (4, "sequence")
     assert recipe.objective.clip_range == (0.2, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "share"),
+    [
+        ("--vllm_gpu_memory_utilization 0.2 --vllm_mode server", 0.2),
+        ("--use_peft --load_in_4bit", None),
+        ("--vllm_importance_sampling_correction false", None),
+    ],
+)
+def test_vllm_draws_where_a_recipe_may_have_it(words, share, tmp_path):
+    line = (
+        "trl grpo --model_name_or_path a/b --dataset_name a/b --reward_funcs accuracy_reward --use_vllm true"
+    )
+    recipe, text = converted(tmp_path, "run.sh", f"{line} --num_generations 4 {words}")
+    assert getattr(recipe.objective.engine, "gpu_memory_utilization", None) == share
+    assert share is not None or "transformers draws" in text
