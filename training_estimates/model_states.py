@@ -294,7 +294,7 @@ def _adapter_bytes(workload: Workload) -> float:
 
 
 def _zero(workload: Workload) -> States:
-    layout, shards, width = workload.layout, workload.degrees.data_parallel, BYTES[workload.compute_dtype]
+    layout, shards, width = workload.layout, workload.degrees.shards, BYTES[workload.compute_dtype]
     full, trained = workload.method == "full", float(workload.trained)
     parts = zero.ZeroParts(layout, shards, trained, width, resident_only=workload.on_cpu)
     base = float(workload.geometry.parameters * width) if full else base_bytes(workload)

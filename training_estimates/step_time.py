@@ -6,6 +6,7 @@ from training_estimates import decoding, intervals, model_states
 from training_estimates.accelerators import Accelerator
 from training_estimates.communication import (
     communication_bytes,
+    exchanged_seconds,
     gathered_bytes,
     host_bytes,
     link_rate,
@@ -113,7 +114,9 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
     micro += computing["launching"]
 
     repeated, once = communication_bytes(workload)
+    exchanged = exchanged_seconds(workload, accelerator)
     link = repeated / link_rate(workload, accelerator) + replicated_seconds(workload, accelerator)
+    link += exchanged
     host = host_bytes(workload) / pcie_rate(accelerator)
     beside = link + host
     # Without overlap_comm, backward waits for the reduction of its gradients.
@@ -122,6 +125,7 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
         # Behind the reduction of a unit's gradients, the next unit's parameters are asked for when it is
         # reached.
         waited += gathered_bytes(workload) / link_rate(workload, accelerator)
+    waited += exchanged
     hidden = beside - waited
     # Copies between GPU and host are made by engines of their own, and take nothing from the computation.
     slowed, excess = (1 - HIDDEN_SHARE) * min(link - waited, micro), max(0.0, hidden - micro)
@@ -130,7 +134,7 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
 
     times = workload.accumulation
     # GPUs that take turns share the same tokens.
-    own = workload.gpus // workload.degrees.data_parallel
+    own = workload.degrees.gpus_per_process
     needed = flops(workload).needed
     time = StepTime(
         **{name: times * seconds for name, seconds in computing.items()},

@@ -128,7 +128,7 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Tokens in one forward pass of one GPU, at most."""
-        return self.micro_batch * self.sequences_per_row * self.sequence_length
+        return -(-self.micro_batch * self.sequences_per_row * self.sequence_length // self.degrees.copies)
 
     @property
     def degrees(self) -> Degrees:

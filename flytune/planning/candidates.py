@@ -14,7 +14,7 @@ from flytune.planning.calibration import load_factors
 from flytune.recipe import Recipe, learning_rates
 from flytune.records import Need
 from flytune.records.plan import STEP, TIGHT
-from flytune.sentences import counted
+from flytune.sentences import counted, sharers
 from flytune.sharding import problems as sharding_problems
 from flytune.sharding import sharding_of
 from training_estimates import StepTime, Workload, model_states, step_time
@@ -265,6 +265,8 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
     sharding = sharding_of(recipe)
     if misfit := sharding.misfit(shape):
         return f"{sharding.name} {misfit}"
+    if misfit := sharding.sequence_misfit(shape):
+        return misfit
     if misfit := objective_of(recipe).misfit(shape.processes if shape.is_gpu else 0):
         return misfit
     if recipe.model.dtype == "bfloat16" and not shape.bf16:
@@ -289,7 +291,7 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
     if near := degrees.near(batch):
         return (
             f"global_batch_size {batch} is not a multiple of its "
-            f"{counted(degrees.data_parallel, 'process', 'processes')}; {' or '.join(map(str, near))} would "
+            f"{sharers(degrees.data_parallel, degrees.copies)}; {' or '.join(map(str, near))} would "
             "be"
         )
     return None

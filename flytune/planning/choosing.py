@@ -1,7 +1,7 @@
 """The choices that a recipe leaves to the plan: the shape of the cheapest run, and the sharding."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -95,6 +95,18 @@ def _with_replicas(recipe: Recipe, wish: Sharding) -> list[Recipe]:
     counts = (1, "nodes") if SHARDINGS[recipe.sharding.name].replicates else (1,)
     shardings = [recipe.sharding.model_copy(update={"replicas": count}) for count in counts]
     return [recipe.model_copy(update={"sharding": sharding}) for sharding in shardings]
+
+
+def divided(recipe: Recipe, shape: Shape, geometry: Geometry) -> Iterator[Recipe]:
+    """Yield a recipe with each sharding.sequence_parallel that it can have on a shape, the smallest first;
+    none where it names one, or the plan chooses the sharding."""
+    sharding = recipe.sharding
+    if sharding.is_auto or sharding.sequence_parallel > 1:
+        return
+    for parts in range(2, shape.processes + 1):
+        way = recipe.model_copy(update={"sharding": sharding.model_copy(update={"sequence_parallel": parts})})
+        if not candidates.impossible(way, geometry):
+            yield way
 
 
 def replica_note(fit: Fit, geometry: Geometry) -> list[str]:

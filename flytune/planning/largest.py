@@ -39,6 +39,9 @@ class Solution(NamedTuple):
     """Reason why it is not the answer."""
     changes: str
     """Fields that the recipe must have for it, beside the one that was asked for; empty if there are none."""
+    divided: str = ""
+    """Sentence on the length from which sharding.sequence_parallel fits longer samples; empty if it does
+    not."""
 
 
 class _Values(NamedTuple):

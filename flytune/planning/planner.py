@@ -30,7 +30,7 @@ from flytune.pods import disk
 from flytune.recipe import Hardware, Recipe, learning_rates, run_length
 from flytune.records import Calibration, Plan
 from flytune.records.plan import TIGHT
-from flytune.sentences import counted
+from flytune.sentences import counted, sharers
 from flytune.sharding import sharding_of
 from training_estimates.sizes import Geometry
 
@@ -174,6 +174,8 @@ def _advice(
     the length too."""
     nearest = ranking.change_that_fits(recipe, shapes, geometry, share)
     is_far = any(f"{field}: " in nearest for field in ("hardware.shape", "method", "data.max_length"))
+    if is_far and (parts := _fewest_parts(recipe, wished, geometry, share)):
+        return f"{ranking.WOULD_FIT}{parts}"
     if (
         is_far
         and not recipe.sharding.is_auto
@@ -184,6 +186,18 @@ def _advice(
             return ranking.WOULD_FIT + length
         return f"{nearest}; with no other change, with {length}"
     return nearest
+
+
+def _fewest_parts(recipe: Recipe, wished: Sequence[Shape], geometry: Geometry, share: float) -> str:
+    """Return the smallest sharding.sequence_parallel with which a recipe fits, as words; empty if none
+    does."""
+    for shape in wished:
+        for way in choosing.divided(recipe, shape, geometry):
+            fit = candidates.best_fit(way, shape, geometry)
+            if isinstance(fit, Fit) and fit.share <= share:
+                parts, price = way.sharding.sequence_parallel, shape.total_price_per_hour
+                return f"sharding.sequence_parallel: {parts} (on {shape.name}, ${price:.2f} an hour)"
+    return ""
 
 
 def rank(
@@ -260,6 +274,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
         nodes=shape.nodes,
         processes=degrees.processes,
         world_size=degrees.world,
+        sequence_parallel=degrees.sequence_parallel,
         global_batch_size=batch,
         per_device_train_batch_size=work.micro_batch,
         gradient_accumulation_steps=work.accumulation,
@@ -289,7 +304,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
                 else ""
             ),
             f"{work.micro_batch} x {work.accumulation} accumulated x "
-            f"{counted(degrees.data_parallel, 'process', 'processes')} = {batch}, the global batch",
+            f"{sharers(degrees.data_parallel, degrees.copies)} = {batch}, the global batch",
             *filter(None, [learning_rates.doubt(recipe)]),
             *sharding_of(recipe).reasons(),
             *objective_of(recipe).reasons(),

@@ -8,6 +8,7 @@ fit, and no shape with fewer GPUs, a lower price or a shorter time satisfies the
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.hardware import Shape, load_shapes
@@ -73,7 +74,8 @@ def solve(
     ways = choosing.layouts(recipe, geometry)
     if problems := candidates.impossible(ways[0], geometry):
         raise RecipeError.of(f"recipe {recipe.name}", problems)
-    return _largest(ways, field, geometry, candidates.wished(recipe, shapes))
+    answer = _largest(ways, field, geometry, candidates.wished(recipe, shapes))
+    return answer._replace(divided=_divided(answer, geometry) if field == largest.MAX_LENGTH else "")
 
 
 def _largest(ways: Sequence[Recipe], field: str, geometry: Geometry, shapes: Sequence[Shape]) -> Solution:
@@ -88,6 +90,21 @@ def _largest(ways: Sequence[Recipe], field: str, geometry: Geometry, shapes: Seq
     if not answers:
         raise refusals[0]
     return max(answers, key=lambda answer: answer.value)
+
+
+def _divided(answer: Solution, geometry: Geometry) -> str:
+    """Return from which length on processes that divide samples help, as a sentence; empty if none do."""
+    shape, longest = answer.fit.shape, answer
+    for way in choosing.divided(answer.fit.recipe, shape, geometry):
+        with suppress(DoesNotFit):
+            tried = largest.largest(way, largest.MAX_LENGTH, geometry, [shape])
+            longest = max(longest, tried, key=lambda one: one.value)
+    if longest is answer:
+        return ""
+    return (
+        f"from {answer.value + 1:,.0f} tokens on, sharding.sequence_parallel helps: "
+        f"{longest.fit.recipe.sharding.sequence_parallel} fits {longest.value:,.0f}"
+    )
 
 
 def _of_shapes(
@@ -200,6 +217,8 @@ def described(answer: Solution) -> list[str]:
         lines.append(f"{answer.next_value:,} does not fit: {answer.beyond}")
     else:
         lines.append(answer.beyond)
+    if answer.divided:
+        lines.append(answer.divided)
     if fit.is_tight:
         free = (
             f"{answer.well:,} leaves"
@@ -225,6 +244,7 @@ def as_json(answer: Solution, plan: Plan) -> str:
         "beyond": answer.beyond,
         "well": answer.well,
         "changes": answer.changes,
+        "divided": answer.divided,
         "plan": document.of(plan),
     }
     return json.dumps(content, indent=2)

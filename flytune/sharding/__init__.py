@@ -57,6 +57,12 @@ def problems(recipe: Recipe) -> list[str]:
             f"sharding.replicas: {recipe.sharding.replicas} with sharding {sharding.name}, which has none; "
             f"name {' or '.join(able)}, or leave it out"
         )
+    if recipe.sharding.sequence_parallel > 1 and not sharding.divides_sequences:
+        able = [name for name, other in SHARDINGS.items() if other.divides_sequences]
+        found.append(
+            f"sharding.sequence_parallel: {recipe.sharding.sequence_parallel} with sharding {sharding.name}, "
+            f"which is one process; name {' or '.join(able)}, or leave it out"
+        )
     optimizer = OPTIMIZERS.get(recipe.training.optim)
     if optimizer and (reason := sharding.optimizer_problem(optimizer)):
         found.append(

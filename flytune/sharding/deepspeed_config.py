@@ -390,6 +390,9 @@ def filled(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     filled = {name: value for name, value in content.items() if name not in ("optimizer", "scheduler")}
     for name in (*_BATCH_KEYS, "gradient_clipping"):
         filled.setdefault(name, "auto")
+    if recipe.sharding.sequence_parallel > 1:
+        # DeepSpeed's counts each sample once for each process that shares it; the recipe's has been compared.
+        filled["train_batch_size"] = "auto"
     for name in ("bf16", "fp16"):
         filled[name] = {"enabled": "auto"} | filled.get(name, {})
     filled.setdefault("zero_allow_untested_optimizer", True)

@@ -36,6 +36,7 @@ class Zero(ShardingBase):
     resizes = False
     # DeepSpeed casts norms and embeddings back to 16 bits.
     kbit_float32 = False
+    divides_sequences = True
     # It reads its states as one file each.
     loads_whole_states = True
     traceable = True
@@ -78,7 +79,7 @@ class Zero(ShardingBase):
 
     @property
     def layout(self) -> Layout:
-        return _layout(self.estimated_as, json.dumps(self.content))
+        return _layout(super().layout, json.dumps(self.content))
 
     def reasons(self) -> list[str]:
         if self.recipe.sharding.config is None:
@@ -244,6 +245,7 @@ class Zero3(Zero):
         gathers_in_backward=True,
     )
     packed_selftests = ("lora",)
+    divided_selftests = ("full",)
     mixture_selftests = (("chats", "experts"), ("packed", "experts"), ("chats", "balance"))
     # engine.py, _zero3_consolidated_16bit_state_dict
     saves_gathered = True

@@ -7,7 +7,7 @@ from typing import Any
 from flytune.errors import OutOfMemory, StorageError, TrainingError
 from flytune.failures.table import OUT_OF_GPU_MEMORY
 from flytune.records import Plan
-from flytune.sentences import counted
+from flytune.sentences import sharers
 from flytune.training import earlier_attempts
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def out_of_memory(plan: Plan, rank: int, step: int, *, goes_on: bool, error: Bas
 
     The next attempt takes it by itself if the run `goes_on`.
     """
-    processes = counted(plan.degrees.data_parallel, "process", "processes")
+    processes = sharers(plan.degrees.data_parallel, plan.degrees.copies)
     size, accumulation = plan.per_device_train_batch_size, plan.gradient_accumulation_steps
     seen = f"rank {rank}: out of GPU memory at step {step}, {size} x {accumulation} accumulated x {processes}"
     smaller = plan.halved()

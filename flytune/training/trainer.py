@@ -34,6 +34,7 @@ from flytune.models import (
     sharded_loading,
     vocabulary,
 )
+from flytune.models.sequence_parallel import COMPLETE, SequenceGroup
 from flytune.objectives import OBJECTIVES, objective_of
 from flytune.recipe import Recipe, run_length
 from flytune.records import Plan
@@ -134,6 +135,7 @@ def trainer_class(objective: str) -> Any:
         def __init__(self, run: RunState, guard: LossGuard, stream: order.Stream, **arguments: Any) -> None:
             super().__init__(**arguments)
             self.run, self.guard, self.learning = run, guard, LearningGuard()
+            self.sequence: SequenceGroup | None = None
             self.log_means = LogMeans(objective_of(run.recipe).log_counts)
             # TRL accepts only its own kinds of data set; from here on the Trainer only reads it.
             self.train_dataset = stream
@@ -165,9 +167,10 @@ def trainer_class(objective: str) -> Any:
             self.run.recorder.count_tokens(batches)
             return batches, items
 
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            with self.run.recorder.clock.during("forward", then="update"):
-                return super().training_step(*args, **kwargs)
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            shared = self.sequence.computing(inputs, self.args.device) if self.sequence else nullcontext()
+            with shared, self.run.recorder.clock.during("forward", then="update"):
+                return super().training_step(model, inputs, *args, **kwargs)
 
         def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
             norm = super()._get_grad_norm(*args, **kwargs)
@@ -290,6 +293,10 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         raise TrainingError(f"training.{wrong}")
     resume.check_length(run.saver.resumed_step, stream.steps)
     args.max_steps = stream.steps
+    sequence, copies = None, plan.degrees.copies
+    if copies > 1:
+        sequence = SequenceGroup(copies, args.ddp_timeout_delta)
+        stream.share(copies, plan.per_device_train_batch_size)
     if args.process_index == 0:
         for note in run_length.notes(recipe, stream.steps, len(rows) * objective.repeats()):
             step_lines.show(f"{recipe.name}: {note}")
@@ -313,7 +320,13 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
             args=args,
             train_dataset=rows,
             data_collator=objective.collator(tokenizer.pad_token_id)
-            or Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash, images=stored),
+            or Collator(
+                tokenizer.pad_token_id,
+                recipe.data.max_length,
+                flatten=flash,
+                images=stored,
+                part=sequence.part if sequence else COMPLETE,
+            ),
             processing_class=tokenizer,
             peft_config=loading.peft_config(recipe, model),
             **objective.trainer_arguments(load),
@@ -335,6 +348,10 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         else:
             sharded_loading.load_weights(trainer.model, loading.local_folder(recipe.model), device)
     sharding.ready(trainer)
+    if sequence:
+        trainer.sequence = sequence
+        # Otherwise dropout would leave out the same numbers in each part of a sample.
+        set_seed(recipe.training.seed + sequence.part.number)
     return trainer, resumed
 
 
