@@ -50,6 +50,7 @@ EXPLAINED = {
     "method.modules_to_save": "data.md#added-tokens",
     "method.trainable_token_indices": "data.md#added-tokens",
     "sharding.replicas": "long-sequences.md#many-nodes",
+    "sharding.sequence_parallel": "long-sequences.md#samples-over-several-gpus",
     "sharding": "recipes.md#all-fields",
     "training": "recipes.md#all-fields",
     "training.optim": "recipes.md#optimizers",

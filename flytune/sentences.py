@@ -18,6 +18,13 @@ def counted_of(count: int, whole: int, noun: str, singular: str, many: str) -> s
     return f"{count:,} of {counted(whole, noun)} {singular if count == 1 else many}"
 
 
+def sharers(groups: int, processes: int) -> str:
+    """Return who share a batch: "4 processes", or "4 groups of 2 processes"."""
+    if processes == 1:
+        return counted(groups, "process", "processes")
+    return f"{counted(groups, 'group')} of {counted(processes, 'process', 'processes')}"
+
+
 def enumerated(names: Sequence[str]) -> str:
     """Return several names in a sentence: "a, b and c"."""
     *most, last = names

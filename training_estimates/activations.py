@@ -97,13 +97,13 @@ def _fused_norms(workload: Workload) -> bool:
 def _norms(workload: Workload, compute: int, stream: int) -> tuple[float, float]:
     hidden = workload.geometry.hidden_size
     # Fused: the input. Eager RMSNorm: a float32 copy of it, and the factor of the trained weight.
-    one = stream if _fused_norms(workload) else 4 + (compute if workload.method == "full" else 0)
+    kept_bytes = stream if _fused_norms(workload) else 4 + (compute if workload.method == "full" else 0)
     # Where weights behind the norm are trained, its output is their input.
-    one += compute if workload.method == "full" else 0
+    kept_bytes += compute if workload.method == "full" else 0
     norms = 1 if workload.geometry.model_type == "phi" else 2
     # An input in float32 needs no copy, and the first norm's is the layer's.
     shared = 4 if stream == 4 and workload.checkpointing != "none" and not _fused_norms(workload) else 0
-    return float((norms * one - shared) * hidden), 0.0
+    return float((norms * kept_bytes - shared) * hidden), 0.0
 
 
 def _attention(workload: Workload, compute: int) -> tuple[float, float]:
@@ -124,10 +124,10 @@ def _mlp(workload: Workload, compute: int) -> tuple[float, float]:
     # Gated: gate, its activation, up, and for the weight of down their product. Else: up, and its activation.
     held = (3 if sizes.gated else 1) + full
     # Gradients of product, activation and up (of activation and up); the product's memory is free by then.
-    made = (3 if sizes.gated else 2) - full
+    computed = (3 if sizes.gated else 2) - full
     if sizes.experts == 1:
         return float(compute * sizes.intermediate_size * held), float(
-            compute * sizes.intermediate_size * made
+            compute * sizes.intermediate_size * computed
         )
     # A token goes through several experts; each gathers its input and scatters its output. Backward handles
     # one at a time.
@@ -137,7 +137,7 @@ def _mlp(workload: Workload, compute: int) -> tuple[float, float]:
     kept = (1 - dense) * kept + dense * compute * sizes.dense_intermediate_size * held
     routed = several / sizes.experts * sizes.intermediate_size
     widest = max(routed, sizes.shared_intermediate_size, sizes.dense_intermediate_size)
-    return float(kept), float(compute * widest * made)
+    return float(kept), float(compute * widest * computed)
 
 
 def _adapter_inputs(workload: Workload, compute: int) -> float:
@@ -186,8 +186,10 @@ def _folded_weights(workload: Workload, compute: int) -> float:
     """
     sizes = workload.geometry
     layers = sizes.num_hidden_layers - (sizes.dense_layers if workload.checkpointing != "none" else 0)
-    factors = sum(workload.rank(one) * one.count * (one.rows + one.columns) for one in workload.folded)
-    return compute * (sum(one.parameters for one in workload.folded) + factors) / max(1, layers)
+    factors = sum(
+        workload.rank(linear) * linear.count * (linear.rows + linear.columns) for linear in workload.folded
+    )
+    return compute * (sum(linear.parameters for linear in workload.folded) + factors) / max(1, layers)
 
 
 def quantized_head(workload: Workload) -> int:
@@ -235,7 +237,12 @@ def _dora_outputs(workload: Workload, compute: int) -> float:
     if not workload.dora:
         return 0.0
     layers = workload.geometry.num_hidden_layers
-    return 2.0 * compute * sum(one.columns * one.count * one.share for one in workload.adapted) / layers
+    return (
+        2.0
+        * compute
+        * sum(linear.columns * linear.count * linear.share for linear in workload.adapted)
+        / layers
+    )
 
 
 def _dora_weights(workload: Workload, compute: int) -> float:
@@ -247,7 +254,8 @@ def _dora_weights(workload: Workload, compute: int) -> float:
     if not workload.dora or not workload.adapted:
         return 0.0
     return max(
-        4.0 * one.rows * one.rows + (4 + 3 * compute) * one.rows * one.columns for one in workload.adapted
+        4.0 * linear.rows * linear.rows + (4 + 3 * compute) * linear.rows * linear.columns
+        for linear in workload.adapted
     )
 
 

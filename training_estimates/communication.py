@@ -1,6 +1,7 @@
 """Communication between GPUs and with the host, and the time of the optimizer's update on either."""
 
 from training_estimates.accelerators import Accelerator
+from training_estimates.flops import recomputes
 from training_estimates.kernels import ADAMW_NUMBERS, memory_seconds, optimizer_bytes
 from training_estimates.model_states import PACKED, States
 from training_estimates.workload import BYTES, Workload
@@ -50,6 +51,23 @@ def replicated_seconds(workload: Workload, accelerator: Accelerator) -> float:
         rings = min(degrees.shards, degrees.processes)
         rate = min(rate, accelerator.network_gbs / rings, workload.network_gbs / rings)
     return sent / (rate * 1e9 * LINK_SHARE)
+
+
+def exchanged_seconds(workload: Workload, accelerator: Accelerator) -> float:
+    """Return seconds in each micro batch in which GPUs that divide samples exchange positions for heads
+    around attention, while nothing else is computed.
+
+    Of n GPUs each sends (n - 1) / n of its queries, keys, values and results: in each forward pass, and as
+    gradients in backward (Jacobs et al. 2023, §3.2). Before and after, they are copied in another order.
+    """
+    sizes, parts = workload.geometry, workload.degrees.sequence_parallel
+    if parts == 1:
+        return 0.0
+    width = 2 * (sizes.num_attention_heads + sizes.num_key_value_heads) * sizes.head_dim
+    passes = (3 if recomputes(workload) else 2) * sizes.num_hidden_layers
+    moved = passes * float(workload.tokens * width * BYTES[workload.compute_dtype])
+    sent = (1 - 1 / parts) * moved / (accelerator.link_gbs * 1e9 * LINK_SHARE)
+    return sent + memory_seconds(4 * moved, accelerator)
 
 
 def gathered_bytes(workload: Workload) -> float:

@@ -60,7 +60,7 @@ class Config:
         if value is None:
             return set()
         if not isinstance(value, list) or not all(
-            isinstance(one, int) and not isinstance(one, bool) for one in value
+            isinstance(index, int) and not isinstance(index, bool) for index in value
         ):
             self.problems.append(f"{key} is {shown(value)}, not a list of layers")
             return set()
@@ -86,7 +86,7 @@ class Config:
             self.problems.append(f"quantization_config.quant_method is {shown(method)}, not text")
         for key in NOT_QUANTIZED:
             written = section.get(key) or []
-            if not isinstance(written, list) or not all(isinstance(one, str) for one in written):
+            if not isinstance(written, list) or not all(isinstance(name, str) for name in written):
                 self.problems.append(f"quantization_config.{key} is {shown(written)}, not a list of names")
         self.check()
         return method
@@ -94,8 +94,8 @@ class Config:
     def check(self) -> None:
         """Raise a SizesError if something was wrong."""
         if self.problems:
-            said = "; ".join(dict.fromkeys(self.problems))
-            raise SizesError(f"{self.name}: its config.json ({self.kind:.40}): {said}")
+            reasons = "; ".join(dict.fromkeys(self.problems))
+            raise SizesError(f"{self.name}: its config.json ({self.kind:.40}): {reasons}")
 
 
 def shown(value: Any) -> str:

@@ -330,5 +330,5 @@ def _largest_layer(
 ) -> int:
     """Return the parameters in the linear layers of the larger of both kinds of layers."""
     with_experts = sum(expert.parameters for expert in experts) // (layers - len(mlps.dense))
-    without = sum(one.parameters for one in dense) // len(mlps.dense)
-    return sum(one.parameters for one in attention) // layers + max(with_experts, without)
+    without = sum(linear.parameters for linear in dense) // len(mlps.dense)
+    return sum(linear.parameters for linear in attention) // layers + max(with_experts, without)

@@ -28,24 +28,24 @@ def count(
         raise SizesError(f"{name}: its safetensors hold no tensor")
     kind = KINDS.get(text.kind)
     if kind is not None and text.content is config:
-        found, built = geometry(config, name), None
+        sizes, built = geometry(config, name), None
     else:
         config_json.check_sizes(Config(config, name))
         built = _built(config, name, tensors is not None)
         if built is None:
             assert tensors is not None
             return tensor_counts.of_headers(tensors, text, quantized)
-        found = tensor_counts.of_built(built, text, quantized)
-    if found.dtype is None:
-        found = found.model_copy(update={"dtype": Config(config, name).dtype})
+        sizes = tensor_counts.of_built(built, text, quantized)
+    if sizes.dtype is None:
+        sizes = sizes.model_copy(update={"dtype": Config(config, name).dtype})
     if tensors is None:
-        return found
+        return sizes
     total, left = tensor_counts.stored_total(
-        tensors, Config(config, name), found.tie_word_embeddings, quantized, built
+        tensors, Config(config, name), sizes.tie_word_embeddings, quantized, built
     )
     if total is not None:
-        tensor_counts.compare(name, ("the headers of its files", total), (found.counted, found.parameters))
-    return found.model_copy(update={"left_out": left})
+        tensor_counts.compare(name, ("the headers of its files", total), (sizes.counted, sizes.parameters))
+    return sizes.model_copy(update={"left_out": left})
 
 
 def _built(config: dict[str, Any], name: str, otherwise: bool) -> meta_model.Built | None:

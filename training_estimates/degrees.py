@@ -18,17 +18,19 @@ class Degrees:
     """GPUs of a process that hold different layers and take turns; otherwise 1, as for a process on a CPU."""
     replicas: int = 1
     """Groups of processes that each hold all states; these are divided among the processes of a group."""
+    sequence_parallel: int = 1
+    """Processes that divide the positions of each sample among themselves."""
 
     @property
     def data_parallel(self) -> int:
-        """Number of processes that train samples of their own: all, as long as none share the work on one
-        sample."""
-        return self.world
+        """Number of processes, or groups of those that share the work on a sample, that train samples of
+        their own."""
+        return max(1, self.world // self.sequence_parallel)
 
     @property
     def shards(self) -> int:
         """Number of processes that states are divided among, where a sharding divides them."""
-        return self.data_parallel // self.replicas
+        return self.world // self.replicas
 
     @property
     def copies(self) -> int:

@@ -138,13 +138,13 @@ def folding_flops(workload: Workload) -> float:
     PEFT (tuners/lora/layer.py, ParamWrapper) computes W + B A of every expert of a layer, whichever tokens it
     gets; backward has two products of that size, for the gradients of A and B.
     """
-    return sum(2.0 * workload.rank(one) * one.parameters for one in workload.folded)
+    return sum(2.0 * workload.rank(linear) * linear.parameters for linear in workload.folded)
 
 
 def folded_gradients(workload: Workload) -> float:
     """Return the operations of the gradients of experts' weights, from which those of their adapters are
     computed."""
-    return sum(2.0 * workload.tokens * one.share * one.parameters for one in workload.folded)
+    return sum(2.0 * workload.tokens * linear.share * linear.parameters for linear in workload.folded)
 
 
 def dora_flops(workload: Workload) -> float:
@@ -158,10 +158,10 @@ def dora_flops(workload: Workload) -> float:
     again = workload.tokens if workload.adapter_dropout else 0
     return sum(
         2.0
-        * one.count
-        * one.rows
-        * (workload.rank(one) * (one.rows + one.columns) + again * one.columns * one.share)
-        for one in workload.adapted
+        * linear.count
+        * linear.rows
+        * (workload.rank(linear) * (linear.rows + linear.columns) + again * linear.columns * linear.share)
+        for linear in workload.adapted
     )
 
 
@@ -212,9 +212,10 @@ def input_gradients_seconds(workload: Workload, accelerator: Accelerator, forwar
 def folded_seconds(workload: Workload, accelerator: Accelerator) -> float:
     """Return seconds of the gradients of experts' weights, from which those of their adapters are
     computed."""
-    folded = ((one, workload.tokens * one.share) for one in workload.folded)
+    folded = ((linear, workload.tokens * linear.share) for linear in workload.folded)
     return sum(
-        one.count * product_seconds((one.rows, tokens, one.columns), accelerator) for one, tokens in folded
+        linear.count * product_seconds((linear.rows, tokens, linear.columns), accelerator)
+        for linear, tokens in folded
     )
 
 

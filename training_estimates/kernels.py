@@ -100,7 +100,7 @@ def kernels(workload: Workload) -> Kernels:
 
 def layer_bytes(workload: Workload) -> Passes:
     """Return bytes through memory of a mean layer's passes over one micro batch, without adapters."""
-    geometry, own = workload.geometry, kernels(workload)
+    geometry, layer_kernels = workload.geometry, kernels(workload)
     hidden = geometry.hidden_size
     turned = (geometry.num_attention_heads + geometry.num_key_value_heads) * geometry.head_dim
     dense = geometry.dense_layers / geometry.num_hidden_layers
@@ -108,13 +108,13 @@ def layer_bytes(workload: Workload) -> Passes:
     width = (1 - dense) * width + dense * geometry.dense_intermediate_size
     routed = geometry.experts_per_token * (1 - dense) if geometry.experts > 1 else 0.0
     counts: list[tuple[Passes, float]] = [
-        (own.norm, 2 * hidden),
-        (own.rotary, turned),
-        (own.activation, width),
+        (layer_kernels.norm, 2 * hidden),
+        (layer_kernels.rotary, turned),
+        (layer_kernels.activation, width),
         (RESIDUAL, hidden),
     ]
     moved = Passes.sum([*counts, (ROUTED, routed * hidden)])
-    if workload.method == "full" and own in (EAGER, EAGER_FLOAT32):
+    if workload.method == "full" and layer_kernels in (EAGER, EAGER_FLOAT32):
         moved = Passes(moved.forward, moved.backward + 2 * hidden * NORM_WEIGHT)
     return Passes(workload.tokens * moved.forward, workload.tokens * moved.backward)
 
@@ -132,24 +132,24 @@ def adapter_bytes(workload: Workload) -> Passes:
     """Return bytes through memory of all layers' adapters over one micro batch."""
     if workload.method == "full":
         return Passes(0.0, 0.0)
-    own = adapter_kernels(workload)
+    passes = adapter_kernels(workload)
     taken, given = (
         workload.tokens
         * sum(layer.count * layer.share * getattr(layer, width) for layer in workload.adapted_layers)
         for width in ("rows", "columns")
     )
     # W is read and W + B A written in a forward pass; backward reads the gradient of W + B A twice.
-    moved = 2.0 * BYTES[workload.compute_dtype] * sum(one.parameters for one in workload.folded)
+    moved = 2.0 * BYTES[workload.compute_dtype] * sum(linear.parameters for linear in workload.folded)
     if workload.dora:
         # B A is written and cast, added to the weight, squared and summed; outputs are scaled and added in
         # float32.
-        moved += DORA_WEIGHT_BYTES * sum(one.parameters for one in workload.adapted)
+        moved += DORA_WEIGHT_BYTES * sum(linear.parameters for linear in workload.adapted)
         moved += (
             DORA_OUTPUT_BYTES
             * workload.tokens
-            * sum(one.count * one.columns * one.share for one in workload.adapted)
+            * sum(linear.count * linear.columns * linear.share for linear in workload.adapted)
         )
-    return Passes.sum([(own.inputs, taken), (own.outputs, given), (Passes(1, 2), moved)])
+    return Passes.sum([(passes.inputs, taken), (passes.outputs, given), (Passes(1, 2), moved)])
 
 
 def dequantization_bytes(workload: Workload) -> float:
@@ -161,7 +161,8 @@ def dequantization_bytes(workload: Workload) -> float:
         return passes * each * workload.geometry.quantizable_parameters
     quantized = [linear for linear in workload.geometry.linears if linear.quantizable]
     moved = sum(
-        one.count * (INT8_INPUT * one.rows + INT8_RESULT * one.columns) * one.share for one in quantized
+        product.count * (INT8_INPUT * product.rows + INT8_RESULT * product.columns) * product.share
+        for product in quantized
     )
     return INT8_BYTES * workload.geometry.quantizable_parameters + (passes - 1) * workload.tokens * moved
 

@@ -51,6 +51,8 @@ class Layout:
     """Elements of the buffers in host memory through which parameters go to the NVMe disk."""
     replicas: int | None = 1
     """Groups of GPUs that each hold all sharded states; None for one on each node."""
+    sequence_parallel: int = 1
+    """GPUs that divide the positions of each sample among themselves."""
     parameters_in_host: int = 0
     """Elements of parameters that stay in host memory under offload to NVMe, at most."""
 
@@ -58,7 +60,7 @@ class Layout:
         """Return the degrees of a run on GPUs of several nodes; on CPUs, a process counts as a GPU."""
         turns = gpus if self.pipelined else 1
         replicas = nodes if self.replicas is None else self.replicas
-        return Degrees(gpus // turns, nodes, turns, replicas)
+        return Degrees(gpus // turns, nodes, turns, replicas, self.sequence_parallel)
 
     @property
     def zero3(self) -> bool:

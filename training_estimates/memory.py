@@ -222,10 +222,12 @@ def _moments(
         and not workload.layout.shards_parameters
     ):
         # The embedding's own gradient is as large as the head's, to which it is added.
-        own = float(
+        trained_tables = float(
             workload.geometry.vocab_size * workload.geometry.hidden_size * model_states.stored_bytes(workload)
         )
-        moments += [{"activations": 2 * batch.stream, "gradients": all_gradients, "trained tables": own}]
+        moments += [
+            {"activations": 2 * batch.stream, "gradients": all_gradients, "trained tables": trained_tables}
+        ]
     return [*moments, {"gradients": all_gradients, "step temporaries": lasting.update}]
 
 

@@ -98,10 +98,10 @@ def build(config: dict[str, Any], name: str) -> Built:
             model = loader.from_config(CONFIG_MAPPING[kind].from_dict(content), trust_remote_code=False)
             return _describe(model)
     except Exception as error:  # noqa: BLE001 (a config from outside fails anywhere in the model's code)
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise SizesError(
             f"{name}: transformers builds no causal language model from its config.json ({kind}): "
-            f"{type(error).__name__}: {said:.200}"
+            f"{type(error).__name__}: {reason:.200}"
         ) from None
 
 
@@ -112,8 +112,8 @@ def _floats(value: Any) -> Any:
             return (
                 float(value["__float__"]) if value["__float__"] in ("Infinity", "-Infinity", "NaN") else value
             )
-        return {key: _floats(one) for key, one in value.items()}
-    return [_floats(one) for one in value] if isinstance(value, list) else value
+        return {key: _floats(item) for key, item in value.items()}
+    return [_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def _describe(model: Any) -> Built:
@@ -136,13 +136,13 @@ def _describe(model: Any) -> Built:
         return names.get(id(getattr(module, "weight", None)))
 
     def path_of(module: Any) -> str:
-        return next((path for path, one in model.named_modules() if one is module), "")
+        return next((path for path, child in model.named_modules() if child is module), "")
 
     decoder = model.config.get_text_config(decoder=True)
     return Built(
         [
-            Parameter(name, tuple(one.shape), kinds.get(name, "other"), tuple(further.get(name, ())))
-            for name, one in model.named_parameters()
+            Parameter(name, tuple(child.shape), kinds.get(name, "other"), tuple(further.get(name, ())))
+            for name, child in model.named_parameters()
         ],
         weight(model.get_input_embeddings()),
         weight(model.get_output_embeddings()),
@@ -169,15 +169,15 @@ _ASKED = (
 def _own(config: Any) -> dict[str, int]:
     """Return those of _ASKED that a configuration has; of sizes that differ from layer to layer it has
     none."""
-    found = {}
+    known = {}
     for key in _ASKED:
         try:
             value = getattr(config, key, None)
         except Exception:  # noqa: BLE001 (AmbiguousGlobalPerLayerAttributeError, which is not public)
             continue
         if isinstance(value, int):
-            found[key] = value
-    return found
+            known[key] = value
+    return known
 
 
 def decoder_of(model: Any) -> str | None:

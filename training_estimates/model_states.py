@@ -176,7 +176,10 @@ def _factored(workload: Workload) -> int:
             + tables * table
             + sizes.extra
         )
-    adapters = sum(one.count * (one.rows + one.columns + 2 * workload.rank(one)) for one in workload.adapted)
+    adapters = sum(
+        adapted.count * (adapted.rows + adapted.columns + 2 * workload.rank(adapted))
+        for adapted in workload.adapted
+    )
     return round(adapters) + table * sum(name in workload.lora_targets for name in ("embedding", "head"))
 
 
@@ -294,7 +297,7 @@ def _adapter_bytes(workload: Workload) -> float:
 
 
 def _zero(workload: Workload) -> States:
-    layout, shards, width = workload.layout, workload.degrees.data_parallel, BYTES[workload.compute_dtype]
+    layout, shards, width = workload.layout, workload.degrees.shards, BYTES[workload.compute_dtype]
     full, trained = workload.method == "full", float(workload.trained)
     parts = zero.ZeroParts(layout, shards, trained, width, resident_only=workload.on_cpu)
     base = float(workload.geometry.parameters * width) if full else base_bytes(workload)

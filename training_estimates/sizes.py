@@ -177,15 +177,23 @@ class Geometry(Immutable):
 def joined(linears: Iterable[Linear]) -> list[Linear]:
     """Return the linear layers with those that differ in nothing but their places joined, in the order of the
     first of each."""
-    found: dict[Linear, list[Linear]] = {}
+    groups: dict[Linear, list[Linear]] = {}
     for linear in linears:
-        found.setdefault(linear.model_copy(update={"count": 1, "layers": (), "modules": 0}), []).append(
+        groups.setdefault(linear.model_copy(update={"count": 1, "layers": (), "modules": 0}), []).append(
             linear
         )
 
     def one_of(alike: list[Linear]) -> dict[str, Any]:
-        modules = sum(one.modules or one.count for one in alike) if any(one.modules for one in alike) else 0
-        layers = sorted({layer for one in alike for layer in one.layers})
-        return {"count": sum(one.count for one in alike), "layers": tuple(layers), "modules": modules}
+        modules = (
+            sum(alike_linear.modules or alike_linear.count for alike_linear in alike)
+            if any(alike_linear.modules for alike_linear in alike)
+            else 0
+        )
+        layers = sorted({layer for alike_linear in alike for layer in alike_linear.layers})
+        return {
+            "count": sum(alike_linear.count for alike_linear in alike),
+            "layers": tuple(layers),
+            "modules": modules,
+        }
 
-    return [one.model_copy(update=one_of(alike)) for one, alike in found.items()]
+    return [alike_linear.model_copy(update=one_of(alike)) for alike_linear, alike in groups.items()]

@@ -6,6 +6,7 @@ from training_estimates import decoding, intervals, model_states
 from training_estimates.accelerators import Accelerator
 from training_estimates.communication import (
     communication_bytes,
+    exchanged_seconds,
     gathered_bytes,
     host_bytes,
     link_rate,
@@ -113,7 +114,9 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
     micro += computing["launching"]
 
     repeated, once = communication_bytes(workload)
+    exchanged = exchanged_seconds(workload, accelerator)
     link = repeated / link_rate(workload, accelerator) + replicated_seconds(workload, accelerator)
+    link += exchanged
     host = host_bytes(workload) / pcie_rate(accelerator)
     beside = link + host
     # Without overlap_comm, backward waits for the reduction of its gradients.
@@ -122,6 +125,7 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
         # Behind the reduction of a unit's gradients, the next unit's parameters are asked for when it is
         # reached.
         waited += gathered_bytes(workload) / link_rate(workload, accelerator)
+    waited += exchanged
     hidden = beside - waited
     # Copies between GPU and host are made by engines of their own, and take nothing from the computation.
     slowed, excess = (1 - HIDDEN_SHARE) * min(link - waited, micro), max(0.0, hidden - micro)
@@ -130,7 +134,7 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
 
     times = workload.accumulation
     # GPUs that take turns share the same tokens.
-    own = workload.gpus // workload.degrees.data_parallel
+    processes = workload.degrees.gpus_per_process
     needed = flops(workload).needed
     time = StepTime(
         **{name: times * seconds for name, seconds in computing.items()},
@@ -139,11 +143,11 @@ def step(workload: Workload, accelerator: Accelerator, states: model_states.Stat
         offload=times * offload,
         optimizer=optimizer_seconds(workload, accelerator, states or model_states.of(workload)),
         data=workload.framework.data_seconds * times * workload.tokens,
-        tokens=times * workload.tokens // own,
+        tokens=times * workload.tokens // processes,
         utilization=0.0,
         drawing=decoding.seconds(workload, accelerator) if workload.decoding else 0.0,
     )
-    return replace(time, utilization=times * needed / own / time.seconds / (accelerator.tflops * 1e12))
+    return replace(time, utilization=times * needed / processes / time.seconds / (accelerator.tflops * 1e12))
 
 
 def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]:
@@ -188,8 +192,8 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     }
 
 
-def likely(workload: Workload, found: StepTime, is_calibrated: bool = False) -> tuple[float, float]:
+def likely(workload: Workload, time: StepTime, is_calibrated: bool = False) -> tuple[float, float]:
     """Return tokens a second of one GPU between which nine of ten measured runs are, by the measured
     errors."""
     band = intervals.speed(workload, is_calibrated)
-    return band.low * found.tokens_per_second, band.high * found.tokens_per_second
+    return band.low * time.tokens_per_second, band.high * time.tokens_per_second

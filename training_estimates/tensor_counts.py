@@ -156,11 +156,11 @@ def _weights_in(name: str, tensor: Tensor, quantized: str | None, config: Config
 def compare(name: str, first: tuple[str, int], second: tuple[str, int]) -> None:
     """Raise a SizesError if two counts of a model's parameters, each with its source, differ by more than
     MAY_DIFFER."""
-    (source, count), (other, said) = first, second
-    if abs(count - said) > MAY_DIFFER * max(count, said, 1):
+    (source, count), (other, other_count) = first, second
+    if abs(count - other_count) > MAY_DIFFER * max(count, other_count, 1):
         raise SizesError(
-            f"{name}: its parameters are {count:,} by {source}, and {said:,} by {other}: config.json and "
-            "weights are not of the same model, or this model type is miscounted; neither is relied on"
+            f"{name}: its parameters are {count:,} by {source}, and {other_count:,} by {other}: config.json "
+            "and weights are not of the same model, or this model type is miscounted; neither is relied on"
         )
 
 
@@ -170,8 +170,8 @@ def of_built(built: Built, config: Config, quantized: str | None) -> Geometry:
     tied = built.head is None or built.head == built.embedding
     shapes = {parameter.name: parameter.shape for parameter in built.parameters}
     table = shapes.get(built.embedding or "", ())
-    found = _of(built.parameters, {built.embedding, built.head} - {None}, table, tied, merged)
-    return found.model_copy(
+    sizes = _of(built.parameters, {built.embedding, built.head} - {None}, table, tied, merged)
+    return sizes.model_copy(
         update={
             "model_type": config.kind,
             "dtype": config.dtype,
@@ -213,14 +213,17 @@ def of_headers(tensors: Mapping[str, Tensor], config: Config, quantized: str | N
     head = next((name for name in kept if _HEAD.search(name)), None)
     _check_layers(kept, config)
     for key, width in (("vocab_size", table[0]), ("hidden_size", table[1])):
-        if (said := config.size(key, width)) != width:
+        if (listed := config.size(key, width)) != width:
             raise SizesError(
-                f"{config.name}: {key} is {said:,} in its config.json, and {width:,} in {embeddings[0]}"
+                f"{config.name}: {key} is {listed:,} in its config.json, and {width:,} in {embeddings[0]}"
             )
     config.check()
-    parameters = [Parameter(name, one.shape, _guessed_kind(name, one.shape)) for name, one in kept.items()]
-    found = _of(parameters, {embeddings[0], head} - {None}, table, head is None, config)
-    return found.model_copy(
+    parameters = [
+        Parameter(name, kept_tensor.shape, _guessed_kind(name, kept_tensor.shape))
+        for name, kept_tensor in kept.items()
+    ]
+    sizes = _of(parameters, {embeddings[0], head} - {None}, table, head is None, config)
+    return sizes.model_copy(
         update={
             "dtype": config.dtype,
             "quantized": quantized,
@@ -253,11 +256,11 @@ def _check_layers(kept: Iterable[str], config: Config) -> None:
         layers = _counted(depth, "layer") if depth else "no number of layers"
         raise SizesError(f"{config.name}: its config.json has {layers}, and its files have {len(stored)}")
     experts = {int(match[1]) for name in kept if (match := _EXPERT.search(name))}
-    said = [
+    numbers = [
         config.content.get(key)
         for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     ]
-    named = next((one for one in said if isinstance(one, int) and one > 1), len(experts))
+    named = next((number for number in numbers if isinstance(number, int) and number > 1), len(experts))
     if experts and named != len(experts):
         raise SizesError(
             f"{config.name}: its config.json has {_counted(named, 'expert')}, and its files {len(experts)}"
@@ -326,12 +329,12 @@ def _widths(linears: list[Linear], hidden: int, config: Config) -> tuple[int, in
     there is none."""
 
     def width(part: str, not_part: str = " ") -> int:
-        found = [
+        widths = [
             linear.rows
             for linear in linears
             if linear.name in ("down", "w2") and part in linear.path and not_part not in linear.path
         ]
-        return max(found, default=0)
+        return max(widths, default=0)
 
     of_experts = [
         linear for linear in linears if not linear.adaptable and not linear.path.endswith(".weight")
@@ -350,28 +353,33 @@ def _experts(parameters: list[Parameter]) -> int:
     return max([len(single), *stacked], default=0)
 
 
-def _is_stacked(one: Parameter) -> bool:
-    return len(one.shape) == 3 and ("expert" in one.name or is_fused_name(one.name))
+def _is_stacked(parameter: Parameter) -> bool:
+    return len(parameter.shape) == 3 and ("expert" in parameter.name or is_fused_name(parameter.name))
 
 
-def _linear(one: Parameter, share: float) -> Linear | None:
-    path = re.sub(r"\.\d+\.", ".*.", one.name).removesuffix(".weight")
+def _linear(parameter: Parameter, share: float) -> Linear | None:
+    path = re.sub(r"\.\d+\.", ".*.", parameter.name).removesuffix(".weight")
     name = path.rpartition(".")[2].removesuffix("_proj")
-    if _is_stacked(one):
-        count, columns, rows = one.shape
-        of, layer = {"quantizable": False, "adaptable": False, "share": share}, _FIRST_NUMBER.search(one.name)
+    if _is_stacked(parameter):
+        count, columns, rows = parameter.shape
+        of, layer = (
+            {"quantizable": False, "adaptable": False, "share": share},
+            _FIRST_NUMBER.search(parameter.name),
+        )
         layers = (int(layer[1]),) if layer else ()
         # As a recipe names it (rank_pattern), and PEFT: with `.weight` where the parameter is one of a layer.
-        path += ".weight" * (one.name.endswith(".weight") and is_fused_name(one.name))
+        path += ".weight" * (parameter.name.endswith(".weight") and is_fused_name(parameter.name))
         return Linear.model_validate(
             of
             | {"name": name, "rows": rows, "columns": columns, "count": count, "path": path, "layers": layers}
         )
-    if one.kind not in ("linear", "subclass", "conv1d") or len(one.shape) != 2:
+    if parameter.kind not in ("linear", "subclass", "conv1d") or len(parameter.shape) != 2:
         return None
-    rows, columns = one.shape if one.kind == "conv1d" else reversed(one.shape)
-    routed = bool(_EXPERT.search(one.name))
-    places = [match[1] for name in (one.name, *one.shared) if (match := _FIRST_NUMBER.search(name))]
+    rows, columns = parameter.shape if parameter.kind == "conv1d" else reversed(parameter.shape)
+    routed = bool(_EXPERT.search(parameter.name))
+    places = [
+        match[1] for name in (parameter.name, *parameter.shared) if (match := _FIRST_NUMBER.search(name))
+    ]
     return Linear(
         name=name,
         rows=rows,
@@ -379,10 +387,10 @@ def _linear(one: Parameter, share: float) -> Linear | None:
         count=1,
         path=path,
         share=share if routed else 1.0,
-        quantizable=one.kind != "subclass",
+        quantizable=parameter.kind != "subclass",
         adaptable=not _ROUTER.search(path),
         layers=tuple(sorted({int(place) for place in places})),
-        modules=1 + len(one.shared) if one.shared else 0,
+        modules=1 + len(parameter.shared) if parameter.shared else 0,
     )
 
 

@@ -128,7 +128,7 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Tokens in one forward pass of one GPU, at most."""
-        return self.micro_batch * self.sequences_per_row * self.sequence_length
+        return -(-self.micro_batch * self.sequences_per_row * self.sequence_length // self.degrees.copies)
 
     @property
     def degrees(self) -> Degrees:
@@ -159,7 +159,9 @@ class Workload:
     def lora_parameters(self) -> int:
         """Parameters of the adapters' matrices: r x (in + out) for each adapted linear layer (LoRA, Hu et al.
         2021, §4.1)."""
-        layers = sum(self.rank(one) * one.count * (one.rows + one.columns) for one in self.adapted)
+        layers = sum(
+            self.rank(linear) * linear.count * (linear.rows + linear.columns) for linear in self.adapted
+        )
         return round(layers + self.table_adapters)
 
     @property
@@ -184,12 +186,12 @@ class Workload:
     @property
     def folded(self) -> list[Linear]:
         """Adapted parameters of experts, whose adapters are added to the weights before each product."""
-        return [one for one in self.adapted if one.is_experts]
+        return [linear for linear in self.adapted if linear.is_experts]
 
     @property
     def adapted_layers(self) -> list[Linear]:
         """Adapted linear layers, whose adapters have an input of their own."""
-        return [one for one in self.adapted if not one.is_experts]
+        return [linear for linear in self.adapted if not linear.is_experts]
 
     def rank(self, linear: Linear) -> float:
         """Return the mean rank of a linear layer's adapters."""
@@ -198,13 +200,13 @@ class Workload:
     @property
     def magnitudes(self) -> int:
         """Parameters of DoRA's magnitudes: one for each row of an adapted weight (Liu et al. 2024, eq. 5)."""
-        return sum(one.count * one.columns for one in self.adapted) if self.dora else 0
+        return sum(linear.count * linear.columns for linear in self.adapted) if self.dora else 0
 
     @property
     def fully_trained(self) -> int:
         """Parameters of embedding and head that are trained as they are, beside adapters."""
-        one = self.geometry.vocab_size * self.geometry.hidden_size
-        return one * sum(name in self.lora_targets for name in ("embedding", "head"))
+        table = self.geometry.vocab_size * self.geometry.hidden_size
+        return table * sum(name in self.lora_targets for name in ("embedding", "head"))
 
     @property
     def tables_by_row(self) -> tuple[str, ...]:
@@ -239,7 +241,12 @@ class Workload:
             return max(table, experts, *(linear.rows * linear.columns for linear in geometry.linears))
         if self.fully_trained:
             return table
-        return round(max((self.rank(one) * max(one.rows, one.columns) for one in self.adapted), default=0))
+        return round(
+            max(
+                (self.rank(adapted) * max(adapted.rows, adapted.columns) for adapted in self.adapted),
+                default=0,
+            )
+        )
 
     @property
     def trained(self) -> int:

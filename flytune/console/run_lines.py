@@ -1,12 +1,13 @@
 """Lines of a run in a terminal or log, beside those of its steps: its plan, data, checkpoints and results."""
 
 from flytune.records import Manifest, Plan
+from flytune.sentences import sharers
 
 
 def plan_line(plan: Plan, method: str, sharding: str) -> str:
     """Return `tiny: plan: full, sharding ddp, on cpu-2: 4 samples a step (2 x 1 accumulated x 2 processes),
     ...`."""
-    processes = _count(plan.degrees.data_parallel, "process", "processes")
+    processes = sharers(plan.degrees.data_parallel, plan.degrees.copies)
     batch = (
         f"{plan.per_device_train_batch_size} x {plan.gradient_accumulation_steps} accumulated x {processes}"
     )

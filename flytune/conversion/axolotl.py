@@ -31,8 +31,8 @@ def convert(draft: Draft, gpus: int | None) -> None:
     _model_config(draft)
     _rope_scaling(draft)
     _objective(draft)
-    replicas = draft.peek("dp_replicate_size")
-    count = sharding.put(draft, gpus or _gpus(draft), replicas=replicas)
+    replicas, parts = draft.peek("dp_replicate_size"), _sequence_parallel(draft)
+    count = sharding.put(draft, gpus or _gpus(draft, parts), replicas=replicas, parts=parts)
     _method(draft)
     axolotl_data.put_data(draft)
     _vision(draft)
@@ -40,13 +40,23 @@ def convert(draft: Draft, gpus: int | None) -> None:
     _records(draft)
 
 
-def _gpus(draft: Draft) -> int | None:
-    """Return the number of GPUs by the keys of Ray and of data parallelism; None if the file does not say
-    it."""
+def _sequence_parallel(draft: Draft) -> int:
+    """Return the GPUs that divide each sample, whose key older files call otherwise."""
+    older, parts = (
+        training.whole(draft, f"{name}") for name in ("sequence_parallel_degree", "context_parallel_size")
+    )
+    return parts or older or 1
+
+
+def _gpus(draft: Draft, parts: int) -> int | None:
+    """Return the number of GPUs by the keys of Ray and of parallelism, of which `parts` divide each sample;
+    None if the file does not say it."""
     draft.leave("use_ray")
     workers = training.number(draft, "ray_num_workers")
     shard, replicas = (training.number(draft, f"dp_{part}_size") for part in ("shard", "replicate"))
-    return int(workers or (shard or 1) * (replicas or 1)) if workers or shard or replicas else None
+    if not (workers or shard or replicas):
+        return None
+    return int(workers or (shard or 1) * (replicas or 1) * parts)
 
 
 def _rope_scaling(draft: Draft) -> None:

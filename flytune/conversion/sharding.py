@@ -68,10 +68,8 @@ def _of_accelerate(path: Path, name: str) -> dict[str, Any]:
     content = load_yaml(file) if (file := near(path, name)) else None
     if not isinstance(content, dict):
         return {}
-    kind, launch = (
-        str(content.get("distributed_type")).upper(),
-        {"num_processes": content.get("num_processes")},
-    )
+    kind = str(content.get("distributed_type")).upper()
+    launch = {name: content.get(name) for name in ("num_processes", "parallelism_config")}
     if kind == "DEEPSPEED":
         settings = content.get("deepspeed_config") or {}
         return launch | {"deepspeed": settings.get("deepspeed_config_file") or _deepspeed(settings)}
@@ -89,9 +87,16 @@ def _deepspeed(settings: dict[str, Any]) -> dict[str, Any]:
     return {"zero_optimization": zero}
 
 
-def put(draft: Draft, gpus: int | None, nodes: int = 1, replicas: int | None = None) -> int:
-    """Set the sharding that deepspeed, fsdp and fsdp_config name, with its replicas; return the number of
-    GPUs."""
+def put(draft: Draft, gpus: int | None, nodes: int = 1, replicas: int | None = None, parts: int = 1) -> int:
+    """Set the sharding that deepspeed, fsdp and fsdp_config name, with its replicas and the GPUs (`parts`)
+    that divide a sample; return the number of GPUs, or groups of them, that train samples of their own."""
+    parallelism = draft.take("parallelism_config") or {}
+    sizes = {
+        name: int(parallelism.get(f"parallelism_config_{name}_size") or 1) for name in ("cp", "sp", "tp")
+    }
+    if sizes["tp"] > 1:
+        draft.refuse("parallelism_config_tp_size: layers are not divided among GPUs")
+    parts = max(parts, sizes["cp"], sizes["sp"])
     deepspeed, fsdp, config = draft.take("deepspeed"), draft.take("fsdp"), draft.take("fsdp_config")
     draft.leave("fsdp_version")
     if deepspeed:
@@ -122,6 +127,7 @@ def put(draft: Draft, gpus: int | None, nodes: int = 1, replicas: int | None = N
             "by the name of the file: accelerate's configuration says it there",
         )
     else:
+        gpus = gpus or (GPUS_OF_A_NODE if parts > 1 else None)
         name, offload, note = ("ddp" if gpus and gpus > 1 else "none"), None, ""
         if name == "none":
             note = "for several GPUs: ddp, zero3 or fsdp"
@@ -129,7 +135,9 @@ def put(draft: Draft, gpus: int | None, nodes: int = 1, replicas: int | None = N
     draft.put("sharding.offload", offload)
     if name == "fsdp" and replicas != 1:
         draft.put("sharding.replicas", replicas)
-    return (gpus or (GPUS_OF_A_NODE if name not in ("none", "ddp") else 1)) * nodes
+    if parts > 1:
+        draft.put("sharding.sequence_parallel", parts, "by heads, inside a node")
+    return (gpus or (GPUS_OF_A_NODE if name not in ("none", "ddp") else 1)) * nodes // parts
 
 
 _STAGE = re.compile(r"(?:zero|ds_?z|z|stage|ds)[-_]?([0-3])")

@@ -69,7 +69,9 @@ def put_batch(draft: Draft, micro: int, accumulation: int, gpus: int, words: str
             f"{words} = {total}, but kto's estimate of the KL divergence needs two rows",
         )
     else:
-        count = counted(gpus, "GPU") if gpus > 1 else "one GPU"
+        parts = draft.get("sharding.sequence_parallel") or 1
+        count = counted(gpus * parts, "GPU") if gpus * parts > 1 else "one GPU"
+        count += f", {parts} a sample" * (parts > 1)
         draft.put(
             "training.global_batch_size", total, f"{words}: {micro} x {accumulation}, on {count} (--gpus)"
         )

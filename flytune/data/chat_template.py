@@ -66,8 +66,8 @@ class Template:
         """Return whether rendered markers give the blocks that transformers finds, in a chat of two
         exchanges."""
         try:
-            found = _unmarked(self._render(printing, _PROBE, None, "")[0])
-            return found == self._render(self._source, _PROBE, None, "", tracked=True)
+            printed = _unmarked(self._render(printing, _PROBE, None, "")[0])
+            return printed == self._render(self._source, _PROBE, None, "", tracked=True)
         except DataError:
             return False
 

@@ -42,7 +42,7 @@ def judged(
     name: str,
     count: int,
     of: int,
-    found: str,
+    sentence: str,
     limit: str,
     *,
     stops: bool = False,
@@ -54,7 +54,7 @@ def judged(
     """Return the result of a check, which passes if `is_fine`; by default, if `count` is 0."""
     fault = stops or not (count == 0 if is_fine is None else is_fine)
     verdict: Verdict = "stop" if stops else "warning" if fault else "ok"
-    text = found if fault or not fine else fine
+    text = sentence if fault or not fine else fine
     return Check(
         name=name,
         verdict=verdict,

@@ -34,7 +34,7 @@ class ControlTokens:
         special = {str(token) for token in added if token.special} | (template.marks if template else set())
         # A tokenizer may end texts with a line break; text is made of such tokens.
         self._tokens = sorted(
-            (one for one in special if len(one.strip()) > 1), key=lambda one: (-len(one), one)
+            (text for text in special if len(text.strip()) > 1), key=lambda text: (-len(text), text)
         )
         self._pattern = re.compile("|".join(map(re.escape, self._tokens)) or r"(?!)")
         self._beginnings = sorted({token[:2] for token in self._tokens})
@@ -111,7 +111,7 @@ class ControlTokens:
         """Return a value of JSON with `mark` after the first character of each control token in its texts and
         keys."""
         if isinstance(value, str):
-            return self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], value)
+            return self._pattern.sub(lambda match: match[0][0] + mark + match[0][1:], value)
         if isinstance(value, dict):
             return {self._broken(key, mark): self._broken(item, mark) for key, item in value.items()}
         return [self._broken(item, mark) for item in value] if isinstance(value, list) else value
@@ -119,12 +119,12 @@ class ControlTokens:
     def _rename(self, rendered: Rendered, mark: str) -> Rendered:
         """Return the text with the template's tokens renamed and without the marks, and its spans."""
         pieces, ends, shifts, at = [], [0], [0], 0
-        for found in re.finditer(f"{mark}|{self._pattern.pattern}", rendered.text):
-            new = self._names.get(found[0], "")
-            pieces += [rendered.text[at : found.start()], new]
-            at = found.end()
+        for match in re.finditer(f"{mark}|{self._pattern.pattern}", rendered.text):
+            new = self._names.get(match[0], "")
+            pieces += [rendered.text[at : match.start()], new]
+            at = match.end()
             ends.append(at)
-            shifts.append(shifts[-1] + len(new) - len(found[0]))
+            shifts.append(shifts[-1] + len(new) - len(match[0]))
 
         def moved(position: int) -> int:
             return position + shifts[bisect_right(ends, position) - 1]
@@ -169,10 +169,10 @@ class ControlTokens:
 def _without_tags(chat: Chat) -> list[Message]:
     """Return the messages with thoughts in a key: their tags are not text of the row, and may be special
     tokens."""
-    found = ((message, parts_of(message)) for message in chat.messages)
+    split = ((message, parts_of(message)) for message in chat.messages)
     return [
         in_form(message, parts, THOUGHT_KEYS[0]) if parts and parts.thoughts.strip() else message
-        for message, parts in found
+        for message, parts in split
     ]
 
 

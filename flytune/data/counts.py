@@ -76,7 +76,7 @@ def _excerpt(ids: list[int], labels: list[int], max_length: int) -> Excerpt:
             ranges.append((start, end))
     trained = [False, *(label != IGNORED for label in labels[1:])]
     windows = [
-        TokenWindow(start=low, ids=[int(one) for one in ids[low:high]], trained=trained[low:high])
+        TokenWindow(start=low, ids=[int(token) for token in ids[low:high]], trained=trained[low:high])
         for low, high in ranges
     ]
     return Excerpt(tokens=length, trained_tokens=sum(trained), windows=windows)
@@ -243,5 +243,9 @@ def from_json(content: dict[str, Any]) -> Tally:
     counted["thoughts"] = Counter(content.get("thoughts", {}))
     counted["notes"] = Counter(content.get("notes", {}))
     return Tally(
-        **{**content, **counted, "examples": [Example.model_validate(one) for one in content["examples"]]}
+        **{
+            **content,
+            **counted,
+            "examples": [Example.model_validate(example) for example in content["examples"]],
+        }
     )

@@ -249,15 +249,15 @@ def _prompted(row: dict[str, Any], columns: dict[str, str], where: str) -> list[
             f"{where}: the row is text, and the first one is messages: text gets no chat template, so one "
             "model would see two formats; write all rows as messages, or name two files in data.sources"
         )
-    made: list[list[Message]] = []
+    sides: list[list[Message]] = []
     for name, role in zip(REQUIRED["prompt_completion"], ("user", "assistant"), strict=True):
         value = column(row, name, columns, where)
         is_text = not isinstance(value, list)
         text: list[Message] = (
             [{"role": role, "content": text_of(value, columns.get(name, name), where)}] if is_text else []
         )
-        made.append(text or messages_of(with_renamed_keys(value, columns), where))
-    before, after = made
+        sides.append(text or messages_of(with_renamed_keys(value, columns), where))
+    before, after = sides
     return [message | {"train": False} if is_answer(message) else message for message in before] + after
 
 

@@ -30,9 +30,9 @@ def loader(upstream: Any, base_dir: Path, *, resolve_funcs: bool) -> Any:
 
     if base_dir.is_relative_to(Path(_yaml_loader.__file__).parent):
         return upstream(base_dir, resolve_funcs=resolve_funcs)
-    own: Any = type("Loader", (yaml_core.CoreLoader,), {})
-    own.add_constructor("!function", _yaml_loader._mk_function_ctor(base_dir, resolve_funcs))
-    return own
+    with_functions: Any = type("Loader", (yaml_core.CoreLoader,), {})
+    with_functions.add_constructor("!function", _yaml_loader._mk_function_ctor(base_dir, resolve_funcs))
+    return with_functions
 
 
 def folder(evaluation: Evaluation) -> Path | None:
@@ -80,10 +80,10 @@ def with_data(config: dict[str, Any], yaml_path: Path | None) -> dict[str, Any]:
     if not yaml_path or not isinstance(settings, dict) or "data_files" not in settings:
         return config
     try:
-        found = _files(settings["data_files"], yaml_path.parent)
+        located_files = _files(settings["data_files"], yaml_path.parent)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{yaml_path.name}: {error}") from None
-    return config | {"dataset_kwargs": settings | {"data_files": found}}
+    return config | {"dataset_kwargs": settings | {"data_files": located_files}}
 
 
 def _files(given: Any, folder: Path) -> Any:
@@ -108,15 +108,15 @@ def located(given: str, folder: Path) -> tuple[Path, str]:
     if Path(given).is_absolute():
         candidates = [candidates[1], (Path("/"), given.lstrip("/"))]
     for parent, name in candidates:
-        if found := list(parent.glob(name)):
-            _check_regular([file for file in found if not file.is_dir()], given)
+        if matching := list(parent.glob(name)):
+            _check_regular([file for file in matching if not file.is_dir()], given)
             return parent, name
     searched = dict.fromkeys(f"{parent.name}/" for parent, _ in candidates if parent.name != CARRIED)
     raise FileNotFoundError(f"data_files: {given}: no such file in {', '.join(searched)}{NOT_UPLOADED}")
 
 
-def _check_regular(found: list[Path], given: str) -> None:
-    for file in found:
+def _check_regular(files_found: list[Path], given: str) -> None:
+    for file in files_found:
         try:
             check_regular(file)
         except FileRefusedError as error:
@@ -135,8 +135,8 @@ def files(folder: Path) -> dict[str, Path]:
     Raises:
         FileNotFoundError: a data file of a task does not exist.
     """
-    found = all_files(folder)
-    for file in [file for name, file in found.items() if name.endswith((".yaml", ".yml"))]:
+    carried_files = all_files(folder)
+    for file in [file for name, file in carried_files.items() if name.endswith((".yaml", ".yml"))]:
         for given in _data_files(file):
             try:
                 parent, pattern = located(given, file.parent)
@@ -145,8 +145,8 @@ def files(folder: Path) -> dict[str, Path]:
             for match in parent.glob(pattern):
                 if match.is_file() and not match.resolve().is_relative_to(folder.resolve()):
                     target = file.parent.relative_to(folder) / CARRIED
-                    found[str(target / carried(str(match.relative_to(parent))))] = match
-    return found
+                    carried_files[str(target / carried(str(match.relative_to(parent))))] = match
+    return carried_files
 
 
 def all_files(folder: Path) -> dict[str, Path]:

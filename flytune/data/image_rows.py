@@ -247,12 +247,12 @@ class ImageReader:
         Raises:
             DataError: a file is missing, or no image that can be trained on.
         """
-        row, found = extracted(row, source.columns, where)
+        row, listed = extracted(row, source.columns, where)
         pictures = []
-        if found:
+        if listed:
             # A base that reads no images is refused here, with the reason; its chat template would only fail.
             _ = self._processor
-        for number, image in enumerate(found):
+        for number, image in enumerate(listed):
             named = image if isinstance(image, str) and len(image) < limits.NAME else f"images[{number}]"
             content = content_of(image, source.path, where)
             picture = images.opened(content, self._request.data.max_pixels, f"{where}: {named}")

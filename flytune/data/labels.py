@@ -42,9 +42,11 @@ def encode(
     backend.no_padding()
     backend.encode_special_tokens = False
     plain = iter(
-        backend.encode_batch([one.text for one in batch if not one.is_renamed], add_special_tokens=adds)
+        backend.encode_batch(
+            [sample.text for sample in batch if not sample.is_renamed], add_special_tokens=adds
+        )
     )
-    renamed_texts = [one.text for one in batch if one.is_renamed]
+    renamed_texts = [sample.text for sample in batch if sample.is_renamed]
     renamed, ids_of = controls.encodings(renamed_texts, adds) if controls is not None else ([], {})
     others = iter(renamed)
     for rendered in batch:
@@ -102,9 +104,8 @@ def _masked(ids: list[int], labels: list[int], tokens: Tokens, where: str, compl
                 f"{where}: {len(ids)} input_ids but {len(mask)} in {name}; there must be one for each token"
             )
         if name in masks and not set(mask) <= {0, 1}:
-            raise DataError(
-                f"{where}: {name} must be of 0 and 1, found {next(one for one in mask if one not in (0, 1))}"
-            )
+            wrong = next(value for value in mask if value not in (0, 1))
+            raise DataError(f"{where}: {name} must be of 0 and 1, found {wrong}")
     attended = masks.pop("attention_mask", [1] * len(ids))
     first, last = (
         attended.index(1) if 1 in attended else 0,

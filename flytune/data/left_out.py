@@ -118,15 +118,15 @@ def names(
 def of_messages(chats: list[Chat], text: str) -> Iterator[str]:
     """Yield the names of the keys of messages that have content and are not in `text`, which was rendered of
     them."""
-    found = dict[str, None]()
+    names = dict[str, None]()
     for message in (message for chat in chats for message in chat.messages):
         if not message["content"].strip() and not is_answer(message):
-            found[_EMPTY_TURN] = None
+            names[_EMPTY_TURN] = None
         for key, value in message.items():
             is_thought = key in THOUGHT_KEYS and message["role"] == "assistant"  # counted by ThoughtCounts
             if key not in IN_TEMPLATES and not is_thought and has_content(value) and not _is_in(value, text):
-                found[f"{key}{_OF_MESSAGES}"] = None
-    yield from found
+                names[f"{key}{_OF_MESSAGES}"] = None
+    yield from names
 
 
 def has_content(value: Any) -> bool:
@@ -139,7 +139,7 @@ def _is_in(value: Any, text: str) -> bool:
     if isinstance(value, str):
         return value.strip() in text
     if isinstance(value, list) and value:
-        parts = [one.get("content", one.get("value")) if isinstance(one, dict) else one for one in value]
+        parts = [item.get("content", item.get("value")) if isinstance(item, dict) else item for item in value]
         return all(isinstance(part, str) and part.strip() in text for part in parts)
     return False
 
@@ -161,9 +161,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def count(found: Iterator[str], counts: Counter[str]) -> None:
+def count(names: Iterator[str], counts: Counter[str]) -> None:
     """Add one row's names to `counts`, which never has more than MOST_NAMES different ones and OTHERS."""
-    shown = dict.fromkeys(name[:60] for name in found)
+    shown = dict.fromkeys(name[:60] for name in names)
     for name in dict.fromkeys(
         name if name in counts or len(counts) < MOST_NAMES else OTHERS for name in shown
     ):

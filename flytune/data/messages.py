@@ -230,7 +230,7 @@ def _message(message: Any, name: str, where: str) -> Message:
     has_more = bool(calls) or (isinstance(message, dict) and any(message.get(key) for key in THOUGHT_KEYS))
     required = {"role"} if has_more else {"role", "content"}
     if not isinstance(message, dict) or not required <= message.keys():
-        found = (
+        instead = (
             f"an object with {', '.join(message) or 'none'}"
             if isinstance(message, dict)
             else f"{message!r:.60}"
@@ -239,7 +239,7 @@ def _message(message: Any, name: str, where: str) -> Message:
         remedy = (
             "; write data.format: sharegpt and data.columns: {conversations: messages}" if is_turn else ""
         )
-        raise DataError(f"{where}: {name} must have role and content, found {found}{remedy}")
+        raise DataError(f"{where}: {name} must have role and content, found {instead}{remedy}")
     role = text_of(message["role"], f"{name}.role", where)
     if role not in ROLES:
         meant = SHAREGPT_ROLES.get(role.strip().lower())
@@ -284,7 +284,7 @@ def _in_newer_form(message: dict[str, Any], name: str, where: str) -> dict[str, 
         return {**message, "role": "tool"}
     if not isinstance(content, list) or role != "assistant" or not any(map(_is_thought, content)):
         return message
-    thoughts = [one for one in content if _is_thought(one)]
+    thoughts = [part for part in content if _is_thought(part)]
     texts = [
         next((thought[key] for key in (*_THOUGHT_PARTS, *_TEXT_OF_PARTS) if thought.get(key)), "")
         for thought in thoughts
@@ -295,7 +295,7 @@ def _in_newer_form(message: dict[str, Any], name: str, where: str) -> dict[str, 
             f"{where}: {name} has thoughts both in {THOUGHT_KEYS[0]} and in its content, which differ; keep "
             "one"
         )
-    return {**message, "content": [one for one in content if not _is_thought(one)], THOUGHT_KEYS[0]: text}
+    return {**message, "content": [part for part in content if not _is_thought(part)], THOUGHT_KEYS[0]: text}
 
 
 def _is_thought(part: Any) -> bool:
@@ -308,20 +308,20 @@ def _with_thoughts_once(message: dict[str, Any], content: str, name: str, where:
     Raises:
         DataError: they are not text, or several places differ.
     """
-    found = {
+    texts_by_key = {
         key: text_of(message[key], f"{name}.{key}", where)
         for key in THOUGHT_KEYS
         if message.get(key) is not None
     }
-    found = {key: text for key, text in found.items() if text.strip()}
-    inside = thoughts_in(content) if not found or content.lstrip().startswith(_OPEN) else None
-    texts = {text.strip() for text in found.values()} | (
-        {content[inside[0] : inside[1]].strip()} if inside and found else set()
+    texts_by_key = {key: text for key, text in texts_by_key.items() if text.strip()}
+    inside = thoughts_in(content) if not texts_by_key or content.lstrip().startswith(_OPEN) else None
+    texts = {text.strip() for text in texts_by_key.values()} | (
+        {content[inside[0] : inside[1]].strip()} if inside and texts_by_key else set()
     )
     if len(texts) > 1:
-        places = " and ".join([*found, *(["content"] if inside else [])])
+        places = " and ".join([*texts_by_key, *(["content"] if inside else [])])
         raise DataError(f"{where}: {name} has thoughts in {places}, which differ; keep one of them")
-    kept = set() if inside else set(list(found)[:1])
+    kept = set() if inside else set(list(texts_by_key)[:1])
     return {key: item for key, item in message.items() if key not in THOUGHT_KEYS or key in kept}
 
 
@@ -411,8 +411,8 @@ def _turn(turn: Any, name: str, where: str) -> Message:
     if isinstance(turn, dict) and "role" in turn:
         return _message(turn, name, where)
     if not isinstance(turn, dict) or not {"from", "value"} <= turn.keys():
-        found = f"an object with {', '.join(turn) or 'none'}" if isinstance(turn, dict) else f"{turn!r:.60}"
-        raise DataError(f"{where}: {name} must have from and value, found {found}")
+        instead = f"an object with {', '.join(turn) or 'none'}" if isinstance(turn, dict) else f"{turn!r:.60}"
+        raise DataError(f"{where}: {name} must have from and value, found {instead}")
     speaker = text_of(turn["from"], f"{name}.from", where)
     if speaker not in SHAREGPT_ROLES:
         raise DataError(

@@ -134,9 +134,9 @@ def bytes_of(data: Data) -> int | None:
     if data.heldout_key:
         paths.append((data.heldout_path, data.heldout_key, [], 1))
     for path, key, exclude, times in paths:
-        if path is None or (found := size(path, key, exclude)) is None:
+        if path is None or (size_there := size(path, key, exclude)) is None:
             return None
-        total += times * found
+        total += times * size_there
     return total
 
 

@@ -82,6 +82,7 @@ class Stream:
         last."""
         self.left_out: Sequence[int] = ()
         """Numbers (from 0, ascending) of the batches that no step trains."""
+        self._copies = self._micro_batch = 1
         self._epoch, self._order = -1, None
         if self._batch > len(dataset):
             log.warning(
@@ -92,8 +93,12 @@ class Stream:
                 self.steps * self._batch / len(dataset),
             )
 
+    def share(self, copies: int, micro_batch: int) -> None:
+        """Yield each micro batch to `copies` processes in turn, which share its samples."""
+        self._copies, self._micro_batch = copies, micro_batch
+
     def __len__(self) -> int:
-        return self.steps * self._positions
+        return self.steps * self._positions * self._copies
 
     def __getitem__(self, position: int) -> dict[str, Any]:
         return self.__getitems__([position])[0]
@@ -122,8 +127,9 @@ class Stream:
 
     def row_at(self, position: int) -> int:
         """Return the row of the data set at a position of the stream."""
-        step, place = divmod(position, self._positions)
-        offset = place // self._repeats
+        step, place = divmod(position, self._positions * self._copies)
+        micro_batch, place = divmod(place, self._micro_batch * self._copies)
+        offset = (micro_batch * self._micro_batch + place % self._micro_batch) // self._repeats
         epoch, index = divmod(self.batch_of(step) * self._batch + offset, len(self._dataset))
         if epoch != self._epoch:
             self._epoch, self._order = epoch, permutation(self._seed, epoch, len(self._dataset))

@@ -15,6 +15,7 @@ from typing import Any
 from flytune.data.labels import Encoded
 from flytune.models.images import StoredImages
 from flytune.models.scoring import IGNORED
+from flytune.models.sequence_parallel import COMPLETE, WHOLE, SequencePart
 
 WINDOW_TOKENS = 4_000_000
 """Tokens packed at a time; 8 bytes each in memory."""
@@ -112,22 +113,29 @@ class Collator:
     images: StoredImages | None = None
     """Images of rows that may have some."""
 
+    part: SequencePart = COMPLETE
+    """SequencePart of each row that this process computes."""
+
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch of int64 tensors [rows, length]; flattened, [1, rows x max_length].
 
         The keys are input_ids, labels, and attention_mask or position_ids; flattened, also FlashAttention's
-        arguments.
+        arguments. Where processes share rows, it is the process's part of them (SequencePart.of).
         """
+        return self.part.of(self._whole(rows))
+
+    def _whole(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         import torch
 
         if "seq_lengths" not in rows[0]:
-            width = max(len(row["input_ids"]) for row in rows)
+            width = self.part.rounded(max(len(row["input_ids"]) for row in rows))
             mask = [_padded([1] * len(row["input_ids"]), width, 0) for row in rows]
             batch = self._tokens(rows, width) | {"attention_mask": torch.tensor(mask)}
             return batch | (self.images.inputs(rows, batch["input_ids"]) if self.images else {})
-        batch = self._tokens(rows, self.max_length)
+        width = self.part.rounded(self.max_length)
+        batch = self._tokens(rows, width)
         positions = [[place for length in row["seq_lengths"] for place in range(length)] for row in rows]
-        batch["position_ids"] = torch.tensor([_padded(row, self.max_length, 0) for row in positions])
+        batch["position_ids"] = torch.tensor([_padded(row, width, 0) for row in positions])
         # No token precedes a sample's first token, so nothing could predict it.
         batch["labels"][batch["position_ids"] == 0] = IGNORED
         return self._flattened(batch, rows) if self.flatten else batch
@@ -146,7 +154,7 @@ class Collator:
 
         lengths: list[int] = []
         for row in rows:
-            padding = self.max_length - sum(row["seq_lengths"])
+            padding = batch["input_ids"].shape[1] - sum(row["seq_lengths"])
             lengths += [*row["seq_lengths"], *([padding] if padding else [])]
         boundaries = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
         flat = {name: tensor.view(1, -1) for name, tensor in batch.items()}
@@ -168,7 +176,7 @@ def tokens_of(batch: dict[str, Any]) -> Any:
         return batch["attention_mask"].sum()
     # Padding has position 0, and is not followed by position 1: samples of one token train nothing and are
     # never prepared.
-    starts = batch["position_ids"] == 0
+    starts = batch.get(WHOLE, batch["position_ids"]) == 0
     begun = starts[:, :-1] & ~starts[:, 1:]
     return (~starts).sum() + begun.sum()
 

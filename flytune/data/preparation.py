@@ -140,7 +140,7 @@ def manifest_of(
         longest=max(lengths),
         thoughts=dict(+sum((tally.thoughts for tally in tallies), Counter[str]())),
         notes=dict(+sum((tally.notes for tally in tallies), Counter[str]())),
-        left_out=dict(sorted(left_out.items(), key=lambda one: (-one[1], one[0]))),
+        left_out=dict(sorted(left_out.items(), key=lambda item: (-item[1], item[0]))),
         histogram=_histogram(lengths),
         sources=[
             SourceCounts(format=tally.form, **{what: getattr(tally, what) for what in kept})

@@ -138,7 +138,7 @@ class Sampler:
                     kept += self._kept(sequences, label, item, chunk, samples)
         if kept:
             samples.ids, samples.labels = (
-                numpy.concatenate([one[place] for one in kept]) for place in (0, 1)
+                numpy.concatenate([columns[place] for columns in kept]) for place in (0, 1)
             )
             samples.lengths = [len(ids) for ids, _, _ in kept]
             starts = numpy.cumsum([0, *samples.lengths[:-1]])
@@ -153,13 +153,13 @@ class Sampler:
         return samples
 
     def _kept(
-        self, sequences: list[Encoded], label: Label, item: _Item, chunk: Chunk, made: Samples
+        self, sequences: list[Encoded], label: Label, item: _Item, chunk: Chunk, samples: Samples
     ) -> list[tuple[Any, Any, Label]]:
         """Return the stored rows of the sequences of one, as int32 arrays: none, one, or its pieces, which
         stay together."""
         import numpy
 
-        data, tally, longest = self._data, made.tally, max(len(ids) for ids, _ in sequences)
+        data, tally, longest = self._data, samples.tally, max(len(ids) for ids, _ in sequences)
         is_long = self._kind.is_long(sequences, data.max_length)
         if is_long and data.too_long == "error":
             raise DataError(
@@ -170,7 +170,7 @@ class Sampler:
         trained = [row for row in rows if self._kind.is_trained(row)]
 
         def joined(row: list[Encoded], place: int) -> Any:
-            return numpy.asarray([number for one in row for number in one[place]], dtype="<i4")
+            return numpy.asarray([number for value in row for number in value[place]], dtype="<i4")
 
         stored = [(joined(row, 0), joined(row, 1), label) for row in trained]
         is_heldout = False
@@ -188,19 +188,19 @@ class Sampler:
             tally.split += is_long and data.too_long == "split"
             tally.dropped_too_long += not rows
             tally.dropped_untrained += bool(rows) and not trained
-            count_tokens(tally, sequences, [one for row in trained for one in row], item.where, data)
+            count_tokens(tally, sequences, [value for row in trained for value in row], item.where, data)
             for row in trained:
                 tally.notes.update(self._kind.notes(row, item.content.samples, self._request))
         if stored:
-            made.pieces.append(len(stored))
-            made.heldout.append(is_heldout)
-            made.values += [
+            samples.pieces.append(len(stored))
+            samples.heldout.append(is_heldout)
+            samples.values += [
                 self._kind.values([len(ids) for ids, _ in row], label, item.content.fields) for row in trained
             ]
         return stored
 
-    def _items(self, chunk: Chunk, made: Samples) -> Iterator[_Item]:
-        source, tally = self._sources[chunk.key], made.tally
+    def _items(self, chunk: Chunk, samples: Samples) -> Iterator[_Item]:
+        source, tally = self._sources[chunk.key], samples.tally
         for row, where in subsample(chunk.rows, chunk.share, self._data.seed):
             tally.rows += not chunk.again
             try:
@@ -221,7 +221,7 @@ class Sampler:
                     raise
                 if not chunk.again:
                     tally.bad += 1
-                    made.bad.append((where, error))
+                    samples.bad.append((where, error))
                 continue
             tally.form = form
             yield item
@@ -243,12 +243,12 @@ class Sampler:
         form: str,
         source: Source,
         where: str,
-        made: Tally,
+        tally_so_far: Tally,
         again: bool,
         pictures: Sequence[Picture],
     ) -> _Item:
         """Return the content of a row; its counts are made where it is not read `again`."""
-        tally = None if again else made
+        tally = None if again else tally_so_far
         content = self._kind.content(row, form, source, where, self._data.system_prompt)
         samples = content.samples
         if self._images is not None:
@@ -256,13 +256,13 @@ class Sampler:
             if not isinstance(samples[0], Chat):
                 raise _RequestError(f"data.images: only chats ({', '.join(CHATS)}) can have images")
         variant = self._kind.variant(samples)
-        if variant != (made.kind or variant):
+        if variant != (tally_so_far.kind or variant):
             raise DataError(
-                f"{where}: the row is of {variant}, and the rows before it are of {made.kind}: text gets no "
-                "chat template, so one model would see two formats; write all rows as messages, or name two "
-                "files in data.sources"
+                f"{where}: the row is of {variant}, and the rows before it are of {tally_so_far.kind}: text "
+                "gets no chat template, so one model would see two formats; write all rows as messages, or name "
+                "two files in data.sources"
             )
-        if not made.form or variant != made.kind:
+        if not tally_so_far.form or variant != tally_so_far.kind:
             self._check_settings(f"{form} of {variant}" if variant else form, samples[0])
         before = tally.control_tokens if tally else 0
         texts = (
@@ -275,13 +275,13 @@ class Sampler:
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
-            own = {source.columns.get(name, name) for name in self._kind.own_columns}
-            others = {name: value for name, value in row.items() if name not in own}
+            own_columns = {source.columns.get(name, name) for name in self._kind.own_columns}
+            others = {name: value for name, value in row.items() if name not in own_columns}
             _count_left_out(others, "" if self._kind.keeps_columns else form, source, samples, texts, tally)
             tally.contradicted += self._kind.contradicts_itself(row)
             for text in texts:
                 tally.thoughts.update(text.thoughts._asdict() if isinstance(text, Rendered) else {})
-        made.kind = variant
+        tally_so_far.kind = variant
         return _Item(texts, where, content)
 
     def _text(self, sample: Sample, form: str, where: str, tally: Tally | None) -> Rendered | Encoded:
@@ -366,8 +366,8 @@ class Sampler:
             return content.prompt.encode()
         sample = content.samples[0]
         if isinstance(sample, Chat) and self._template is not None and self._template.has_date:
-            told = [sample.messages, sample.tools, *([content.fields] if self._images else [])]
-            return json.dumps(told, sort_keys=True, default=str).encode()
+            content_of_sample = [sample.messages, sample.tools, *([content.fields] if self._images else [])]
+            return json.dumps(content_of_sample, sort_keys=True, default=str).encode()
         return bytes(ids.tobytes()) + (content.fields.encode() if self._images else b"")
 
     def _split_number(self, content: bytes) -> int:
@@ -417,12 +417,12 @@ def _count_left_out(
     """Count what no sample has; without a `form` keys of messages alone."""
     text = "\n".join(text.text for text in texts if isinstance(text, Rendered))
     chats = [sample for sample in samples if isinstance(sample, Chat)]
-    found = (
+    names = (
         left_out.names(row, form, source.columns, samples, text)
         if form
         else left_out.of_messages(chats, text)
     )
-    left_out.count(found, tally.left_out)
+    left_out.count(names, tally.left_out)
 
 
 def _bytes_of(label: Label) -> bytes:

@@ -34,19 +34,19 @@ Decode = Callable[[Any], Any]
 def json_decoders(schema: Any) -> dict[str, Decode]:
     """Return a function for each column of a pyarrow schema that has JSON, which returns a value with the
     JSON parsed."""
-    found = {field.name: _json_decoder(field.type) for field in schema}
-    return {name: decode for name, decode in found.items() if decode is not None}
+    decoders = {field.name: _json_decoder(field.type) for field in schema}
+    return {name: decode for name, decode in decoders.items() if decode is not None}
 
 
 def decoded_json(row: dict[str, Any], columns: dict[str, Decode], where: str) -> dict[str, Any] | DataError:
     """Return a row with the JSON of `columns` parsed, or the error of one that is not JSON."""
-    made = dict(row)
+    decoded = dict(row)
     for name, decode in columns.items():
         try:
-            made[name] = decode(row.get(name))
+            decoded[name] = decode(row.get(name))
         except json_core.JSONError as error:
             return DataError(f"{where}: column {name} has the type JSON, and a value that is not: {error}")
-    return made
+    return decoded
 
 
 def _json_decoder(kind: Any) -> Decode | None:
@@ -59,7 +59,7 @@ def _json_decoder(kind: Any) -> Decode | None:
         return (lambda value: _of_struct(value, fields)) if fields else None
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     inner = _json_decoder(kind.value_type) if is_list else None
-    return (lambda value: value and [inner(one) for one in value]) if inner else None
+    return (lambda value: value and [inner(item) for item in value]) if inner else None
 
 
 def _of_struct(value: Any, fields: dict[str, Decode]) -> Any:
@@ -519,8 +519,8 @@ def _check_names_of_saved(path: str, key: str) -> None:
     storage = Storage(path, key, error=DataError, failed="cannot be read", retry=False)
     try:
         splits = [
-            f"{names.check(str(one))}/"
-            for one in _record_of_saved(storage, "dataset_dict.json").get("splits", [])
+            f"{names.check(str(split))}/"
+            for split in _record_of_saved(storage, "dataset_dict.json").get("splits", [])
         ]
         for folder in splits or [""]:
             state = _record_of_saved(storage, f"{folder}state.json")

@@ -82,9 +82,9 @@ class Completeness:
             for content in map(str.strip, answer_of(message).split(IMAGE)):
                 # Contents mostly follow one another: a search of all of the text for each would take the
                 # square of the turns.
-                found = text.find(content, at)
-                if found >= 0:
-                    at = found + len(content)
+                start = text.find(content, at)
+                if start >= 0:
+                    at = start + len(content)
                 elif content not in text and not _is_in(content, text):
                     raise _error(f"messages[{index}] ({message['role']})", where)
         pattern = tuple([(message["role"], not message["content"].strip()) for message in chat.messages])
@@ -118,8 +118,8 @@ class Completeness:
         codes = count(_FIRST_MARK)
 
         def mark(value: str, what: str) -> str:
-            marks[found := chr(next(codes))] = f"{what} {value!r:.60}"
-            return value + found
+            marks[sign := chr(next(codes))] = f"{what} {value!r:.60}"
+            return value + sign
 
         messages = []
         for index, message in enumerate(chat.messages):
@@ -148,7 +148,7 @@ class Completeness:
                 what for what in marks.values() if what.rpartition("the name ")[2].strip("'") not in text
             ]
         else:
-            missing = [what for found, what in marks.items() if not _shows(found, rendered)]
+            missing = [what for sign, what in marks.items() if not _shows(sign, rendered)]
         if missing:
             raise _error(missing[0], where)
 
@@ -321,14 +321,14 @@ class ChatTemplate:
         is_marked = self._template.has_marks
         if is_marked:
             text, blocks = self._template.blocks(_bare(chat.messages), chat.tools, where)
-            found = self._inside_marks(text, blocks, chat, where)
+            answer_spans = self._inside_marks(text, blocks, chat, where)
         else:
             text = self.text(chat, where)
-            found = self._by_sentinels(text, chat, where)
+            answer_spans = self._by_sentinels(text, chat, where)
         self.completeness.check(chat, text, where)
-        found, thoughts = self.with_thoughts(found, text, chat, where)
+        answer_spans, thoughts = self.with_thoughts(answer_spans, text, chat, where)
         spans, is_ended = [], True
-        for start, end in found:
+        for start, end in answer_spans:
             mark = None if is_marked and self.is_ended(text[start:end]) else self._mark.match(text, end)
             is_ended = mark is not None or (is_marked and self.is_ended(text[start:end]))
             spans.append((start, mark.end() if mark else end))
@@ -350,8 +350,8 @@ class ChatTemplate:
         except DataError:  # the template requires other messages
             return set()
         following = [text.partition(message["content"])[2].lstrip(" ") for message in answers]
-        found = [token for token in tokens if all(rest.startswith(token) for rest in following)]
-        return {max(found, key=len)} if found else set()
+        markers = [token for token in tokens if all(rest.startswith(token) for rest in following)]
+        return {max(markers, key=len)} if markers else set()
 
     def _has_content(self, block: str) -> bool:
         """Return whether a block has more than end markers and white space."""
@@ -381,8 +381,8 @@ class ChatTemplate:
             else message
             for message in chat.messages
         ]
-        marked, found = self._template.blocks(_bare(suffixed), chat.tools, where)
-        marks_of = [{context, trained} & set(marked[start:end]) for start, end in found]
+        marked, block_spans = self._template.blocks(_bare(suffixed), chat.tools, where)
+        marks_of = [{context, trained} & set(marked[start:end]) for start, end in block_spans]
         if len(marks_of) != len(blocks) or any(
             len(marks) != 1 for marks, is_filled in zip(marks_of, filled, strict=True) if is_filled
         ):

@@ -35,7 +35,7 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
         elif isinstance(value, dict):
             changed[theirs] = _turns(value)
         elif _is_list_of_json(value):
-            changed[theirs] = [_parsed(one) for one in value]
+            changed[theirs] = [_parsed(item) for item in value]
     for name in (*_LISTS, *MEDIA, "chat_template_kwargs"):
         theirs = columns.get(name, name)
         value = row.get(theirs)
@@ -44,14 +44,14 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
         elif isinstance(value, str) and value.lstrip()[:1] == "[" and name in _LISTS:
             changed[theirs] = _parsed(value)
         elif _is_list_of_json(value):
-            changed[theirs] = [_parsed(one) for one in value]
-    made = _with_messages(row | changed if changed else row, columns)
-    functions = made.get("functions")
-    is_chat = any(isinstance(made.get(columns.get(name, name)), list) for name in _CHATS)
+            changed[theirs] = [_parsed(item) for item in value]
+    renamed = _with_messages(row | changed if changed else row, columns)
+    functions = renamed.get("functions")
+    is_chat = any(isinstance(renamed.get(columns.get(name, name)), list) for name in _CHATS)
     if (
         functions
         and is_chat
-        and not made.get(columns.get("tools", "tools"))
+        and not renamed.get(columns.get("tools", "tools"))
         and "functions" not in columns.values()
     ):
         tools = (
@@ -59,16 +59,16 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
             if isinstance(functions, list)
             else functions
         )
-        made = {name: value for name, value in made.items() if name != "functions"} | {
+        renamed = {name: value for name, value in renamed.items() if name != "functions"} | {
             columns.get("tools", "tools"): tools
         }
-    return made
+    return renamed
 
 
 def _with_parts(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """Return a row with the parts of objects that data.columns names by their path:
     `reward_model.ground_truth`."""
-    found = {}
+    with_texts = {}
     for theirs in columns.values():
         first, *keys = theirs.split(".")
         if theirs in row or not keys:
@@ -77,8 +77,8 @@ def _with_parts(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, An
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
         if value is not None:
-            found[theirs] = value
-    return row | found if found else row
+            with_texts[theirs] = value
+    return row | with_texts if with_texts else row
 
 
 def _with_messages(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _is_list_of_json(value: Any) -> TypeGuard[list[str]]:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(one, str) and one.lstrip()[:1] == "{" for one in value)
+        and all(isinstance(item, str) and item.lstrip()[:1] == "{" for item in value)
     )
 
 

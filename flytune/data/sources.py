@@ -41,7 +41,10 @@ class Wanted:
     def __init__(self, pattern: str, exclude: Sequence[str]) -> None:
         self._pattern = _parts(pattern)
         # A pattern without a slash is a name anywhere; of all others the beginning is that of the folder.
-        self._exclude = {one: _parts(one if "/" in one.strip("/") else f"**/{one}") for one in exclude}
+        self._exclude = {
+            pattern_given: _parts(pattern_given if "/" in pattern_given.strip("/") else f"**/{pattern_given}")
+            for pattern_given in exclude
+        }
         self.unused = dict.fromkeys(exclude)
         """Patterns of `exclude` that have matched nothing yet."""
 
@@ -158,12 +161,12 @@ def locate(path: str, key: str, exclude: Sequence[str] = ()) -> Files:
     storage, wanted = _storage(root, key), Wanted(pattern, exclude)
     try:
         is_file = storage.info()["type"] == "file"
-        found = [] if is_file else list(_walk(storage, "", {}, wanted))
+        names = [] if is_file else list(_walk(storage, "", {}, wanted))
     except FileNotFoundError:
         raise DataError(f"{key}: {path}: no such file or folder{beside(root)}") from None
     except RuntimeError as error:  # of links
         raise DataError(f"{key}: {path}: {error}") from None
-    if pattern and not found:
+    if pattern and not names:
         listed = [] if is_file else list(_walk(storage, "", {}, Wanted("", ())))
         raise DataError(
             f"{key}: {path}: no file matches this pattern; of {root}, {_listing(_first_parts(listed))}"
@@ -177,7 +180,7 @@ def locate(path: str, key: str, exclude: Sequence[str] = ()) -> Files:
         )
     if is_file:
         return Files(storage.filesystem, [storage.path()], [path], saved=False)
-    return _folder(path, root, key, storage, found)._replace(unused=tuple(wanted.unused))
+    return _folder(path, root, key, storage, names)._replace(unused=tuple(wanted.unused))
 
 
 def _first_parts(names: list[str]) -> list[str]:
@@ -231,18 +234,18 @@ def size(path: str, key: str, exclude: Sequence[str] = ()) -> int | None:
     Raises:
         DataError: as `locate`.
     """
-    found = locate(path, key, exclude)
-    return None if found.saved else sum(found.filesystem.info(file)["size"] or 0 for file in found.files)
+    files = locate(path, key, exclude)
+    return None if files.saved else sum(files.filesystem.info(file)["size"] or 0 for file in files.files)
 
 
-def _folder(path: str, root: str, key: str, storage: Storage, found: list[str]) -> Files:
-    saved = bool({"state.json", "dataset_dict.json"} & set(found))
-    files = [name for name in found if saved or not _IGNORED.fullmatch(name.rpartition("/")[2])]
+def _folder(path: str, root: str, key: str, storage: Storage, names: list[str]) -> Files:
+    saved = bool({"state.json", "dataset_dict.json"} & set(names))
+    files = [name for name in names if saved or not _IGNORED.fullmatch(name.rpartition("/")[2])]
     if not saved:
         _refuse_others(path, key, files)
     if not files:
         raise DataError(
-            f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(_first_parts(found))}"
+            f"{key}: {path}: no file of {_KINDS_SHOWN} in this folder; {_listing(_first_parts(names))}"
         )
     labels = [f"{root.rstrip('/')}/{name}" for name in files]
     return Files(storage.filesystem, [storage.path(name) for name in files], labels, saved)

@@ -60,7 +60,7 @@ class StoredSamples:
         hashes = fingerprints(self.ids, self.starts, self.lengths)
         if self.images is None:
             return hashes
-        digests = b"".join(hashlib.sha256(one.encode()).digest()[:8] for one in self.images)
+        digests = b"".join(hashlib.sha256(digest.encode()).digest()[:8] for digest in self.images)
         return hashes ^ numpy.frombuffer(digests, numpy.uint64)
 
     def label_of(self, row: int) -> bool | tuple[int, ...] | None:

@@ -56,9 +56,9 @@ def parts_of(message: Message) -> Parts | None:
     content = message["content"]
     if len(message) > 2 and (key := next((key for key in THOUGHT_KEYS if message.get(key)), None)):
         return Parts(message[key], content, key, 0)
-    if "</think>" not in content or (found := thoughts_in(content)) is None:
+    if "</think>" not in content or (places := thoughts_in(content)) is None:
         return None
-    start, end, answer = found
+    start, end, answer = places
     return Parts(content[start:end], content[answer:], _CONTENT, start)
 
 
@@ -231,23 +231,27 @@ class ThoughtSpans:
     ) -> list[Span]:
         """Return the spans with that of one answer changed; `at` is the start of its thoughts, None where it
         has tags alone."""
-        message, thoughts, said = chat.messages[index], parts.thoughts.strip(), parts.answer.strip()
+        message, thoughts, answer_text = chat.messages[index], parts.thoughts.strip(), parts.answer.strip()
         begin = self._begin(text, chat, index, at, mark)
         first = begin if at is None else at
-        own = next((span for span in spans if span[1] > begin), None)
-        if own and said and 0 <= text.find(said, first + len(thoughts)) < own[0]:
+        answer_span = next((span for span in spans if span[1] > begin), None)
+        if (
+            answer_span
+            and answer_text
+            and 0 <= text.find(answer_text, first + len(thoughts)) < answer_span[0]
+        ):
             # the template marks no generation block of this answer, and this is one of a later answer
-            own = None
-        has_thoughts = own is not None and own[0] <= first
+            answer_span = None
+        has_thoughts = answer_span is not None and answer_span[0] <= first
         if self._are_trained:
-            if own and (has_thoughts or said or message.get("tool_calls")):
-                return sorted({*spans} - {own} | {(min(own[0], begin), own[1])})
-            if at is None or said:
+            if answer_span and (has_thoughts or answer_text or message.get("tool_calls")):
+                return sorted({*spans} - {answer_span} | {(min(answer_span[0], begin), answer_span[1])})
+            if at is None or answer_text:
                 return spans
         elif not has_thoughts:
             return spans
-        elif not said and not message.get("tool_calls"):
-            return sorted({*spans} - {own})
+        elif not answer_text and not message.get("tool_calls"):
+            return sorted({*spans} - {answer_span})
         answer = self._position(
             text,
             chat,
@@ -260,8 +264,10 @@ class ThoughtSpans:
             raise _unknown(index, where)
         if self._are_trained:  # thoughts without an answer
             return sorted([*spans, (begin, answer)])
-        assert own is not None
-        return sorted({*spans} - {own} | ({(answer, own[1])} if answer < own[1] else set()))
+        assert answer_span is not None
+        return sorted(
+            {*spans} - {answer_span} | ({(answer, answer_span[1])} if answer < answer_span[1] else set())
+        )
 
     def _prompt_end(self, text: str, chat: Chat, index: int) -> int | None:
         """Return the end of the generation prompt of an answer; None where `text` has none."""
@@ -280,10 +286,10 @@ class ThoughtSpans:
         """Return the position in `text` of the mark in one message; None if the template does not write
         it."""
         messages = [*chat.messages[:index], marked, *chat.messages[index + 1 :]]
-        before, found, _ = self._text(messages, chat.tools).partition(mark)
-        if found and not text.startswith(before):
+        before, marker, _ = self._text(messages, chat.tools).partition(mark)
+        if marker and not text.startswith(before):
             raise _unknown(index, where)
-        return len(before) if found else None
+        return len(before) if marker else None
 
     def _begin(self, text: str, chat: Chat, index: int, at: int | None, mark: str) -> int:
         """Return the end of the generation prompt of an answer; without one, of what is before any answer
@@ -297,7 +303,7 @@ class ThoughtSpans:
         except DataError:
             return most
         common = "".join(
-            one for one, _ in takewhile(lambda two: two[0] == two[1], zip(text, plain, strict=False))
+            letter for letter, _ in takewhile(lambda two: two[0] == two[1], zip(text, plain, strict=False))
         )
         shown = common.rstrip()
         return min(most, len(shown.removesuffix("<think>")) if shown.endswith("<think>") else len(common))

@@ -133,12 +133,12 @@ class Workers:
 def cores() -> int:
     """Return the number of cores that this process may use: by its CPU affinity and its container's quota
     (cgroup v2)."""
-    found = len(os.sched_getaffinity(0))
+    allowed = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return found if quota == "max" else max(1, min(found, int(quota) // int(period)))
+        return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
     except (OSError, ValueError):
-        return found
+        return allowed
 
 
 def _initialize(request: DataRequest, encoder: Encoder, heldout_below: int | None, out: Path | None) -> None:

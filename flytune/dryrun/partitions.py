@@ -126,7 +126,7 @@ def of(case: Case, model: Any) -> Partitions | None:
             trained += parameter.numel()
         if case.recipe.method.name == "full" or not parameter.requires_grad:
             base += parameter.numel() * (0.5 if id(parameter) in packed else dtype.itemsize)
-    parts = ZeroParts(layout, case.degrees.data_parallel, trained, dtype.itemsize)
+    parts = ZeroParts(layout, case.degrees.shards, trained, dtype.itemsize)
     return Partitions(parts, parts.live_bytes(base, model.get_input_embeddings().weight.numel()), dtype)
 
 

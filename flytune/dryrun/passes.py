@@ -2,12 +2,14 @@
 answers."""
 
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 from flytune.data import Collator, row_kind
 from flytune.dryrun.allocations import FORWARD, AllocationLedger
 from flytune.dryrun.case import Case
 from flytune.models import host_memory, own_logits
+from flytune.models.sequence_parallel import WHOLE, SequenceGroup, SequencePart
 from flytune.objectives import objective_of
 from flytune.records.plan import DRAW
 from flytune.rollouts import Drawing, chosen
@@ -32,6 +34,13 @@ def prepare(case: Case, model: Any) -> None:
             host_memory.use_small_loss_tiles()
 
 
+def divided(case: Case) -> AbstractContextManager[None]:
+    """Return the context of a step's passes in which processes that divide samples exchange heads."""
+    if case.degrees.copies == 1:
+        return nullcontext()
+    return SequenceGroup(case.degrees.copies, timedelta(minutes=1)).computing(_batch(case), "cpu")
+
+
 def forward(case: Case, model: Any, reference: Any, ledger: AllocationLedger) -> Any:
     """Run the forward passes of a micro batch, and return the loss.
 
@@ -39,6 +48,7 @@ def forward(case: Case, model: Any, reference: Any, ledger: AllocationLedger) ->
         reference: the frozen model beside `model`; None where there is none.
     """
     batch = _batch(case)
+    batch.pop(WHOLE, None)
 
     def trained() -> Any:
         ledger.stage(FORWARD)
@@ -118,8 +128,11 @@ def _batch(case: Case) -> dict[str, Any]:
     data, flash, length = case.recipe.data, is_flash(case), case.recipe.data.max_length
     objective = objective_of(case.recipe)
     row = row_kind(case.recipe.row_kind).traced(length, data.packing)
-    collate = objective.collator(0) or Collator(0, length, flatten=flash)
+    part = SequencePart(0, case.degrees.copies)
+    collate = objective.collator(0) or Collator(0, length, flatten=flash, part=part)
     batch = objective.model_inputs(collate([row] * case.micro_batch))
+    if part.parts > 1:
+        return {key: value for key, value in batch.items() if key != "attention_mask"}
     if flash or (case.profile.fixed_length and not data.packing):
         kept = {"input_ids", "labels"}
         return {key: value for key, value in batch.items() if key in kept}

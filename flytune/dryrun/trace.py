@@ -45,7 +45,7 @@ def fake_group(degrees: Degrees) -> Iterator[None]:
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=degrees.world)
     if degrees.replicas == 1:
-        mesh = init_device_mesh("cpu", (degrees.data_parallel,))
+        mesh = init_device_mesh("cpu", (degrees.shards,))
     else:
         sizes = (degrees.replicas, degrees.shards)
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicas", "shards"))
@@ -240,7 +240,7 @@ def _passes(case: Case, model: Any, ledger: AllocationLedger, zero: Partitions |
     reference = _load(case, model, ledger, zero)
     if zero is not None:
         zero.before_forward(ledger)
-    with ledger.paths(model):
+    with ledger.paths(model), passes.divided(case):
         loss = passes.forward(case, model, reference, ledger)
         ledger.stage("backward")
         loss.backward()

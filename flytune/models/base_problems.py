@@ -1,9 +1,10 @@
 """Problems of a recipe with its base model, which no shape solves."""
 
 import json
+import math
 from collections.abc import Iterator
 
-from flytune.models import config_json, heads, liger, model_types
+from flytune.models import config_json, heads, liger, model_types, sequence_parallel
 from flytune.recipe import Recipe
 from flytune.sentences import counted
 from training_estimates.sizes import Geometry
@@ -23,6 +24,7 @@ def of_base(recipe: Recipe, geometry: Geometry, in_slices: bool) -> list[str]:
         *_of_method(recipe, geometry, in_slices),
         *_of_model(recipe, geometry),
         *_of_training(recipe, geometry),
+        *_of_sequences(recipe, geometry),
         *_of_data(recipe, geometry),
     ]
 
@@ -115,6 +117,41 @@ def _of_training(recipe: Recipe, geometry: Geometry) -> Iterator[str]:
         )
     if training.use_liger_kernel and (reason := liger.refusal(geometry.model_type, trusts_code)):
         yield f"training.use_liger_kernel: {reason}"
+
+
+def _of_sequences(recipe: Recipe, geometry: Geometry) -> Iterator[str]:
+    """Yield the problems of sharding.sequence_parallel."""
+    parts, kind, name = recipe.sharding.sequence_parallel, _kind(geometry), recipe.model.name_or_path
+    if parts == 1:
+        return
+    given = f"sharding.sequence_parallel: {parts}"
+    if recipe.model.trust_remote_code or kind not in sequence_parallel.TYPES:
+        what = "code of its own" if recipe.model.trust_remote_code else kind
+        yield (
+            f"{given}: no test shows that processes which divide samples compute what one does with {name} "
+            f"({what}); leave it out (types that go: docs/long-sequences.md)"
+        )
+    heads = math.gcd(geometry.num_attention_heads, geometry.num_key_value_heads)
+    if heads % parts:
+        able = [count for count in range(1, heads + 1) if heads % count == 0]
+        yield (
+            f"{given} does not divide the {geometry.num_attention_heads} heads and "
+            f"{geometry.num_key_value_heads} key/value heads of {name}; numbers that do: "
+            f"{', '.join(map(str, able))}"
+        )
+    scaling = recipe.model.rope_scaling
+    rope_type = scaling.rope_type if scaling else geometry.rope_type
+    if rope_type in ("dynamic", "longrope"):
+        yield (
+            f"{given} with a {rope_type} rotary embedding: its frequencies follow from the length of a "
+            "sample, and a process knows that of its part; scale it with yarn (model.rope_scaling), or leave "
+            "it out"
+        )
+    if geometry.experts > 1 and recipe.training.router_aux_loss_coef is None:
+        yield (
+            f"{given}: the routers of {kind} would be balanced over a part of each sample; write "
+            "training.router_aux_loss_coef: 0"
+        )
 
 
 def _of_data(recipe: Recipe, geometry: Geometry) -> Iterator[str]:

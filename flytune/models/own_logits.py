@@ -88,17 +88,29 @@ def _add_own(
     original = model.forward
 
     @functools.wraps(type(model).forward)
-    def forward(self: Any, *args: Any, fused_lm_head: bool = False, labels: Any = None, **kwargs: Any) -> Any:
+    def forward(
+        self: Any,
+        *args: Any,
+        fused_lm_head: bool = False,
+        labels: Any = None,
+        shift_labels: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         if not fused_lm_head:
             return original(*args, **kwargs, **({} if labels is None else {"labels": labels}))
+        from torch.nn.functional import pad
         from trl.trainer.utils import FusedCausalLMOutput
 
         kwargs.pop("num_items_in_batch", None)
         result = original(*args, **kwargs | {"use_cache": False})
-        labels = labels[:, 1:].to(result.logits.device)
-        mask = labels != IGNORED
+        # Position p predicts token p + 1.
+        targets = pad(labels[:, 1:], (0, 1), value=IGNORED) if shift_labels is None else shift_labels
+        targets = targets.to(result.logits.device)
         logits = result.logits if temperature == 1.0 else result.logits / temperature
-        results = _of_tokens(logits, labels.masked_fill(~mask, 0), outputs)
+        results = _of_tokens(logits, targets.clamp(min=0), outputs)
+        if shift_labels is None:
+            targets, results = targets[:, :-1], {name: values[:, :-1] for name, values in results.items()}
+        mask = targets != IGNORED
         results = {name: values.masked_fill(~mask, 0) for name, values in results.items()}
         loss = -results["log_probs"].sum() / mask.sum().clamp(min=1)
         balance = getattr(result, "aux_loss", None)
@@ -112,26 +124,22 @@ def _add_own(
 
 
 def _of_tokens(logits: Any, targets: Any, outputs: tuple[str, ...]) -> dict[str, Any]:
-    """Return TRL's results for each token but the first of a row, float32 of shape (rows, length - 1).
+    """Return TRL's results for each token that a position predicts, float32 of shape (rows, length).
 
     Args:
-        logits: (rows, length, vocabulary); those of the last position are not used, and not cut off: that
-        would copy them. targets: (rows, length - 1).
+        logits: (rows, length, vocabulary). targets: (rows, length).
     """
     import torch
-    from torch.nn.functional import pad
     from torch.utils.checkpoint import checkpoint
 
     parts: list[dict[str, Any]] = []
-    ids = pad(targets, (0, 1)).flatten()
-    for tile, wanted in zip(logits.flatten(0, 1).split(TOKENS), ids.split(TOKENS), strict=True):
+    tiles = zip(logits.flatten(0, 1).split(TOKENS), targets.flatten().split(TOKENS), strict=True)
+    for tile, wanted in tiles:
         # The float32 logits are computed again in the backward pass.
         parts.append(
             checkpoint(_of_tile, tile, wanted, outputs, use_reentrant=False, preserve_rng_state=False)
         )
-    return {
-        name: torch.cat([part[name] for part in parts]).view(logits.shape[:2])[:, :-1] for name in parts[0]
-    }
+    return {name: torch.cat([part[name] for part in parts]).view(logits.shape[:2]) for name in parts[0]}
 
 
 def _of_tile(logits: Any, targets: Any, outputs: tuple[str, ...]) -> dict[str, Any]:

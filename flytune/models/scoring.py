@@ -84,6 +84,7 @@ def heldout_loss(
     batch_size: int,
     label: str = "loss",
     fused_head: bool = False,
+    sequence: Any = None,
 ) -> tuple[Any, Any]:
     """Return the loss of a causal language model, live or reloaded, on `rows`.
 
@@ -93,6 +94,8 @@ def heldout_loss(
     Args:
         fused_head: compute them with the head of the training's loss (own_logits.add_head), which the live
             model has and which is never there completely either; every rank must say the same.
+        sequence: SequenceGroup whose processes share each row; what is returned is then this process's part
+            of the sums.
 
     Returns:
         The negative log-likelihood of each row, summed over its tokens with a label, in nats (float64, shape
@@ -113,18 +116,28 @@ def heldout_loss(
         with torch.no_grad(), tqdm(total=len(rows), desc=label, unit=" samples", delay=2) as bar:
             for start in range(0, len(order), batch_size):
                 batch = order[start : start + batch_size]
+                multiple = sequence.part.parts if sequence else 1
                 inputs = {
-                    "input_ids": padded([rows[index]["input_ids"] for index in batch], pad_token_id),
-                    "attention_mask": padded([[1] * len(rows[index]["input_ids"]) for index in batch], 0),
+                    "input_ids": padded(
+                        [rows[index]["input_ids"] for index in batch], pad_token_id, multiple=multiple
+                    ),
+                    "attention_mask": padded(
+                        [[1] * len(rows[index]["input_ids"]) for index in batch], 0, multiple=multiple
+                    ),
                 }
                 inputs |= images.inputs_of([rows[index] for index in batch], inputs["input_ids"])
                 inputs = {name: values.to(device) for name, values in inputs.items()}
-                labels = padded([rows[index]["labels"] for index in batch], IGNORED).to(device)
+                labels = padded([rows[index]["labels"] for index in batch], IGNORED, multiple=multiple)
+                labels = labels.to(device)
                 bar.update(len(batch))
                 scored = labels[:, 1:] != IGNORED
                 if not scored.any():
                     continue
-                log_probs = log_probs_of(model, inputs | {"use_cache": False}, labels)
+                inputs["use_cache"] = False
+                if sequence:
+                    log_probs, scored = sequence.log_probs(model, inputs | {"labels": labels})
+                else:
+                    log_probs = log_probs_of(model, inputs, labels)
                 nll[batch] = -log_probs.double().sum(dim=1).cpu().numpy()
                 tokens[batch] = scored.sum(dim=1).cpu().numpy()
     finally:
@@ -264,12 +277,13 @@ def resampled(sums: Any, weights: Any, resamples: int = RESAMPLES, seed: int = 0
     return numpy.concatenate(means)
 
 
-def padded(rows: list[list[int]], value: int, left: bool = False) -> Any:
-    """Return rows of tokens as one tensor (rows, longest), padded with `value` on the right, or on the
-    left."""
+def padded(rows: list[list[int]], value: int, left: bool = False, multiple: int = 1) -> Any:
+    """Return rows of tokens as one tensor (rows, longest), padded with `value` on the right, or on the left,
+    to a multiple of a length."""
     import torch
 
-    width = max(len(row) for row in rows)
+    longest = max(len(row) for row in rows)
+    width = longest + -longest % multiple
     return torch.tensor(
         [[value] * (width - len(row)) + row if left else row + [value] * (width - len(row)) for row in rows]
     )

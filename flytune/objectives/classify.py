@@ -157,24 +157,24 @@ class Classification(SequenceHeadObjective):
         ]
 
     def base_problems(self, geometry: Geometry) -> list[str]:
-        found = super().base_problems(geometry)
-        own = geometry.own_labels
-        if own is not None and list(own) != self.section.labels:
-            found.append(
+        sentences = super().base_problems(geometry)
+        labels_of_base = geometry.own_labels
+        if labels_of_base is not None and list(labels_of_base) != self.section.labels:
+            sentences.append(
                 f"objective.labels: {', '.join(self.section.labels)[:200]}, but "
-                f"{self.recipe.model.name_or_path} is a classifier with {', '.join(own)[:200]}; "
+                f"{self.recipe.model.name_or_path} is a classifier with {', '.join(labels_of_base)[:200]}; "
                 "name its labels, in their order, or a base model without such a head"
             )
-        return found
+        return sentences
 
     def reasons(self) -> list[str]:
-        found = [
+        lines = [
             f"objective: {self.name}: the head has {counted(len(self.section.labels), 'output')}, so there "
             "are no logits of the vocabulary"
         ]
         if self.recipe.evaluation.sample_answers:
-            found.append("evaluation.sample_answers: a classifier answers nothing, so none are sampled")
-        return found
+            lines.append("evaluation.sample_answers: a classifier answers nothing, so none are sampled")
+        return lines
 
     def warnings(self, manifest: Manifest) -> list[str]:
         counts = dict(zip(manifest.classes, manifest.train.classes, strict=False))
@@ -215,7 +215,7 @@ class Classification(SequenceHeadObjective):
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
         import numpy
 
-        sequences = [one["input_ids"] for one in sequences_of(rows)]
+        sequences = [sequence["input_ids"] for sequence in sequences_of(rows)]
         with trainer.compute_loss_context_manager():
             logits = heads.scores(trainer.model_wrapped, sequences, trainer.processing_class.pad_token_id)
         wanted = heads.targets(rows, len(self.section.labels))

@@ -82,40 +82,40 @@ class DirectPreference(ObjectiveBase):
         return [PREFERENCE_LOSS, *shared, trained_loss(unit, f"{' + '.join(objective.loss_type)} of a pair")]
 
     def problems(self) -> list[str]:
-        method, sharding, found = self.recipe.method, sharding_of(self.recipe), []
+        method, sharding, sentences = self.recipe.method, sharding_of(self.recipe), []
         where = f"objective: {self.name}"
         never = getattr(self.recipe.objective, "precompute_ref_log_probs", False) is False
         leave_out = (
             "leave out precompute_ref_log_probs: false, or " if "precomputed" in self.references else ""
         )
         if never and method.name == "full" and sharding.no_reference_copy:
-            found.append(
+            sentences.append(
                 f"{where} with method full and sharding {sharding.name}: {sharding.no_reference_copy}; "
                 f"{leave_out}use sharding none or ddp, or method lora"
             )
         if never and method.adapter:
-            found.append(
+            sentences.append(
                 f"{where} with method.adapter: the reference is the model with that adapter, and no step can "
                 f"run it beside the one that is trained; {leave_out}merge the adapter first (flytune merge), "
                 "and name the merged model in model.name_or_path"
             )
         if method.is_pissa:
-            found.append(
+            sentences.append(
                 f"{where} with method.init_lora_weights {method.init_lora_weights}: without its adapter the "
                 "model lacks its largest singular values, and is not a reference; leave init_lora_weights out"
             )
         if named := tables_beside_adapter(self.recipe):
-            found.append(
+            sentences.append(
                 f"{where} with {', '.join(named)}: TRL's loss reads the head outside of the adapter, so the "
                 "reference would have the trained rows; train them with objective sft first, and merge that "
                 "adapter"
             )
         if isinstance(method.target_modules, list) and "lm_head" in method.target_modules:
-            found.append(
+            sentences.append(
                 f"{where} with an adapter on lm_head (method.target_modules): TRL's loss reads the head's "
                 "weight alone, so the adapter would not be trained; remove it there"
             )
-        return found
+        return sentences
 
     def reference(self) -> ReferenceKind:
         method, asked = self.recipe.method, getattr(self.recipe.objective, "precompute_ref_log_probs", False)

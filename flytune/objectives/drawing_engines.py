@@ -280,9 +280,9 @@ def _untie(model: Any, folder: Path) -> None:
         return
     for file in folder.glob("*.safetensors"):
         tensors = load_file(file)
-        if own := {name: tensors[source].clone() for name, source in tied.items() if source in tensors}:
-            save_file(tensors | own, file, metadata={"format": "pt"})
-            index |= dict.fromkeys(own, file.name)
+        if copies := {name: tensors[source].clone() for name, source in tied.items() if source in tensors}:
+            save_file(tensors | copies, file, metadata={"format": "pt"})
+            index |= dict.fromkeys(copies, file.name)
     listed = folder / "model.safetensors.index.json"
     if listed.is_file():
         content = json_core.load_object(listed.read_bytes())
@@ -342,8 +342,8 @@ def _check_near(trainer: Any, answers: Sequence[Completion], bound: float) -> No
         pair for answer in answers for pair in zip(answer.log_probs, answer.trained_log_probs, strict=True)
     ]
     mine = (
-        sum(abs(one - other) for one, other in pairs),
-        sum(one for one, _ in pairs),
+        sum(abs(engine_value - other) for engine_value, other in pairs),
+        sum(engine_value for engine_value, _ in pairs),
         sum(other for _, other in pairs),
         len(pairs),
     )
@@ -387,8 +387,8 @@ def _any_of_all(trainer: Any) -> Callable[[bool], bool]:
     import torch
 
     def any_of_all(mine: bool) -> bool:
-        one = torch.tensor([int(mine)], device=trainer.args.device)
-        return bool(trainer.accelerator.reduce(one, reduction="sum").item())
+        flag = torch.tensor([int(mine)], device=trainer.args.device)
+        return bool(trainer.accelerator.reduce(flag, reduction="sum").item())
 
     return any_of_all
 

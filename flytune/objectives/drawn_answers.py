@@ -42,7 +42,7 @@ class PromptRows(HeldoutRows):
         """Return the rewards of a model's answers."""
         import numpy
 
-        each, found = self._section.eval_answers, list[list[float]]()
+        each, scores = self._section.eval_answers, list[list[float]]()
         total = len(self.rows) * (1 + each)
         with (
             RewardProcess(self._section) as process,
@@ -53,8 +53,8 @@ class PromptRows(HeldoutRows):
                 items = [
                     judged(row, text, "a held-out row") for row, text in zip(self.rows, texts, strict=True)
                 ]
-                found.append([self._section.total(values) for values in process.values(items)])
-        rewards = numpy.asarray(found).T
+                scores.append([self._section.total(values) for values in process.values(items)])
+        rewards = numpy.asarray(scores).T
         return DrawnRewards(rewards[:, 0], rewards[:, 1:])
 
     def _texts(self, model: Any, index: int, bar: Any) -> list[str]:
@@ -62,7 +62,7 @@ class PromptRows(HeldoutRows):
         drawing = drawing_of(
             self._section, self.tokenizer, model, 0.0 if index < 0 else self._section.temperature
         )
-        found, size = list[Completion](), self.recipe.evaluation.batch_size
+        completions, size = list[Completion](), self.recipe.evaluation.batch_size
         prompts = [row["input_ids"][: prompt_length(row)] for row in self.rows]
         for start in range(0, len(prompts), size):
             batch = prompts[start : start + size]
@@ -70,9 +70,9 @@ class PromptRows(HeldoutRows):
                 numbers(self.recipe.training.seed, 0, prompt, index, most_tokens(self.recipe, prompt))
                 for prompt in batch
             ]
-            found += draw(model, batch, uniforms, drawing)
+            completions += draw(model, batch, uniforms, drawing)
             bar.update(len(batch))
-        return [text_of(self.tokenizer, one) for one in found]
+        return [text_of(self.tokenizer, completion) for completion in completions]
 
     def figures(self, base: ModelScores, tuned: ModelScores) -> HeldoutFigures:
         """Return the figures of both models, paired by prompt."""
@@ -84,11 +84,16 @@ class PromptRows(HeldoutRows):
             items = [judged(self.rows[place], str(references[place]), "a held-out row") for place in places]
             full = numpy.asarray([self._section.total(values) for values in process.values(items)])
         sides: dict[str, DrawnRewards] = {"base": base.own, "tuned": tuned.own}
-        values = {"reward": {side: one.greedy for side, one in sides.items()}}
+        values = {"reward": {side: side_values.greedy for side, side_values in sides.items()}}
         if self._section.eval_answers and places:
-            passed = {side: one.drawn[places] >= full[:, None] - _SAME for side, one in sides.items()}
-            values["pass_at_1"] = {side: one.mean(axis=1) for side, one in passed.items()}
-            values["pass_at_k"] = {side: one.any(axis=1).astype(float) for side, one in passed.items()}
+            passed = {
+                side: side_values.drawn[places] >= full[:, None] - _SAME
+                for side, side_values in sides.items()
+            }
+            values["pass_at_1"] = {side: side_values.mean(axis=1) for side, side_values in passed.items()}
+            values["pass_at_k"] = {
+                side: side_values.any(axis=1).astype(float) for side, side_values in passed.items()
+            }
             values = {
                 name: both
                 for name, both in values.items()
@@ -97,13 +102,13 @@ class PromptRows(HeldoutRows):
         figures = {}
         for name, both in values.items():
             samples = len(both["tuned"])
-            found = intervals(
+            by_side = intervals(
                 both | {"difference": both["tuned"] - both["base"]}, numpy.ones(samples, dtype=int)
             )
             is_share = name != "reward"
             figures[name] = {
-                side: exact(one, samples) if is_share and side != "difference" else one
-                for side, one in found.items()
+                side: exact(side_values, samples) if is_share and side != "difference" else side_values
+                for side, side_values in by_side.items()
             }
         return HeldoutFigures(
             figures, numpy.ones(len(self.rows), dtype=int), {"reward": sides["tuned"].greedy}

@@ -133,26 +133,26 @@ class GroupPolicy(ObjectiveBase):
         return [REWARD.model_copy(update={"scaled_by": scaled}), *passes, POLICY_LOSS, *steps, *of_reference]
 
     def problems(self) -> list[str]:
-        section, method, where, found = self.section, self.recipe.method, f"objective: {self.name}", []
+        section, method, where, sentences = self.section, self.recipe.method, f"objective: {self.name}", []
         if section.max_completion_length >= self.recipe.data.max_length:
-            found.append(
+            sentences.append(
                 f"objective.max_completion_length: {section.max_completion_length} leaves no token of "
                 f"data.max_length {self.recipe.data.max_length} for the prompt; raise data.max_length, which "
                 "counts both, or lower it"
             )
         if self.recipe.training.global_batch_size % section.group_size:
-            found.append(
+            sentences.append(
                 f"training.global_batch_size: {self.recipe.training.global_batch_size}, which counts "
                 f"answers, is not a multiple of objective.group_size {section.group_size}"
             )
         offload = "drawing answers is not tested with it" if self.recipe.sharding.offload != "none" else None
         if reason := sharding_of(self.recipe).no_drawn_answers or offload:
-            found.append(
+            sentences.append(
                 f"{where} with sharding {self.recipe.sharding.name}, offload "
                 f"{self.recipe.sharding.offload}: {reason}; use none, ddp, zero2 or fsdp without offload"
             )
         if self.reference() == "copy" and (reason := sharding_of(self.recipe).no_reference_copy):
-            found.append(
+            sentences.append(
                 f"objective.beta: {section.beta:g} with method full and sharding "
                 f"{self.recipe.sharding.name}: {reason}, and log-probabilities of answers that are not "
                 "drawn yet cannot be computed before; use sharding none or ddp, method lora, or beta: 0"
@@ -161,38 +161,38 @@ class GroupPolicy(ObjectiveBase):
             named = (
                 "method.adapter" if method.adapter else f"method.init_lora_weights {method.init_lora_weights}"
             )
-            found.append(
+            sentences.append(
                 f"{where} with {named}: not tested; start from a merged model (flytune merge), or remove it"
             )
         if isinstance(method.target_modules, list) and "lm_head" in method.target_modules:
-            found.append(
+            sentences.append(
                 f"{where} with method.target_modules lm_head: TRL's head of log-probabilities has none; "
                 "remove it there"
             )
         if named := ", ".join(tables_beside_adapter(self.recipe)):
-            found.append(
+            sentences.append(
                 f"{where} with {named}: tables of tokens beside an adapter are not tested; use method full"
             )
         if self.recipe.model.trust_remote_code:
-            found.append(
+            sentences.append(
                 f"{where} with model.trust_remote_code: drawing from code of a model's own is not tested; "
                 "remove it"
             )
         if self.recipe.model.attn_implementation.startswith("flash"):
-            found.append(
+            sentences.append(
                 f"{where} with {self.recipe.model.attn_implementation}: its batches are padded; write sdpa"
             )
         if self.recipe.training.on_bad_loss == "skip":
-            found.append(
+            sentences.append(
                 f"training.on_bad_loss: skip with {where}: the loss of a step says nothing about its data; "
                 "write stop"
             )
         if self.recipe.training.max_loss_jump is not None:
-            found.append(
+            sentences.append(
                 f"training.max_loss_jump with {where}: its loss is about 0, of either sign, and has no usual "
                 "size; remove it"
             )
-        return found
+        return sentences
 
     def misfit(self, gpus: int) -> str | None:
         if gpus <= 1 or not self.section.engine.shares_gpus:
@@ -282,16 +282,16 @@ class GroupPolicy(ObjectiveBase):
             "use_bias_correction_kl",
         )
         epsilon, epsilon_high = section.clip_range
-        own = {"num_generations": section.group_size, "epsilon": epsilon, "epsilon_high": epsilon_high}
-        return {name: getattr(section, name) for name in same} | own
+        of_groups = {"num_generations": section.group_size, "epsilon": epsilon, "epsilon_high": epsilon_high}
+        return {name: getattr(section, name) for name in same} | of_groups
 
     @classmethod
     def trainer_class(cls) -> Any:
         return _trainer_class()
 
     def trainer_arguments(self, load: Callable[[], Any]) -> dict[str, Any]:
-        own = {"reward_funcs": [_never], "recipe": self.recipe}
-        return own | ({"load_reference": load} if self.reference() == "copy" else {})
+        arguments = {"reward_funcs": [_never], "recipe": self.recipe}
+        return arguments | ({"load_reference": load} if self.reference() == "copy" else {})
 
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], Any]:
         return functools.partial(collate, pad_token_id)
@@ -362,12 +362,12 @@ def _trainer_class() -> Any:
         ) -> None:
             """Make it; `load_reference` returns another copy of the base model, where that is the
             reference."""
-            own = (
+            own_loss = (
                 patches.trl.REFERENCE_OF_DRAWN.replaced(lambda *_, **__: load_reference())
                 if load_reference
                 else nullcontext()
             )
-            with own:
+            with own_loss:
                 super().__init__(**arguments)
             self.data_collator = data_collator
             self.rollouts = Rollouts(recipe)

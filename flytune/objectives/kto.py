@@ -136,8 +136,8 @@ class UnpairedPreference(DirectPreference):
 
     def arguments(self) -> dict[str, Any]:
         names = ("beta", "desirable_weight", "undesirable_weight", "disable_dropout")
-        own = {name: getattr(self.recipe.objective, name) for name in names}
-        return own | {"loss_type": self.section.loss_type[0], "remove_unused_columns": False}
+        fields = {name: getattr(self.recipe.objective, name) for name in names}
+        return fields | {"loss_type": self.section.loss_type[0], "remove_unused_columns": False}
 
     def arguments_class(self) -> Any:
         from trl import KTOConfig

@@ -74,9 +74,9 @@ def of_pairs(base: Any, tuned: Any, beta: float) -> HeldoutFigures:
     preferred = {"base": margins[0] > 0, "tuned": margins[1] > 0}
     preferred["difference"] = preferred["tuned"].astype(float) - preferred["base"]
     weights = numpy.ones(pairs, dtype=int)
-    found = intervals(rewards | preferred, weights)
-    figures = {name: {"tuned": found[name]} for name in rewards} | {
-        "chosen_preferred": {name: found[name] for name in preferred}
+    by_name = intervals(rewards | preferred, weights)
+    figures = {name: {"tuned": by_name[name]} for name in rewards} | {
+        "chosen_preferred": {name: by_name[name] for name in preferred}
     }
     return HeldoutFigures(
         figures, weights, {name: rewards[name] for name in ("preference_loss", "reward_accuracy")}
@@ -178,8 +178,8 @@ def _of_each(rewards: Any, others: Any, kernel: Callable[[Any], Any]) -> Any:
         values = kernel(rewards[start : start + block, None] - others[None, :])
         totals[start : start + block] = values.mean(axis=1)
         by_other += values.sum(axis=0) / len(rewards)
-    own = numpy.concatenate([totals, by_other])
-    return 2 * own - totals.mean()
+    answers = numpy.concatenate([totals, by_other])
+    return 2 * answers - totals.mean()
 
 
 def _share(drawn: Any, others_drawn: Any, values: Any, others: Any) -> Any:

@@ -65,14 +65,14 @@ class RewardModeling(SequenceHeadObjective):
         return self.section.disable_dropout
 
     def reasons(self) -> list[str]:
-        found = [
+        lines = [
             f"objective: {self.name}: each row is two sequences of up to "
             f"{counted(self.recipe.data.max_length, 'token')} in one forward pass; "
             "the head has one output, so there are no logits of the vocabulary"
         ]
         if self.recipe.evaluation.sample_answers:
-            found.append("evaluation.sample_answers: a reward model answers nothing, so none are sampled")
-        return found + self.dropout_reasons()
+            lines.append("evaluation.sample_answers: a reward model answers nothing, so none are sampled")
+        return lines + self.dropout_reasons()
 
     def arguments(self) -> dict[str, Any]:
         return {
@@ -105,10 +105,10 @@ class RewardModeling(SequenceHeadObjective):
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
         import numpy
 
-        sequences = [one["input_ids"] for one in sequences_of(rows)]
+        sequences = [sequence["input_ids"] for sequence in sequences_of(rows)]
         with trainer.compute_loss_context_manager():
-            found = heads.scores(trainer.model_wrapped, sequences, trainer.processing_class.pad_token_id)
-        losses = heads.pair_losses(found[:, 0], trainer.args.center_rewards_coefficient)
+            scores = heads.scores(trainer.model_wrapped, sequences, trainer.processing_class.pad_token_id)
+        losses = heads.pair_losses(scores[:, 0], trainer.args.center_rewards_coefficient)
         return losses, numpy.ones(len(losses))
 
 

@@ -52,31 +52,33 @@ class Rollouts:
                 trainer, step, batches, made_by
             )
         flat = [completion for group in groups for completion in group.completions]
-        advantages, figures = advantages_of(self.section, [one.rewards for one in flat])
+        advantages, figures = advantages_of(self.section, [rollout.rewards for rollout in flat])
         if step == 1 and trainer.is_world_process_zero():
             self._warn_without_gradient(flat, figures["frac_reward_zero_std"] == 1)
         figures |= {
-            "completions/mean_length": sum(len(one.tokens) for one in flat) / len(flat),
-            "completions/clipped_ratio": sum(one.truncated for one in flat) / len(flat),
+            "completions/mean_length": sum(len(rollout.tokens) for rollout in flat) / len(flat),
+            "completions/clipped_ratio": sum(rollout.truncated for rollout in flat) / len(flat),
             "rollout_seconds": time.monotonic() - started,
         }
-        weights = importance.weights_of(self.section, [(one, self._is_masked(one)) for one in flat])
+        weights = importance.weights_of(
+            self.section, [(rollout, self._is_masked(rollout)) for rollout in flat]
+        )
         if weights is not None:
             weights.check(step)
             figures |= weights.figures
         for name, value in figures.items():
             trainer._metrics["train"][name].append(value)
-        trained = sum(len(one.tokens) for one in flat if not self._is_masked(one))
+        trained = sum(len(rollout.tokens) for rollout in flat if not self._is_masked(rollout))
         pad = trainer.processing_class.pad_token_id
-        made = [self._batch(batch, groups, advantages, pad) for batch in batches]
+        tensors = [self._batch(batch, groups, advantages, pad) for batch in batches]
         if weights is not None:
-            made = [
+            tensors = [
                 batch | weights.of_batch([row[PLACE] for row in rows], batch["completion_ids"].shape[1])
-                for batch, rows in zip(made, batches, strict=True)
+                for batch, rows in zip(tensors, batches, strict=True)
             ]
         # On the device of the model, as TRL has it.
         prepared = [
-            trainer._prepare_inputs(batch | {"num_items_in_batch": _tensor(trained)}) for batch in made
+            trainer._prepare_inputs(batch | {"num_items_in_batch": _tensor(trained)}) for batch in tensors
         ]
         if self.section.beta:
             prepared = [
@@ -110,19 +112,19 @@ class Rollouts:
             "step 1: %s, so it has no gradient, and a run in which that stays so is ended; %s", reason, advice
         )
 
-    def _is_masked(self, one: Rollout) -> bool:
-        return self.section.mask_truncated_completions and one.truncated
+    def _is_masked(self, rollout: Rollout) -> bool:
+        return self.section.mask_truncated_completions and rollout.truncated
 
     def _batch(self, rows: list[Row], groups: Sequence[Group], advantages: Any, pad: int) -> dict[str, Any]:
         size = self.section.group_size
         places = [row[PLACE] for row in rows]
         prompts = [groups[place // size].prompt for place in places]
-        found = [groups[place // size].completions[place % size] for place in places]
-        masks = [[int(not self._is_masked(one))] * len(one.tokens) for one in found]
+        rollouts = [groups[place // size].completions[place % size] for place in places]
+        masks = [[int(not self._is_masked(rollout))] * len(rollout.tokens) for rollout in rollouts]
         batch = {
             "prompt_ids": padded(prompts, pad, left=True),
             "prompt_mask": padded([[1] * len(prompt) for prompt in prompts], 0, left=True),
-            "completion_ids": padded([one.tokens for one in found], pad),
+            "completion_ids": padded([rollout.tokens for rollout in rollouts], pad),
             "completion_mask": padded(masks, 0),
             "advantages": advantages[places],
         }
@@ -138,8 +140,8 @@ class Rollouts:
         known: list[Any] = [None]
         if trainer.is_world_process_zero():
             known = [self._at(trainer).read(step, prompts, made_by)]
-        found: list[Group] | None = broadcast_object_list(known)[0]
-        return found
+        shared: list[Group] | None = broadcast_object_list(known)[0]
+        return shared
 
     def _rows(self, trainer: Any, batches: list[list[Row]]) -> list[tuple[list[int], str]]:
         """Return the tokens of the step's prompts and the columns of their rows, in their order."""
@@ -184,16 +186,18 @@ class Rollouts:
         each = section.per_device_generation_batch_size or len(batches[0])
         drawn = self.engine.draw(trainer, step, wanted, drawing, each)
         mine = [(row[PLACE], row, completion) for row, completion in zip(rows, drawn, strict=True)]
-        found = sorted(gathered(trainer, mine), key=lambda one: one[0])
-        made: list[Any] = [None]
+        drawn_by_all = sorted(gathered(trainer, mine), key=lambda answer: answer[0])
+        outcome: list[Any] = [None]
         if trainer.is_world_process_zero():
             try:
-                judged_groups = self._judged(trainer, step, [(row, one) for _, row, one in found])
-                made = [[group.model_copy(update={"made_by": made_by}) for group in judged_groups]]
-                self._at(trainer).write(step, made[0])
+                judged_groups = self._judged(
+                    trainer, step, [(row, answer) for _, row, answer in drawn_by_all]
+                )
+                outcome = [[group.model_copy(update={"made_by": made_by}) for group in judged_groups]]
+                self._at(trainer).write(step, outcome[0])
             except FlytuneError as error:  # the other processes wait for what was found
-                made = [str(error)]
-        groups = broadcast_object_list(made)[0]
+                outcome = [str(error)]
+        groups = broadcast_object_list(outcome)[0]
         if isinstance(groups, str):
             raise RewardError(groups)
         return list(groups)
@@ -206,22 +210,22 @@ class Rollouts:
 
     def _judged(self, trainer: Any, step: int, drawn: Sequence[tuple[Row, Completion]]) -> list[Group]:
         """Return the groups of a step with their rewards."""
-        size, tokenizer, made = self.section.group_size, trainer.processing_class, list[Group]()
-        texts = [text_of(tokenizer, one) for _, one in drawn]
+        size, tokenizer, groups_judged = self.section.group_size, trainer.processing_class, list[Group]()
+        texts = [text_of(tokenizer, answer) for _, answer in drawn]
         items = [judged(row, text, f"step {step}") for (row, _), text in zip(drawn, texts, strict=True)]
         values = self._rewards.values(items)
         for start in range(0, len(drawn), size):
             row = drawn[start][0]
             completions = [
                 Rollout(
-                    tokens=one.tokens,
+                    tokens=answer.tokens,
                     text=text,
-                    log_probs=one.log_probs,
-                    trained_log_probs=list(one.trained_log_probs),
+                    log_probs=answer.log_probs,
+                    trained_log_probs=list(answer.trained_log_probs),
                     rewards=rewards,
-                    truncated=one.is_truncated,
+                    truncated=answer.is_truncated,
                 )
-                for (_, one), text, rewards in zip(
+                for (_, answer), text, rewards in zip(
                     drawn[start : start + size],
                     texts[start : start + size],
                     values[start : start + size],
@@ -230,8 +234,8 @@ class Rollouts:
             ]
             prompt = row["input_ids"][: prompt_length(row)]
             text = str(tokenizer.decode(prompt, skip_special_tokens=True))
-            made.append(Group(step=step, prompt=prompt, text=text, completions=completions))
-        return made
+            groups_judged.append(Group(step=step, prompt=prompt, text=text, completions=completions))
+        return groups_judged
 
     def heldout(self, trainer: Any, rows: Sequence[Row]) -> list[float]:
         """Return the reward of the most probable answer to each held-out prompt. Every process calls it with
@@ -246,7 +250,7 @@ class Rollouts:
             drawn += draw_evaluated(
                 trainer, prompts, [[0.0] * most_tokens(self._recipe, prompt) for prompt in prompts], drawing
             )
-        texts = [text_of(trainer.processing_class, one) for one in drawn]
+        texts = [text_of(trainer.processing_class, answer) for answer in drawn]
         items = [judged(row, text, "a held-out row") for row, text in zip(rows, texts, strict=True)]
         return [self.section.total(values) for values in self._rewards.values(items)]
 
@@ -302,12 +306,12 @@ def advantages_of(section: Grpo, values: Sequence[Sequence[float]]) -> tuple[Any
         f"rewards/{reward.name}/mean": float(each[:, place].mean())
         for place, reward in enumerate(section.rewards)
     }
-    own = {
+    logged = {
         "reward": float(rewards.mean()),
         "reward_std": float(rewards.std()),
         "frac_reward_zero_std": float(equal),
     }
-    return advantages, logs | own
+    return advantages, logs | logged
 
 
 def _hash(content: Any) -> str:

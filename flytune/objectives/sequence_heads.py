@@ -19,47 +19,47 @@ class SequenceHeadObjective(ObjectiveBase):
     """Phrase of the model and what it gives in the place of words."""
 
     def problems(self) -> list[str]:
-        method, where, found = self.recipe.method, f"objective: {self.name}", []
+        method, where, sentences = self.recipe.method, f"objective: {self.name}", []
         if method.adapter:
-            found.append(
+            sentences.append(
                 f"{where} with method.adapter: an adapter of a language model has no head of {self.head_of}; "
                 "merge it first (flytune merge), and name the merged model in model.name_or_path"
             )
         if method.is_pissa:
-            found.append(
+            sentences.append(
                 f"{where} with method.init_lora_weights {method.init_lora_weights}: its export as LoRA is "
                 f"not tested with a head of {self.head_of}; leave init_lora_weights out"
             )
         if named := tables_beside_adapter(self.recipe):
-            found.append(
+            sentences.append(
                 f"{where} with {', '.join(named)}: tables of tokens beside the head of {self.head_of} are "
                 "not tested; use method full, or remove them"
             )
         if isinstance(method.target_modules, list) and {"lm_head", "score"} & {*method.target_modules}:
-            found.append(
+            sentences.append(
                 f"{where} with method.target_modules {', '.join(method.target_modules)}: there is no "
                 "lm_head, and score is trained completely; remove it there"
             )
         if reason := sharding_of(self.recipe).no_sequence_head:
-            found.append(
+            sentences.append(
                 f"{where} with sharding {self.recipe.sharding.name}: {reason}; use sharding none or ddp"
             )
         if self.recipe.training.use_liger_kernel:
-            found.append(
+            sentences.append(
                 f"{where} with training.use_liger_kernel: Liger replaces the loss of language models, and "
                 "its other kernels are not tested with a classifier; remove it"
             )
         if self.recipe.model.trust_remote_code:
-            found.append(
+            sentences.append(
                 f"{where} with model.trust_remote_code: code of the model's own has its own classifier, or "
                 "none; use a model type of transformers"
             )
         if self.recipe.evaluation.tasks:
-            found.append(
+            sentences.append(
                 f"{where} with evaluation.tasks: lm-evaluation-harness asks for words, and "
                 f"{self.answers_with}; remove it"
             )
-        return found
+        return sentences
 
     def model_problem(self, model_type: str) -> str | None:
         if model_type in heads.TYPES:
@@ -82,7 +82,7 @@ class SequenceHeadObjective(ObjectiveBase):
 def batch(pad_token_id: int, rows: list[Row]) -> dict[str, Any]:
     """Return a batch of the sequences of rows, int64 tensors [sequences, longest]: as TRL has it, the chosen
     sequences of all pairs, then the rejected."""
-    sequences: Sequence[list[int]] = [one["input_ids"] for one in sequences_of(rows)]
+    sequences: Sequence[list[int]] = [row["input_ids"] for row in sequences_of(rows)]
     return {
         "input_ids": padded([*sequences], pad_token_id),
         "attention_mask": padded([[1] * len(sequence) for sequence in sequences], 0),

@@ -19,7 +19,8 @@ class Supervised(ObjectiveBase):
         return [PERPLEXITY, LOSS]
 
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return dict.fromkeys(("entropy", "mean_token_accuracy"), (batch["labels"][:, 1:] != IGNORED).sum())
+        labels = batch.get("shift_labels", batch["labels"][:, 1:])
+        return dict.fromkeys(("entropy", "mean_token_accuracy"), (labels != IGNORED).sum())
 
     def arguments_class(self) -> Any:
         from trl import SFTConfig
@@ -47,6 +48,7 @@ class Supervised(ObjectiveBase):
             1,
             label="scoring",
             fused_head=uses_fused_head(self.recipe),
+            sequence=trainer.sequence,
         )
 
 

@@ -48,6 +48,34 @@ PACKED_SAMPLES = BlockPatch(
     ),
     remove_when="it is not called for positions that are not packed",
 )
+ATTENTION_OF_PARTS = BlockPatch(
+    name="transformers.modeling_utils:AttentionInterface.get_interface",
+    version=_VERSION,
+    reason="processes that share samples exchange positions for heads around the model's own attention",
+    upstream=("transformers.modeling_utils:AttentionInterface",),
+    remove_when="transformers or accelerate divides samples with the masks of packed ones and of windows, "
+    "without DeepSpeed",
+)
+MASK_ARGUMENTS = BlockPatch(
+    name="transformers.masking_utils:_preprocess_mask_arguments",
+    version=_VERSION,
+    reason="a process that computes a part of each sample attends to all of it: masks are those of complete "
+    "samples",
+    upstream=(
+        "transformers.masking_utils:_preprocess_mask_arguments",
+        "transformers.masking_utils:create_causal_mask",
+        "transformers.masking_utils:create_sliding_window_causal_mask",
+        "transformers.masking_utils:create_chunked_causal_mask",
+    ),
+    remove_when="the functions that make masks take a length",
+)
+PACKED_MASK = BlockPatch(
+    name="transformers.masking_utils:packed_sequence_compatibility_function",
+    version=_VERSION,
+    reason="the same of packed samples, whose masks also follow from their positions",
+    upstream=("transformers.masking_utils:packed_sequence_compatibility_function",),
+    remove_when="the functions that make masks take a length",
+)
 ZERO_GRAD = ObjectPatch(
     name="torch.nn:Module.zero_grad",
     version=_VERSION,

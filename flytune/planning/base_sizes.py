@@ -43,8 +43,8 @@ def layer_counter(model: Model) -> Callable[[int], Geometry]:
     key = "n_layers" if "n_layers" in inner else "num_hidden_layers"
 
     def counted(layers: int) -> Geometry:
-        found = geometry({**inner, key: layers}, model.name_or_path)
-        return _with_added_tokens(_with_loss(found, config, model), model)
+        of_layers = geometry({**inner, key: layers}, model.name_or_path)
+        return _with_added_tokens(_with_loss(of_layers, config, model), model)
 
     counted(1)
     return counted
@@ -88,23 +88,23 @@ def count(config: dict[str, Any], tensors: dict[str, Tensor] | None, name: str) 
         return counting.count(config, tensors, name)
 
 
-def _with_added_tokens(found: Geometry, model: Model) -> Geometry:
-    rows = found.vocab_size + len(model.extra_special_tokens)
-    return found.model_copy(update={"vocab_size": vocabulary.rows_for(found.vocab_size, rows)})
+def _with_added_tokens(sizes: Geometry, model: Model) -> Geometry:
+    rows = sizes.vocab_size + len(model.extra_special_tokens)
+    return sizes.model_copy(update={"vocab_size": vocabulary.rows_for(sizes.vocab_size, rows)})
 
 
-def _with_loss(found: Geometry, config: dict[str, Any], model: Model) -> Geometry:
+def _with_loss(sizes: Geometry, config: dict[str, Any], model: Model) -> Geometry:
     """Return the sizes with what the table of model types says of its loss, and with its positions."""
     remote = model.trust_remote_code
-    own, problem = model_types.own_logits(config, remote), model_types.loss_problem(config, remote)
+    own_logits, problem = model_types.own_logits(config, remote), model_types.loss_problem(config, remote)
     whole = str(config.get("model_type"))
-    tried = whole if whole != found.model_type and whole in model_types.table() else None
-    told: dict[str, Any] = {"own_logits": own, "loss_problem": problem, "tried_as": tried}
-    told["own_labels"] = _own_labels(config)
+    tried = whole if whole != sizes.model_type and whole in model_types.table() else None
+    known: dict[str, Any] = {"own_logits": own_logits, "loss_problem": problem, "tried_as": tried}
+    known["own_labels"] = _own_labels(config)
     if limit := positions.of(rope.scaled(config, model), model.name_or_path, remote):
-        told |= {"positions": limit.tokens, "bounds_positions": limit.is_bound}
-    told["rope_type"] = positions.scaling_of(config_json.text_part(config, model.name_or_path).content)
-    return found.model_copy(update=told)
+        known |= {"positions": limit.tokens, "bounds_positions": limit.is_bound}
+    known["rope_type"] = positions.scaling_of(config_json.text_part(config, model.name_or_path).content)
+    return sizes.model_copy(update=known)
 
 
 def _own_labels(config: dict[str, Any]) -> tuple[str, ...] | None:

@@ -28,14 +28,14 @@ class Budget(NamedTuple):
 def of(wish: Hardware, price_per_hour: float) -> Budget | None:
     """Return the smaller of hardware.max_hours and hardware.max_price, at that price; None where neither is
     set."""
-    found = []
+    budgets = []
     if wish.max_hours is not None:
-        found.append(Budget(3600 * wish.max_hours, f"hardware.max_hours: {wish.max_hours:g}"))
+        budgets.append(Budget(3600 * wish.max_hours, f"hardware.max_hours: {wish.max_hours:g}"))
     if wish.max_price is not None and price_per_hour:
-        found.append(
+        budgets.append(
             Budget(3600 * wish.max_price / price_per_hour, f"hardware.max_price: {wish.max_price:g}")
         )
-    return min(found, default=None)
+    return min(budgets, default=None)
 
 
 def shortfall(wish: Hardware, price_per_hour: float, hours: Sequence[float]) -> str | None:

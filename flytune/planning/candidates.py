@@ -14,7 +14,7 @@ from flytune.planning.calibration import load_factors
 from flytune.recipe import Recipe, learning_rates
 from flytune.records import Need
 from flytune.records.plan import STEP, TIGHT
-from flytune.sentences import counted
+from flytune.sentences import counted, sharers
 from flytune.sharding import problems as sharding_problems
 from flytune.sharding import sharding_of
 from training_estimates import StepTime, Workload, model_states, step_time
@@ -265,6 +265,8 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
     sharding = sharding_of(recipe)
     if misfit := sharding.misfit(shape):
         return f"{sharding.name} {misfit}"
+    if misfit := sharding.sequence_misfit(shape):
+        return misfit
     if misfit := objective_of(recipe).misfit(shape.processes if shape.is_gpu else 0):
         return misfit
     if recipe.model.dtype == "bfloat16" and not shape.bf16:
@@ -289,7 +291,7 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
     if near := degrees.near(batch):
         return (
             f"global_batch_size {batch} is not a multiple of its "
-            f"{counted(degrees.data_parallel, 'process', 'processes')}; {' or '.join(map(str, near))} would "
+            f"{sharers(degrees.data_parallel, degrees.copies)}; {' or '.join(map(str, near))} would "
             "be"
         )
     return None
@@ -300,12 +302,12 @@ def lacks(fit: Fit) -> str:
     shape."""
     need = scarcest(fit)
     name, size = need.largest
-    said = (
+    lacking = (
         f"{missing(fit.recipe, need)} missing: needs {need.peak_bytes / GIB:.1f} "
         f"({need.peak_phase}; most of it {name}, {size / GIB:.1f}), has {need.available_bytes / GIB:.1f}, "
         f"with micro batch {fit.workload.micro_batch}"
     )
-    return said if fit.recipe.hardware.shape == "auto" else said + _arithmetic(fit, need)
+    return lacking if fit.recipe.hardware.shape == "auto" else lacking + _arithmetic(fit, need)
 
 
 def _arithmetic(fit: Fit, scarcest: Need) -> str:

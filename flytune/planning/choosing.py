@@ -1,7 +1,7 @@
 """The choices that a recipe leaves to the plan: the shape of the cheapest run, and the sharding."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -97,6 +97,18 @@ def _with_replicas(recipe: Recipe, wish: Sharding) -> list[Recipe]:
     return [recipe.model_copy(update={"sharding": sharding}) for sharding in shardings]
 
 
+def divided(recipe: Recipe, shape: Shape, geometry: Geometry) -> Iterator[Recipe]:
+    """Yield a recipe with each sharding.sequence_parallel that it can have on a shape, the smallest first;
+    none where it names one, or the plan chooses the sharding."""
+    sharding = recipe.sharding
+    if sharding.is_auto or sharding.sequence_parallel > 1:
+        return
+    for parts in range(2, shape.processes + 1):
+        way = recipe.model_copy(update={"sharding": sharding.model_copy(update={"sequence_parallel": parts})})
+        if not candidates.impossible(way, geometry):
+            yield way
+
+
 def replica_note(fit: Fit, geometry: Geometry) -> list[str]:
     """Return the plan's line on the other way of sharding over several nodes: in each node alone, or over
     all of them."""
@@ -151,16 +163,17 @@ def _named(sharding: Sharding) -> str:
 
 
 def _why_sharding(fit: Fit, ways: int) -> str:
-    said = f"sharding {_named(fit.recipe.sharding)}, which the recipe leaves to the plan: "
+    beginning = f"sharding {_named(fit.recipe.sharding)}, which the recipe leaves to the plan: "
     if sharding_of(fit.recipe).is_plain:
-        return said + "one process has nothing to share"
+        return beginning + "one process has nothing to share"
     if ways == 1:
-        return said + f"the only one that fits on {fit.shape.name}"
+        return beginning + f"the only one that fits on {fit.shape.name}"
     if fit.time is None:
         return (
-            said + f"of {counted(ways, 'way')} that fit, whose speed is not known, the one that shards least"
+            beginning
+            + f"of {counted(ways, 'way')} that fit, whose speed is not known, the one that shards least"
         )
-    return said + f"of {counted(ways, 'way')} that fit, the fastest by its estimate"
+    return beginning + f"of {counted(ways, 'way')} that fit, the fastest by its estimate"
 
 
 def cost(fit: Fit, steps: int | None) -> tuple[Any, ...]:
@@ -203,15 +216,17 @@ def reason(fit: Fit, steps: int | None) -> str:
         return f"this machine ({this_machine.described(fit.shape)}), as the run is on no cluster"
     if fit.time is None:
         return "no speed of those that fit is known, and it costs least an hour"
-    said, limit = "of those that fit, the cheapest run", limits(wish)
+    beginning, limit = "of those that fit, the cheapest run", limits(wish)
     if not limit:
-        return said
+        return beginning
     if not steps:
         return (
-            f"{said}; the limits of hours and price could not be compared, as the number of samples is "
+            f"{beginning}; the limits of hours and price could not be compared, as the number of samples is "
             "not known"
         )
     within = Timed.of(fit, steps).excess(wish) <= 1
     return (
-        f"{said} within {limit}" if within else f"none of those that fit keeps {limit}, and it comes nearest"
+        f"{beginning} within {limit}"
+        if within
+        else f"none of those that fit keeps {limit}, and it comes nearest"
     )

@@ -40,75 +40,86 @@ def fields(before: Recipe, after: Recipe) -> list[str]:
 
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any], section: str) -> Iterator[str]:
     for name in dict.fromkeys([*before, *after]):
-        one, other = before.get(name), after.get(name)
-        if one == other or (not section and name in _NOT_COMPARED):
+        earlier, later = before.get(name), after.get(name)
+        if earlier == later or (not section and name in _NOT_COMPARED):
             continue
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from _differing(one, other, f"{section}{name}.")
+        if isinstance(earlier, dict) and isinstance(later, dict):
+            yield from _differing(earlier, later, f"{section}{name}.")
         else:
-            yield f"{section}{name}: {json.dumps(one)} -> {json.dumps(other)}"
+            yield f"{section}{name}: {json.dumps(earlier)} -> {json.dumps(later)}"
 
 
 def layout(before: Plan, after: Plan) -> list[str]:
     """Return what the plans decide differently: shape and micro batch."""
-    found = [f"planned shape: {before.shape} -> {after.shape}"] if before.shape != after.shape else []
-    one, other = (
+    lines = [f"planned shape: {before.shape} -> {after.shape}"] if before.shape != after.shape else []
+    earlier, later = (
         f"{plan.per_device_train_batch_size} x {plan.gradient_accumulation_steps}" for plan in (before, after)
     )
-    return [*found, *([f"planned micro batch x accumulation: {one} -> {other}"] if one != other else [])]
+    return [
+        *lines,
+        *([f"planned micro batch x accumulation: {earlier} -> {later}"] if earlier != later else []),
+    ]
 
 
 def memory(before: Plan, after: Plan) -> list[Change]:
     """Return the components of GPU (or process) memory at each plan's peak, largest changes first, and the
     peak."""
-    one, other = (plan.memory.phases[plan.memory.peak_phase] for plan in (before, after))
+    earlier, later = (plan.memory.phases[plan.memory.peak_phase] for plan in (before, after))
     parts = [
-        Change(name, "GiB", one.get(name, 0) / GIB, other.get(name, 0) / GIB) for name in {**one, **other}
+        Change(name, "GiB", earlier.get(name, 0) / GIB, later.get(name, 0) / GIB)
+        for name in {**earlier, **later}
     ]
-    return [*_sorted(parts), Change("peak", "GiB", sum(one.values()) / GIB, sum(other.values()) / GIB)]
+    return [*_sorted(parts), Change("peak", "GiB", sum(earlier.values()) / GIB, sum(later.values()) / GIB)]
 
 
 def phases(before: Plan, after: Plan) -> list[Change]:
     """Return what each phase needs of GPU (or process) memory."""
-    one, other = before.memory.phases, after.memory.phases
+    earlier, later = before.memory.phases, after.memory.phases
     return [
-        Change(phase, "GiB", sum(one.get(phase, {}).values()) / GIB, sum(other.get(phase, {}).values()) / GIB)
-        for phase in dict.fromkeys([*one, *other])
+        Change(
+            phase, "GiB", sum(earlier.get(phase, {}).values()) / GIB, sum(later.get(phase, {}).values()) / GIB
+        )
+        for phase in dict.fromkeys([*earlier, *later])
     ]
 
 
 def time(before: Plan, after: Plan) -> list[Change]:
     """Return the seconds of a step by part, largest changes first, and of all; none if a plan has no time."""
-    one, other = before.step_seconds, after.step_seconds
-    if not one or not other:
+    earlier, later = before.step_seconds, after.step_seconds
+    if not earlier or not later:
         return []
     parts = [
-        Change(name, "s", one.get(name, 0.0), other.get(name, 0.0)) for name in dict.fromkeys([*one, *other])
+        Change(name, "s", earlier.get(name, 0.0), later.get(name, 0.0))
+        for name in dict.fromkeys([*earlier, *later])
     ]
-    return [*_sorted(parts), Change("a step", "s", sum(one.values()), sum(other.values()))]
+    return [*_sorted(parts), Change("a step", "s", sum(earlier.values()), sum(later.values()))]
 
 
 def price(before: Plan, after: Plan) -> list[Change]:
     """Return the price of an hour, the parts of a billion tokens' price, and speed, hours and price if they
     are known."""
-    one, other = document.of(before), document.of(after)
-    found = [Change("an hour", "$", before.price_per_hour, after.price_per_hour)]
+    earlier, later = document.of(before), document.of(after)
+    changes = [Change("an hour", "$", before.price_per_hour, after.price_per_hour)]
     if before.tokens_per_second and after.tokens_per_second:
-        found.append(Change("tokens per second", "", before.tokens_per_second[1], after.tokens_per_second[1]))
-        parts, others = one["parts_of_a_billion_tokens"], other["parts_of_a_billion_tokens"]
-        found += _sorted(
+        changes.append(
+            Change("tokens per second", "", before.tokens_per_second[1], after.tokens_per_second[1])
+        )
+        parts, others = earlier["parts_of_a_billion_tokens"], later["parts_of_a_billion_tokens"]
+        changes += _sorted(
             [
                 Change(f"billion tokens: {name}", "$", parts.get(name, 0.0), others.get(name, 0.0))
                 for name in {**parts, **others}
             ]
         )
-        found.append(
-            Change("billion tokens", "$", one["price_per_billion_tokens"], other["price_per_billion_tokens"])
+        changes.append(
+            Change(
+                "billion tokens", "$", earlier["price_per_billion_tokens"], later["price_per_billion_tokens"]
+            )
         )
     if before.hours and after.hours:
-        found.append(Change("hours of the run", "h", before.hours[1], after.hours[1]))
-        found.append(Change("the run", "$", before.price[1], after.price[1]))
-    return found
+        changes.append(Change("hours of the run", "h", before.hours[1], after.hours[1]))
+        changes.append(Change("the run", "$", before.price[1], after.price[1]))
+    return changes
 
 
 def _sorted(changes: list[Change]) -> list[Change]:
@@ -154,7 +165,10 @@ def as_json(recipes: tuple[Recipe, Recipe], plans: tuple[Plan, Plan]) -> str:
         "version": document.VERSION,
         "fields": fields(*recipes),
         "planned": layout(*plans),
-        **{name: [change._asdict() for change in made(*plans)] for name, made in tables_of.items()},
+        **{
+            name: [change._asdict() for change in changes_of(*plans)]
+            for name, changes_of in tables_of.items()
+        },
         "plans": [document.of(plan) for plan in plans],
     }
     return json.dumps(content, indent=2) + "\n"

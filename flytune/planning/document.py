@@ -63,7 +63,7 @@ def as_json(plan: Plan) -> str:
 def schema() -> str:
     """Return its JSON schema, which docs/plan.schema.json has."""
     parts = [model.model_json_schema(mode="serialization") for model in (PlanSummary, Plan)]
-    made: dict[str, Any] = {
+    document: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Flytune plan",
         "description": "What `flytune plan --json` prints. Sizes are bytes, times seconds or hours, prices "
@@ -72,9 +72,9 @@ def schema() -> str:
         "properties": {name: field for part in parts for name, field in part["properties"].items()},
         # All are always there; null or empty where nothing is known.
         "required": [name for part in parts for name in part["properties"]],
-        "$defs": {name: one for part in parts for name, one in part.get("$defs", {}).items()},
+        "$defs": {name: definition for part in parts for name, definition in part.get("$defs", {}).items()},
     }
     # Readers of this version take fields that later releases add.
-    for one in made["$defs"].values():
-        one.pop("additionalProperties", None)
-    return json.dumps(made, indent=2) + "\n"
+    for definition in document["$defs"].values():
+        definition.pop("additionalProperties", None)
+    return json.dumps(document, indent=2) + "\n"

@@ -74,15 +74,17 @@ def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
     time = workloads.time_of(other, fit.shape, states)
     if fit.time is None or time is None or need.share > candidates.allowed_share(recipe):
         return []
-    own, theirs = (found.seconds / 3600 * fit.shape.total_price_per_hour for found in (fit.time, time))
-    word = "cheaper" if theirs < own else "dearer"
+    ours, theirs = (
+        step_time.seconds / 3600 * fit.shape.total_price_per_hour for step_time in (fit.time, time)
+    )
+    word = "cheaper" if theirs < ours else "dearer"
     # A server of one's own may be on any machine.
     draws = objective_of(fit.recipe).draws()
     is_elsewhere = drawn.by_vllm and draws is not None and draws.gpu_share is None
     beside = ", without the machine of the server" if is_elsewhere else ""
     return [
         f"objective.engine: {engine.name} would be {word}: {time.drawing:.3g} s of drawing, and "
-        f"${theirs:.2g} a step instead of ${own:.2g}{beside}"
+        f"${theirs:.2g} a step instead of ${ours:.2g}{beside}"
     ]
 
 

@@ -110,12 +110,12 @@ class _Rows:
 
     column_names: Sequence[str] = ("input_ids",)
 
-    def __init__(self, found: Any) -> None:
+    def __init__(self, row_lengths: Any) -> None:
         import pyarrow
 
         # Only the lengths of the lists are read (RowKind.longest).
-        ends = pyarrow.array([0, *found.cumsum().tolist()], pyarrow.int64())
-        values = pyarrow.nulls(int(found.sum()), pyarrow.int32())
+        ends = pyarrow.array([0, *row_lengths.cumsum().tolist()], pyarrow.int64())
+        values = pyarrow.nulls(int(row_lengths.sum()), pyarrow.int32())
         self.data = pyarrow.table({"input_ids": pyarrow.LargeListArray.from_arrays(ends, values)})
 
     def __len__(self) -> int:
@@ -129,16 +129,19 @@ def make(recipe: Recipe, geometry: Geometry, folder: Path, shapes: Sequence[Shap
     Raises:
         RecipeError, DataError, DoesNotFit: as `lengths` and `planner.make` do.
     """
-    found = lengths(folder, recipe)
+    drawn_lengths = lengths(folder, recipe)
     fit = planner.fit(
-        _as_long(recipe, found.longest), shapes or load_shapes(), geometry, samples=len(found.train)
+        _as_long(recipe, drawn_lengths.longest),
+        shapes or load_shapes(),
+        geometry,
+        samples=len(drawn_lengths.train),
     )
-    plan = planner.advised(fit, geometry, len(found.train))
-    drawn = padded(found.train, recipe.training, fit)
+    plan = planner.advised(fit, geometry, len(drawn_lengths.train))
+    drawn = padded(drawn_lengths.train, recipe.training, fit)
     share = _time_share(fit, drawn.mean)
-    rows = counted(len(found.train) + len(found.heldout), "row")
-    said = (
-        f"data in {folder}: the longest of {rows} has {counted(found.longest, 'token')} "
+    rows = counted(len(drawn_lengths.train) + len(drawn_lengths.heldout), "row")
+    longest = (
+        f"data in {folder}: the longest of {rows} has {counted(drawn_lengths.longest, 'token')} "
         f"(data.max_length {recipe.data.max_length:,}), and memory is that of a micro batch of such rows; in "
         f"the order of training micro batches are padded to a mean of {drawn.mean:,.0f} tokens a row, "
         f"{drawn.largest:,} at most: a step takes {share:.0%} of the time of one with the longest rows, from "
@@ -151,7 +154,7 @@ def make(recipe: Recipe, geometry: Geometry, folder: Path, shapes: Sequence[Shap
             name: interval.times(share) if name in ("hours", "price") else interval
             for name, interval in plan.intervals.items()
         },
-        "reasons": [said, *plan.reasons],
+        "reasons": [longest, *plan.reasons],
     }
     return plan.model_copy(update=changed)
 

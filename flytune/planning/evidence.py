@@ -20,7 +20,7 @@ def of(fit: Fit, steps: int | None) -> dict[str, Estimate]:
     is_calibrated, factor = measured is not None, measured.memory if measured else 1.0
     table, capacity = memory.memory(work), work.gpu_memory_gib * memory.GIB
     room = capacity - sum(table.outside.values())
-    found = {
+    intervals_by_name = {
         "allocated_bytes": _estimate(
             factor * table.allocated, intervals.allocated(work, is_calibrated), room
         ),
@@ -30,20 +30,20 @@ def of(fit: Fit, steps: int | None) -> dict[str, Estimate]:
     }
     # No published run that draws its answers was compared.
     if time is None or work.decoding:
-        return found
+        return intervals_by_name
     band = intervals.speed(work, is_calibrated)
     rate = _estimate(shape.world_size * time.tokens_per_second, band)
-    found["tokens_per_second"] = rate
+    intervals_by_name["tokens_per_second"] = rate
     if not is_calibrated:
-        found["after_a_run"] = _estimate(rate.value, intervals.after_a_run())
+        intervals_by_name["after_a_run"] = _estimate(rate.value, intervals.after_a_run())
     step = _estimate(time.seconds, band).model_copy(
         update={"low": time.seconds / band.high, "high": time.seconds / band.low}
     )
-    found["step_seconds"] = step
+    intervals_by_name["step_seconds"] = step
     if steps:
-        found["hours"] = step.times(steps / 3600)
-        found["price"] = step.times(steps / 3600 * shape.total_price_per_hour)
-    return found
+        intervals_by_name["hours"] = step.times(steps / 3600)
+        intervals_by_name["price"] = step.times(steps / 3600 * shape.total_price_per_hour)
+    return intervals_by_name
 
 
 def _estimate(value: float, band: Band, most: float | None = None) -> Estimate:

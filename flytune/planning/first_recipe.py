@@ -397,8 +397,8 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         if isinstance(value, dict) and not is_name:
             lines.append(f"{section}:")
             lines += [
-                _line(f"  {field}", one, why.get(f"{section}.{field}") or why.get(section, ""))
-                for field, one in value.items()
+                _line(f"  {field}", entry, why.get(f"{section}.{field}") or why.get(section, ""))
+                for field, entry in value.items()
             ]
         else:
             lines.append(_line(section, value["name"] if is_name else value, why.get(section, "")))
@@ -409,5 +409,5 @@ def _line(field: str, value: Any, why: str) -> str:
     written = (
         yaml_core.dump({field.strip(): value}, in_one_line=True).strip().removeprefix("{").removesuffix("}")
     )
-    said = " ".join(why.split())
-    return f"{field[: len(field) - len(field.strip())]}{written}" + (f"  # {said}" if said else "")
+    comment = " ".join(why.split())
+    return f"{field[: len(field) - len(field.strip())]}{written}" + (f"  # {comment}" if comment else "")

@@ -39,6 +39,9 @@ class Solution(NamedTuple):
     """Reason why it is not the answer."""
     changes: str
     """Fields that the recipe must have for it, beside the one that was asked for; empty if there are none."""
+    divided: str = ""
+    """Sentence on the length from which sharding.sequence_parallel fits longer samples; empty if it does
+    not."""
 
 
 class _Values(NamedTuple):
@@ -76,8 +79,10 @@ def largest(
         if start is not None and isinstance(values.fits(values.numbers[start], shape, share), Fit):
             value = values.numbers[_last(values, shape, start, share)]
     if not value:
-        said = [_none(by_shape[shape.name], field, shape) for shape in shapes]
-        raise DoesNotFit(f"recipe {recipe.name}: no {field} fits\n" + "\n".join(f"  {line}" for line in said))
+        lines = [_none(by_shape[shape.name], field, shape) for shape in shapes]
+        raise DoesNotFit(
+            f"recipe {recipe.name}: no {field} fits\n" + "\n".join(f"  {line}" for line in lines)
+        )
     shape, values = next(
         (shape, values)
         for shape in shapes
@@ -200,12 +205,12 @@ def shorter(recipe: Recipe, geometry: Geometry, shapes: Sequence[Shape], share: 
     """Return the largest length with which a recipe fits that changes in nothing else, as words; empty if it
     is of no use."""
     try:
-        found = largest(recipe, MAX_LENGTH, geometry, shapes, share)
+        answer = largest(recipe, MAX_LENGTH, geometry, shapes, share)
     except DoesNotFit:
         return ""
-    if not LEAST_LENGTH <= found.value < recipe.data.max_length:
+    if not LEAST_LENGTH <= answer.value < recipe.data.max_length:
         return ""
     return (
-        f"{MAX_LENGTH}: {found.value} (on {found.fit.shape.name}, "
-        f"${found.fit.shape.total_price_per_hour:.2f} an hour)"
+        f"{MAX_LENGTH}: {answer.value} (on {answer.fit.shape.name}, "
+        f"${answer.fit.shape.total_price_per_hour:.2f} an hour)"
     )

@@ -21,7 +21,11 @@ def after(recipe: Recipe, plan: Plan) -> Recipe | None:
     allowed = candidates.wished(recipe, load_shapes())
     now = next((shape for shape in allowed if shape.name == plan.shape), None)
     memory = now.world_size * now.gpu_memory_gib if now else 0.0
-    larger = [one for one in allowed if one.world_size * one.gpu_memory_gib > memory]
+    larger = [
+        larger_shape
+        for larger_shape in allowed
+        if larger_shape.world_size * larger_shape.gpu_memory_gib > memory
+    ]
     return on_shape(recipe, larger[0].name) if now and larger else None
 
 

@@ -30,7 +30,7 @@ from flytune.pods import disk
 from flytune.recipe import Hardware, Recipe, learning_rates, run_length
 from flytune.records import Calibration, Plan
 from flytune.records.plan import TIGHT
-from flytune.sentences import counted
+from flytune.sentences import counted, sharers
 from flytune.sharding import sharding_of
 from training_estimates.sizes import Geometry
 
@@ -137,30 +137,32 @@ def fit(
 
 
 def advised(
-    found: Fit, geometry: Geometry, samples: int | None = None, shapes: Sequence[Shape] | None = None
+    chosen_fit: Fit, geometry: Geometry, samples: int | None = None, shapes: Sequence[Shape] | None = None
 ) -> Plan:
     """Return the plan of a fit, which says what would make it safe if it is tight."""
-    plan = plan_of(found, samples)
-    if notes := choosing.replica_note(found, geometry):
+    plan = plan_of(chosen_fit, samples)
+    if notes := choosing.replica_note(chosen_fit, geometry):
         plan = plan.model_copy(update={"reasons": [*plan.reasons, *notes]})
-    if not found.is_tight or geometry.unsupported:
+    if not chosen_fit.is_tight or geometry.unsupported:
         return plan
     shapes = load_shapes() if shapes is None else shapes
     # All changes on all shapes would take seconds.
-    safe = _advice(found.recipe, [found.shape], [found.shape], geometry, TIGHT)
+    safe = _advice(chosen_fit.recipe, [chosen_fit.shape], [chosen_fit.shape], geometry, TIGHT)
     ways = [safe.removeprefix(ranking.WOULD_FIT)] if safe.startswith(ranking.WOULD_FIT) else []
-    ways += _roomier(found, geometry, shapes)
-    said = f"tight: {_over(plan)}" + (f", as with {'; or with '.join(ways)}" if ways else "")
-    return plan.model_copy(update={"reasons": [*plan.reasons, said]})
+    ways += _roomier(chosen_fit, geometry, shapes)
+    warning = f"tight: {_over(plan)}" + (f", as with {'; or with '.join(ways)}" if ways else "")
+    return plan.model_copy(update={"reasons": [*plan.reasons, warning]})
 
 
-def _roomier(found: Fit, geometry: Geometry, shapes: Sequence[Shape]) -> list[str]:
+def _roomier(chosen_fit: Fit, geometry: Geometry, shapes: Sequence[Shape]) -> list[str]:
     """Return the cheapest other shape of a kind on which a recipe leaves a tenth free, as words; none if
     there is none."""
     for shape in (
-        shape for shape in shapes if shape.is_gpu == found.shape.is_gpu and shape.name != found.shape.name
+        shape
+        for shape in shapes
+        if shape.is_gpu == chosen_fit.shape.is_gpu and shape.name != chosen_fit.shape.name
     ):
-        other = candidates.best_fit(found.recipe, shape, geometry)
+        other = candidates.best_fit(chosen_fit.recipe, shape, geometry)
         if isinstance(other, Fit) and not other.is_tight:
             price, free = shape.total_price_per_hour, 1 - other.share
             return [f"hardware.shape: {shape.name} (${price:.2f} an hour, {free:.0%} to spare)"]
@@ -174,6 +176,8 @@ def _advice(
     the length too."""
     nearest = ranking.change_that_fits(recipe, shapes, geometry, share)
     is_far = any(f"{field}: " in nearest for field in ("hardware.shape", "method", "data.max_length"))
+    if is_far and (parts := _fewest_parts(recipe, wished, geometry, share)):
+        return f"{ranking.WOULD_FIT}{parts}"
     if (
         is_far
         and not recipe.sharding.is_auto
@@ -184,6 +188,18 @@ def _advice(
             return ranking.WOULD_FIT + length
         return f"{nearest}; with no other change, with {length}"
     return nearest
+
+
+def _fewest_parts(recipe: Recipe, wished: Sequence[Shape], geometry: Geometry, share: float) -> str:
+    """Return the smallest sharding.sequence_parallel with which a recipe fits, as words; empty if none
+    does."""
+    for shape in wished:
+        for way in choosing.divided(recipe, shape, geometry):
+            fit = candidates.best_fit(way, shape, geometry)
+            if isinstance(fit, Fit) and fit.share <= share:
+                parts, price = way.sharding.sequence_parallel, shape.total_price_per_hour
+                return f"sharding.sequence_parallel: {parts} (on {shape.name}, ${price:.2f} an hour)"
+    return ""
 
 
 def rank(
@@ -206,10 +222,10 @@ def rank(
             "decides"
         )
     anywhere = on_shape(recipe, "auto")
-    found = ranking.rank(anywhere, shapes, geometry, by)
-    if not found.fits:
+    ranked = ranking.rank(anywhere, shapes, geometry, by)
+    if not ranked.fits:
         make(anywhere, shapes, geometry)
-    return found
+    return ranked
 
 
 def on_shape(recipe: Recipe, name: str) -> Recipe:
@@ -260,6 +276,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
         nodes=shape.nodes,
         processes=degrees.processes,
         world_size=degrees.world,
+        sequence_parallel=degrees.sequence_parallel,
         global_batch_size=batch,
         per_device_train_batch_size=work.micro_batch,
         gradient_accumulation_steps=work.accumulation,
@@ -289,7 +306,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
                 else ""
             ),
             f"{work.micro_batch} x {work.accumulation} accumulated x "
-            f"{counted(degrees.data_parallel, 'process', 'processes')} = {batch}, the global batch",
+            f"{sharers(degrees.data_parallel, degrees.copies)} = {batch}, the global batch",
             *filter(None, [learning_rates.doubt(recipe)]),
             *sharding_of(recipe).reasons(),
             *objective_of(recipe).reasons(),

@@ -92,14 +92,14 @@ def _cost(fit: Fit, by: By) -> tuple[Any, ...]:
 
 def layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
     """List the recipe with each sharding, offload and checkpointing that can work, its own first."""
-    own = (recipe.sharding.name, recipe.sharding.offload, recipe.training.activation_checkpointing)
+    asked = (recipe.sharding.name, recipe.sharding.offload, recipe.training.activation_checkpointing)
     ways = [
         (name, offload, checkpointing)
         for name, sharding in SHARDINGS.items()
         for offload in sharding.offloads
         for checkpointing in (True, False)
     ]
-    for name, offload, checkpointing in sorted(ways, key=lambda way: way != own):
+    for name, offload, checkpointing in sorted(ways, key=lambda way: way != asked):
         changed = _changed(
             recipe,
             {
@@ -110,14 +110,16 @@ def layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
         if not candidates.impossible(changed, geometry):
             yield changed
     if recipe.sharding.replicas not in (1, "auto"):
-        yield _changed(recipe, {"sharding": {**_sharding(recipe, *own[:2]), "replicas": 1}})
+        yield _changed(recipe, {"sharding": {**_sharding(recipe, *asked[:2]), "replicas": 1}})
 
 
 def _sharding(recipe: Recipe, name: str, offload: str) -> Mapping[str, Any]:
     """Return a sharding; the recipe's own with its options."""
-    own = recipe.sharding
+    asked = recipe.sharding
     return (
-        own.model_dump() if (name, offload) == (own.name, own.offload) else {"name": name, "offload": offload}
+        asked.model_dump()
+        if (name, offload) == (asked.name, asked.offload)
+        else {"name": name, "offload": offload}
     )
 
 
@@ -253,7 +255,7 @@ def _optimizers(recipe: Recipe, method: str) -> Iterator[tuple[float, dict[str, 
     training = recipe.training
     kind = OPTIMIZERS.get(training.optim, OPTIMIZERS["adamw_torch_fused"])
     # An adapter has no other copies of its weights.
-    own = {"master_dtype": "float32"} if method != "full" and training.master_dtype != "float32" else {}
+    masters = {"master_dtype": "float32"} if method != "full" and training.master_dtype != "float32" else {}
     optims: dict[str, float] = {training.optim: 0.0}
     if training.optim != "auto":
         optims["auto"] = _AUTO if kind.algorithm == "adamw" else _OTHER_ALGORITHM
@@ -265,7 +267,7 @@ def _optimizers(recipe: Recipe, method: str) -> Iterator[tuple[float, dict[str, 
         ):
             optims[name] = _LESS_PRECISE_STATES + _PAGED * other.paged
     for name, size in optims.items():
-        change = own | ({"optim": name} if size else {})
+        change = masters | ({"optim": name} if size else {})
         yield size, change
         if method == "full" and training.master_dtype == "float32":
             yield size + _NO_FLOAT32_WEIGHTS, change | {"master_dtype": "bfloat16"}

@@ -62,13 +62,13 @@ def loading_forecast(recipe: Recipe, shape: Shape, workload: Workload, cluster: 
         )
     store = min(cluster.store_read_gbs or STORE_GBS, shape.fabric.gbs)
     disk = shape.disk_read_gbs or (NVME_GBS if shape.nvme else DISK_GBS)
-    told = ("" if cluster.store_read_gbs else ", assumed", "" if shape.disk_read_gbs else ", assumed")
+    assumed = ("" if cluster.store_read_gbs else ", assumed", "" if shape.disk_read_gbs else ", assumed")
     return Loading(
         source="the cluster's storage",
         bytes=round(size),
         parts={
-            f"the cluster's storage ({store:.3g} GB/s a node{told[0]})": size / store / 1e9,
-            f"each node's disk ({disk:.3g} GB/s{told[1]})": size * share / disk / 1e9,
+            f"the cluster's storage ({store:.3g} GB/s a node{assumed[0]})": size / store / 1e9,
+            f"each node's disk ({disk:.3g} GB/s{assumed[1]})": size * share / disk / 1e9,
         },
     )
 
@@ -248,29 +248,29 @@ def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory, l
 
 def _host(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> Need:
     sharding = sharding_of(recipe)
-    own = workload.degrees.processes
-    always = {"processes": own * process_gib(shape) * GIB, "CUDA": own * CUDA_HOST_GIB * GIB}
+    processes = workload.degrees.processes
+    always = {"processes": processes * process_gib(shape) * GIB, "CUDA": processes * CUDA_HOST_GIB * GIB}
     if shape.nodes > 1:
-        always["NCCL"] = own * NCCL_NETWORK_GIB * GIB
-    always["offloaded"] = own * (lasting.offloaded - lasting.on_disk)
-    always["offload buffers"] = own * lasting.buffers
+        always["NCCL"] = processes * NCCL_NETWORK_GIB * GIB
+    always["offloaded"] = processes * (lasting.offloaded - lasting.on_disk)
+    always["offload buffers"] = processes * lasting.buffers
     states = sum(lasting.resident.values()) + sum(lasting.optimizer.values())
     phases = {
-        LOAD: {"weights as loaded": own * _as_loaded(recipe, workload)},
+        LOAD: {"weights as loaded": processes * _as_loaded(recipe, workload)},
         # Distributed checkpoints copy the shards of each process to the host before they are written.
         SAVE: {
-            "checkpoint": own * (states + lasting.paged)
+            "checkpoint": processes * (states + lasting.paged)
             if sharding.async_checkpoint and workload.method == "full"
             else 0.0
         }
         | _gathered(recipe, workload),
         EXPORT: {
             "file being written": min(EXPORT_FILE, _exported(workload)),
-            "best checkpoint": own * _best(recipe, workload, lasting),
+            "best checkpoint": processes * _best(recipe, workload, lasting),
         },
     }
     # CUDA evicts them from the GPU for whatever else is allocated there.
-    paged = {"paged optimizer states": own * lasting.paged, "vLLM": _server_bytes(recipe, workload)}
+    paged = {"paged optimizer states": processes * lasting.paged, "vLLM": _server_bytes(recipe, workload)}
     return _need(
         "host memory",
         shape.memory_gib - shape.shared_memory_gib,

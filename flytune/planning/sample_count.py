@@ -49,16 +49,19 @@ def counted(recipe: Recipe) -> SampleCount:
         DataError: a local source does not exist, or cannot be read.
     """
     data = recipe.data
-    found = [(_rows(source, key, recipe), source.weight) for key, source in data.all_sources.items()]
-    origin = "; ".join(dict.fromkeys(one.origin for one, _ in found))
-    if data.packing or any(one.rows is None for one, _ in found):
+    rows_by_source = [(_rows(source, key, recipe), source.weight) for key, source in data.all_sources.items()]
+    origin = "; ".join(dict.fromkeys(rows_of_source.origin for rows_of_source, _ in rows_by_source))
+    if data.packing or any(rows_of_source.rows is None for rows_of_source, _ in rows_by_source):
         reason = (
             "as many as the packed blocks, which are not known before the preparation; "
             if data.packing
             else ""
         )
         return SampleCount(None, f"training samples: {reason}{origin}")
-    weighted = sum((one.rows or 0) * one.samples_a_row * weight for one, weight in found)
+    weighted = sum(
+        (rows_of_source.rows or 0) * rows_of_source.samples_a_row * weight
+        for rows_of_source, weight in rows_by_source
+    )
     if not weighted:
         return SampleCount(None, f"training samples: none, {origin}")
     held_out, heldout = 0.0, ""
@@ -149,13 +152,13 @@ def _count_file(
         nonlocal read
         read += more
 
-    found = _good(readers.read_path(file, f"{key}.path", source, advance))
-    first = next(found, {})
+    rows_read = _good(readers.read_path(file, f"{key}.path", source, advance))
+    first = next(rows_read, {})
     if sources.kind(file) == "parquet":
         from pyarrow import parquet
 
         return first, parquet.read_metadata(file).num_rows, 0
-    for rows, _ in enumerate(found if first else (), 2):
+    for rows, _ in enumerate(rows_read if first else (), 2):
         if read > budget or rows == most:
             break
     return first, max(rows, bool(first)), read

@@ -117,22 +117,24 @@ def planned(
     )
 
 
-def describe(found: Interruptions) -> str:
+def describe(forecast: Interruptions) -> str:
     """Return the expected loss as a sentence."""
     often = (
-        f"about one interruption in {_hours(3600 / found.per_hour)} is expected"
-        if found.per_hour
+        f"about one interruption in {_hours(3600 / forecast.per_hour)} is expected"
+        if forecast.per_hour
         else "no interruption is expected"
     )
-    best = f"a save every {_hours(found.best_interval_seconds)}" if found.best_interval_seconds else "none"
-    if found.interval_seconds is None and found.per_hour:
+    best = (
+        f"a save every {_hours(forecast.best_interval_seconds)}" if forecast.best_interval_seconds else "none"
+    )
+    if forecast.interval_seconds is None and forecast.per_hour:
         return f"{often}, and loses the whole run: checkpoints.save_steps is not set (auto: {best})"
-    if found.interval_seconds is None:
+    if forecast.interval_seconds is None:
         return often
-    each = _hours((found.hours_lost_each or 0.0) * 3600)
-    lost = f"{found.share_lost:.2%} of the run is lost to saves and interruptions, {each} by each"
-    guess = f"auto: {best}, guessed at {found.save_seconds:.0f} s a save"
-    return f"{often}; saving every {_hours(found.interval_seconds)}, {lost} ({guess})"
+    each = _hours((forecast.hours_lost_each or 0.0) * 3600)
+    lost = f"{forecast.share_lost:.2%} of the run is lost to saves and interruptions, {each} by each"
+    guess = f"auto: {best}, guessed at {forecast.save_seconds:.0f} s a save"
+    return f"{often}; saving every {_hours(forecast.interval_seconds)}, {lost} ({guess})"
 
 
 _YEAR = 365 * 24

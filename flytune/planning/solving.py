@@ -8,6 +8,7 @@ fit, and no shape with fewer GPUs, a lower price or a shorter time satisfies the
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.hardware import Shape, load_shapes
@@ -33,8 +34,8 @@ def named(field: str) -> str:
     short = {"micro_batch": MICRO_BATCH, "layers": LAYERS} | {
         name.rpartition(".")[2]: name for name in FIELDS
     }
-    if (found := short.get(field, field)) in FIELDS:
-        return found
+    if (full_name := short.get(field, field)) in FIELDS:
+        return full_name
     near = difflib.get_close_matches(field.rpartition(".")[2], short, n=1)
     raise RecipeError(
         f"--solve {field:.60}: "
@@ -73,7 +74,8 @@ def solve(
     ways = choosing.layouts(recipe, geometry)
     if problems := candidates.impossible(ways[0], geometry):
         raise RecipeError.of(f"recipe {recipe.name}", problems)
-    return _largest(ways, field, geometry, candidates.wished(recipe, shapes))
+    answer = _largest(ways, field, geometry, candidates.wished(recipe, shapes))
+    return answer._replace(divided=_divided(answer, geometry) if field == largest.MAX_LENGTH else "")
 
 
 def _largest(ways: Sequence[Recipe], field: str, geometry: Geometry, shapes: Sequence[Shape]) -> Solution:
@@ -88,6 +90,21 @@ def _largest(ways: Sequence[Recipe], field: str, geometry: Geometry, shapes: Seq
     if not answers:
         raise refusals[0]
     return max(answers, key=lambda answer: answer.value)
+
+
+def _divided(answer: Solution, geometry: Geometry) -> str:
+    """Return from which length on processes that divide samples help, as a sentence; empty if none do."""
+    shape, longest = answer.fit.shape, answer
+    for way in choosing.divided(answer.fit.recipe, shape, geometry):
+        with suppress(DoesNotFit):
+            tried = largest.largest(way, largest.MAX_LENGTH, geometry, [shape])
+            longest = max(longest, tried, key=lambda length: length.value)
+    if longest is answer:
+        return ""
+    return (
+        f"from {answer.value + 1:,.0f} tokens on, sharding.sequence_parallel helps: "
+        f"{longest.fit.recipe.sharding.sequence_parallel} fits {longest.value:,.0f}"
+    )
 
 
 def _of_shapes(
@@ -129,22 +146,24 @@ def _of_shapes(
         raise RecipeError(
             f"--solve {field}: the speed of none of the shapes that fit is known (accelerators.yaml)"
         )
-    kept = [one for one in timed if one.excess(wish) <= 1]
+    kept = [answer for answer in timed if answer.excess(wish) <= 1]
     rank: Callable[[Timed], tuple[float, ...]] = (
-        (lambda one: (one.price, one.hours, one.fit.share))
+        (lambda answer: (answer.price, answer.hours, answer.fit.share))
         if field == PRICE
-        else (lambda one: (one.hours, one.price, one.fit.share))
+        else (lambda answer: (answer.hours, answer.price, answer.fit.share))
     )
     if not kept:
         nearest = min(
             timed,
-            key=lambda one: (one.most_hours, one.price) if field == PRICE else (one.most_price, one.hours),
+            key=lambda answer: (
+                (answer.most_hours, answer.price) if field == PRICE else (answer.most_price, answer.hours)
+            ),
         )
         raise DoesNotFit(
             f"recipe {recipe.name}: no shape keeps {limits(recipe.hardware)}; the nearest is {nearest.said()}"
         )
     best = min(kept, key=rank)
-    better = [one for one in timed if rank(one)[0] < rank(best)[0]]
+    better = [answer for answer in timed if rank(answer)[0] < rank(best)[0]]
     beyond = (
         f"{max(better, key=rank).said()}, more than {limits(recipe.hardware)}"
         if better
@@ -200,6 +219,8 @@ def described(answer: Solution) -> list[str]:
         lines.append(f"{answer.next_value:,} does not fit: {answer.beyond}")
     else:
         lines.append(answer.beyond)
+    if answer.divided:
+        lines.append(answer.divided)
     if fit.is_tight:
         free = "no smaller value leaves" if field in largest.FIELDS else ""
         if answer.well is not None:
@@ -221,6 +242,7 @@ def as_json(answer: Solution, plan: Plan) -> str:
         "beyond": answer.beyond,
         "well": answer.well,
         "changes": answer.changes,
+        "divided": answer.divided,
         "plan": document.of(plan),
     }
     return json.dumps(content, indent=2)

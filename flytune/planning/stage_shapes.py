@@ -97,13 +97,13 @@ def reference_shape(recipe: Recipe, plan: Plan, geometry: Geometry | None = None
         DoesNotFit: there is none.
     """
     planned = shape_named(plan.shape)
-    found = _cheapest(recipe, planned, read_geometry(recipe.model) if geometry is None else geometry)
-    if found is None:
+    cheapest = _cheapest(recipe, planned, read_geometry(recipe.model) if geometry is None else geometry)
+    if cheapest is None:
         raise DoesNotFit(
             f"recipe {recipe.name}: no node with {planned.accelerator} in shapes.yaml holds the reference "
             "model, whose log-probabilities are computed before training; add a larger row"
         )
-    return found
+    return cheapest
 
 
 def _cheapest(recipe: Recipe, planned: Shape, geometry: Geometry) -> Shape | None:

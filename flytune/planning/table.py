@@ -119,16 +119,16 @@ def _show_time(plan: Plan, console: Console) -> None:
 def _likely(plan: Plan, low: float, high: float) -> str:
     """Return the interval of tokens a second with its evidence, and the one after a run of the same model
     there."""
-    said = f"likely {low:,.0f} to {high:,.0f}"
-    if found := plan.intervals.get("tokens_per_second"):
-        said += f", as for {found.coverage:.0%} of {counted(found.held_out, 'published run')}"
+    text = f"likely {low:,.0f} to {high:,.0f}"
+    if interval := plan.intervals.get("tokens_per_second"):
+        text += f", as for {interval.coverage:.0%} of {counted(interval.held_out, 'published run')}"
     if after := plan.intervals.get("after_a_run"):
-        said += (
+        text += (
             f"; after a run of this model on {plan.shape} and `flytune calibrate` "
             f"{after.low / after.value - 1:+.0%} to "
         )
-        said += f"{after.high / after.value - 1:+.0%} of its figure"
-    return said
+        text += f"{after.high / after.value - 1:+.0%} of its figure"
+    return text
 
 
 def _show_loading(plan: Plan, loading: Loading, console: Console) -> None:
@@ -244,8 +244,8 @@ def show_calibration(comparisons: Sequence[Comparison], rows: Sequence[Factor], 
         )
     tables.show(table, console)
     for row in rows:
-        said = f"{row.name}: memory x {row.memory:.2f}, speed x {row.speed:.2f} (median of {row.runs})"
-        console.print(printable(said), highlight=False, markup=False)
+        text = f"{row.name}: memory x {row.memory:.2f}, speed x {row.speed:.2f} (median of {row.runs})"
+        console.print(printable(text), highlight=False, markup=False)
 
 
 def _gib(size: float) -> str:

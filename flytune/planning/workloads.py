@@ -166,13 +166,13 @@ def time_of(workload: Workload, shape: Shape, states: States) -> StepTime | None
     if not shape.is_gpu:
         return None
     try:
-        found = step_time.step(workload, accelerator_named(shape.accelerator), states)
+        estimated = step_time.step(workload, accelerator_named(shape.accelerator), states)
     except RecipeError:
         return None
     if not (measured := load_factors().get(shape.name)):
-        return found
-    slower = {name: getattr(found, name) / measured.speed for name in (*_PARTS, "hidden")}
-    return replace(found, **slower, utilization=found.utilization * measured.speed)
+        return estimated
+    slower = {name: getattr(estimated, name) / measured.speed for name in (*_PARTS, "hidden")}
+    return replace(estimated, **slower, utilization=estimated.utilization * measured.speed)
 
 
 def parts_of(time: StepTime) -> dict[str, float]:
@@ -184,7 +184,7 @@ def targets(recipe: Recipe, geometry: Geometry) -> tuple[str, ...]:
     """Return the names of the linear layers that method.target_modules names, and of the tables that are
     trained."""
     tables = tuple(_TABLES[name] for name in recipe.method.modules_to_save)
-    names = [one.name for one in _able(geometry) if any(_adapted(recipe, geometry, one))]
+    names = [linear.name for linear in _able(geometry) if any(_adapted(recipe, geometry, linear))]
     is_adapted = adapter_targets.matcher(recipe.method, geometry.model_type, geometry.decoder)
     able = adapter_targets.Modules(geometry.model_type, [], geometry.embedding, geometry.head).tables(
         recipe.method
@@ -195,7 +195,7 @@ def targets(recipe: Recipe, geometry: Geometry) -> tuple[str, ...]:
 
 def _leaves_out(recipe: Recipe, geometry: Geometry) -> tuple[str, ...]:
     """Return the keys of those linear layers that have a target's name and no adapter in any layer."""
-    return tuple(one.key for one in _able(geometry) if not any(_adapted(recipe, geometry, one)))
+    return tuple(linear.key for linear in _able(geometry) if not any(_adapted(recipe, geometry, linear)))
 
 
 def _able(geometry: Geometry) -> list[Linear]:
@@ -229,8 +229,8 @@ def adapter_problems(recipe: Recipe, geometry: Geometry) -> list[str]:
         ]
     if not geometry.linears:
         return []
-    if found := adapter_targets.problems(recipe, _named(geometry)):
-        return found
+    if problems := adapter_targets.problems(recipe, _named(geometry)):
+        return problems
     return [*_too_wide(recipe, geometry), *_table_problems(recipe, geometry)]
 
 
@@ -263,12 +263,14 @@ def _too_wide(recipe: Recipe, geometry: Geometry) -> Iterator[str]:
         return
     rank_of = adapter_targets.rank_of(recipe.method)
     widths = [(linear, min(linear.rows, linear.columns)) for linear in geometry.linears if linear.adaptable]
-    for one, width in widths:
-        for name, is_adapted in zip(_modules(geometry, one), _adapted(recipe, geometry, one), strict=True):
+    for layer, width in widths:
+        for name, is_adapted in zip(
+            _modules(geometry, layer), _adapted(recipe, geometry, layer), strict=True
+        ):
             if is_adapted and (rank := rank_of(name)) > width:
                 field = "r" if rank == recipe.method.r else "rank_pattern"
                 yield (
-                    f"method.{field}: {rank}, but {name} is {one.columns:,} x {one.rows:,} and has "
+                    f"method.{field}: {rank}, but {name} is {layer.columns:,} x {layer.rows:,} and has "
                     f"{counted(width, 'singular value')}, "
                     f"from which init_lora_weights: {recipe.method.init_lora_weights} makes the adapter; "
                     f"write {width:,}"
@@ -306,7 +308,7 @@ def _modules(geometry: Geometry, linear: Linear) -> Iterator[str]:
 
 def _ranks(recipe: Recipe, geometry: Geometry) -> tuple[tuple[str, float], ...]:
     """Return the mean ranks over all modules of those linear layers whose rank is not method.r in each."""
-    method, found = recipe.method, dict[str, float]()
+    method, mean_ranks = recipe.method, dict[str, float]()
     if not method.rank_pattern and method.is_all_linear:
         return ()
     rank_of = adapter_targets.rank_of(method)
@@ -314,10 +316,10 @@ def _ranks(recipe: Recipe, geometry: Geometry) -> tuple[tuple[str, float], ...]:
         pairs = zip(_modules(geometry, linear), _adapted(recipe, geometry, linear), strict=True)
         ranks = [rank_of(module) if adapted else 0 for module, adapted in pairs]
         if any(ranks) and (mean := sum(ranks) / len(ranks)) != method.r:
-            found[linear.key] = mean
+            mean_ranks[linear.key] = mean
     if "lora_embedding" in targets(recipe, geometry) and (rank := rank_of(geometry.embedding)) != method.r:
-        found["lora_embedding"] = rank
-    return tuple(found.items())
+        mean_ranks["lora_embedding"] = rank
+    return tuple(mean_ranks.items())
 
 
 def _token_rows(recipe: Recipe) -> int:

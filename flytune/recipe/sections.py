@@ -86,6 +86,11 @@ class Sharding(Section):
     )
     """Groups of processes that each hold all states, which fsdp then shards inside a group: a number, `nodes`
     for one on each node, or `auto`: the plan takes the faster one that fits."""
+    sequence_parallel: Annotated[int, Field(gt=0, le=limits.COUNT)] = Field(
+        default=1, exclude_if=lambda parts: parts == 1
+    )
+    """Processes of a node that divide the positions of each sample among themselves, for samples that are too
+    long for one GPU (docs/long-sequences.md)."""
     # Flyte's type for any JSON object.
     config: dict | None = None  # type: ignore[type-arg]
     """A DeepSpeed configuration of your own (a JSON file, its address, or its content) instead of one in
@@ -101,6 +106,24 @@ class Sharding(Section):
             )
         return value
 
+    def refusals(self, recipe: Any) -> list[str]:
+        if self.sequence_parallel == 1:
+            return []
+        training, objective = recipe.training, recipe.objective.name
+        reasons = {
+            f"objective {objective}: only sft divides its samples": objective != "sft",
+            "data.images: an image's features are not divided": recipe.data.images,
+            "training.neftune_noise_alpha: its noise would follow from the length of a part": (
+                training.neftune_noise_alpha is not None
+            ),
+            "training.torch_compile: exchanges in compiled layers were not tried": training.torch_compile,
+            "training.router_aux_loss_coef: routers would be balanced over a part of each sample; write 0": (
+                training.router_aux_loss_coef
+            ),
+        }
+        parts = f"sharding.sequence_parallel: {self.sequence_parallel}"
+        return [f"{parts} with {reason}; or leave it out" for reason, holds in reasons.items() if holds]
+
     @property
     def is_auto(self) -> bool:
         """True if the plan chooses it."""
@@ -112,6 +135,7 @@ class Sharding(Section):
             "config": self.config,
             "offload": self.offload != "none",
             "replicas": self.replicas not in (1, "auto"),
+            "sequence_parallel": self.sequence_parallel > 1,
         }
         for field, value in others.items():
             if self.is_auto and value:

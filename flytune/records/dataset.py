@@ -113,7 +113,7 @@ class Manifest(Record):
     train: SplitCounts
     heldout: SplitCounts
     tokenizer_sha256: str
-    other_tokens: Annotated[str | None, Field(exclude_if=lambda found: found is None)] = None
+    other_tokens: Annotated[str | None, Field(exclude_if=lambda text: text is None)] = None
     """Class of transformers that makes other tokens than the base's tokenizer.json, which is used, and an
     example."""
     content_sha256: str

@@ -140,6 +140,8 @@ class Plan(Record):
     processes: int
     """Processes per node; 1 under device_map, for any number of GPUs."""
     world_size: int
+    sequence_parallel: int = Field(default=1, exclude_if=lambda parts: parts == 1)
+    """Processes that divide the positions of each sample among themselves."""
     global_batch_size: int
     per_device_train_batch_size: int
     gradient_accumulation_steps: int
@@ -177,7 +179,7 @@ class Plan(Record):
     @property
     def degrees(self) -> Degrees:
         """Processes of the run, and what they divide."""
-        return Degrees(self.world_size, self.nodes)
+        return Degrees(self.world_size, self.nodes, sequence_parallel=self.sequence_parallel)
 
     def with_micro_batch(self, most: int) -> Self | None:
         """Return the plan with the largest micro batch of at most `most` that makes the same global batch;

@@ -240,8 +240,8 @@ _DONE: dict[str, Callable[..., Any]] = {
     "hash": hash,
     "float": float,
     "int": int,
-    "isinstance": lambda target, one: isinstance(one, target),
-    "issubclass": lambda target, one: issubclass(one, target),
+    "isinstance": lambda target, value: isinstance(value, target),
+    "issubclass": lambda target, value: issubclass(value, target),
 }
 """Operations of functions."""
 _ALONE = (

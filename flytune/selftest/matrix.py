@@ -21,6 +21,7 @@ from flytune.selftest.runs import (
     FinishedRun,
     Model,
     Pair,
+    Parallel,
     Rows,
     Trials,
     plain_pair,
@@ -106,6 +107,12 @@ PACKED = [
     for sharding, kind in SHARDINGS.items()
     if method in kind.packed_selftests
 ]
+# Pairs that are also trained by two processes that divide each sample.
+DIVIDED = [
+    Pair(method, sharding, parallel="sp2")
+    for sharding, kind in SHARDINGS.items()
+    for method in kind.divided_selftests
+]
 # Pairs that are also trained with these objectives, without offload; one is refused with the reason where it
 # cannot run.
 COMPARED = [
@@ -182,6 +189,7 @@ class Cell(Strict):
     offload: str
     rows: Rows
     model: Model = "dense"
+    parallel: Parallel = "data"
     state: Literal["equal", "differs", "failed", "refused", "lacking"]
     words: str
     """Text in the table."""
@@ -209,8 +217,8 @@ class Matrix(Record):
 
 
 def all_pairs() -> list[Pair]:
-    """Return every method with every sharding and offload, also unsupported ones; a few packed, or with
-    experts; all with other objectives."""
+    """Return every method with every sharding and offload, also unsupported ones; a few packed, with divided
+    samples, or with experts; all with other objectives."""
     methods, offloads = (
         get_args(section.model_fields[name].annotation)
         for section, name in ((Method, "name"), (Sharding, "offload"))
@@ -218,7 +226,7 @@ def all_pairs() -> list[Pair]:
     pairs = [
         Pair(method, sharding, offload) for sharding, offload, method in product(SHARDINGS, offloads, methods)
     ]
-    return [*pairs, *PACKED, *COMPARED, *EXPERTS]
+    return [*pairs, *PACKED, *DIVIDED, *COMPARED, *EXPERTS]
 
 
 def pairs_named(names: str) -> list[Pair]:
@@ -234,8 +242,8 @@ def pairs_named(names: str) -> list[Pair]:
     if unknown := [name for name in wanted if name not in known]:
         raise RecipeError(
             f"pairs: {', '.join(unknown)}: no such pair; write method/sharding or method/sharding/offload, "
-            f"as in full/zero2 or full/zero3/cpu (or {PACKED[0]}, {EXPERTS[0]}), with a sharding of "
-            f"{', '.join(SHARDINGS)}"
+            f"as in full/zero2 or full/zero3/cpu (or {PACKED[0]}, {DIVIDED[0]}, {EXPERTS[0]}), with a "
+            f"sharding of {', '.join(SHARDINGS)}"
         )
     return [known[name] for name in wanted]
 

@@ -27,6 +27,7 @@ Rows = Literal["chats", "step", "packed", "dpo", "kto", "reward", "grpo", "class
 OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo", "classify")
 """Rows of an objective of their name; all others are those of sft."""
 Model = Literal["dense", "experts", "balance"]
+Parallel = Literal["data", "sp2"]
 
 # Files of the rows that are trained, and of those that are held out.
 _FILES: dict[Rows, tuple[str, str]] = {
@@ -63,6 +64,14 @@ class Pair(NamedTuple):
     model: Model = "dense"
     """dense: a Llama; experts: a mixture, whose experts get adapters too, with activation checkpointing under
     all shardings but none; balance: the same with the balance loss of the routers."""
+
+    parallel: Parallel = "data"
+    """data: each process has samples of its own; sp2: two divide the positions of each sample."""
+
+    @property
+    def sequence_parallel(self) -> int:
+        """Processes that divide each sample."""
+        return 2 if self.parallel == "sp2" else 1
 
     def __str__(self) -> str:
         plain = Pair(self.method, self.sharding)
@@ -168,7 +177,11 @@ class Trials:
                 }
                 | ({"packing": True, "max_length": self.block_length} if pair.rows == "packed" else {}),
                 "method": method,
-                "sharding": {"name": pair.sharding, "offload": pair.offload},
+                "sharding": {
+                    "name": pair.sharding,
+                    "offload": pair.offload,
+                    "sequence_parallel": pair.sequence_parallel,
+                },
                 "training": {
                     "learning_rate": 1e-3,
                     "global_batch_size": self.rows_of_a_step(pair),

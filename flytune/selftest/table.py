@@ -24,18 +24,20 @@ WIDTH = 120
 def show(matrix: Matrix, console: Console) -> None:
     """Print the table, the reasons for its entries, and the largest differences."""
     methods = list(dict.fromkeys(cell.method for cell in matrix.cells))
-    cells = {(cell.sharding, cell.offload, cell.rows, cell.model, cell.method): cell for cell in matrix.cells}
+    cells = {
+        (cell.sharding, cell.offload, cell.rows, cell.model, cell.parallel, cell.method): cell
+        for cell in matrix.cells
+    }
     table = Table(title=f"Compared with plain training, on {matrix.machine}", title_justify="left")
     for name in ("sharding", *methods):
         table.add_column(name)
-    for sharding, offload, rows, model in dict.fromkeys(row[:4] for row in cells):
+    for row in dict.fromkeys(key[:-1] for key in cells):
+        sharding, offload, rows, model, parallel = row
         # An offload that the sharding does not support is reported once, below the table.
         if offload in SHARDINGS[sharding].offloads:
             name = sharding + f", offload {offload}" * (offload != "none") + f", {rows}" * (rows != "chats")
-            name += f", {model}" * (model != "dense")
-            table.add_row(
-                name, *(_words(cells.get((sharding, offload, rows, model, method))) for method in methods)
-            )
+            name += f", {model}" * (model != "dense") + f", {parallel}" * (parallel != "data")
+            table.add_row(name, *(_words(cells.get((*row, method))) for method in methods))
     tables.show(table, console)
     for state, title in {
         "differs": "DIFFERS",

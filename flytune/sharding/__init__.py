@@ -49,33 +49,39 @@ def route(recipe: Recipe, plan: Plan) -> str:
 def problems(recipe: Recipe) -> list[str]:
     """List what no shape solves: parts of the recipe that cannot work with its sharding, a line each."""
     sharding, method = sharding_of(recipe), recipe.method
-    found = [pair] if (pair := pair_problem(recipe)) else []
-    found += sharding.problems()
+    sentences = [pair] if (pair := pair_problem(recipe)) else []
+    sentences += sharding.problems()
     if recipe.sharding.replicas != 1 and not sharding.replicates:
         able = [name for name, other in SHARDINGS.items() if other.replicates]
-        found.append(
+        sentences.append(
             f"sharding.replicas: {recipe.sharding.replicas} with sharding {sharding.name}, which has none; "
             f"name {' or '.join(able)}, or leave it out"
         )
+    if recipe.sharding.sequence_parallel > 1 and not sharding.divides_sequences:
+        able = [name for name, other in SHARDINGS.items() if other.divides_sequences]
+        sentences.append(
+            f"sharding.sequence_parallel: {recipe.sharding.sequence_parallel} with sharding {sharding.name}, "
+            f"which is one process; name {' or '.join(able)}, or leave it out"
+        )
     optimizer = OPTIMIZERS.get(recipe.training.optim)
     if optimizer and (reason := sharding.optimizer_problem(optimizer)):
-        found.append(
+        sentences.append(
             f"training.optim: {recipe.training.optim} with sharding {sharding.name}: {reason}; use auto"
         )
     if recipe.training.master_dtype == "bfloat16" and (reason := _no_bfloat16_masters(sharding)):
-        found.append(f"training.master_dtype: bfloat16: {reason}; leave it out")
+        sentences.append(f"training.master_dtype: bfloat16: {reason}; leave it out")
     if method.is_pissa and sharding.reads_slices:
-        found.append(
+        sentences.append(
             f"method.init_lora_weights: {method.init_lora_weights} with sharding {sharding.name}: it takes "
             "singular values out of complete weights, and each process reads only its slices of them; use "
             "ddp or zero3"
         )
     if method.use_dora and method.name != "lora" and sharding.no_quantized_dora:
-        found.append(
+        sentences.append(
             f"method.use_dora: {method.name} with sharding {sharding.name}: {sharding.no_quantized_dora}; "
             "use fsdp, or method lora"
         )
-    return found
+    return sentences
 
 
 def _no_bfloat16_masters(sharding: ShardingBase) -> str | None:

@@ -1,6 +1,7 @@
 """The interface of a sharding: where it works, how the model is loaded and sharded, what the Trainer is
 given."""
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -8,6 +9,7 @@ from typing import Any, ClassVar
 from flytune.hardware import Shape
 from flytune.recipe import OPTIMIZERS, OptimizerKind, Recipe
 from flytune.records import Plan
+from flytune.sentences import counted
 from training_estimates.degrees import Degrees
 from training_estimates.layout import Layout
 from training_estimates.workload import Precision
@@ -56,6 +58,8 @@ class ShardingBase:
     """Reason why an objective cannot draw answers from the trained model with it; None where it can."""
     replicates: ClassVar[bool] = False
     """True if it takes sharding.replicas."""
+    divides_sequences: ClassVar[bool] = False
+    """True if it takes sharding.sequence_parallel."""
     is_plain: ClassVar[bool] = False
     """True if it shares nothing: plain training in one process."""
     traceable: ClassVar[bool] = False
@@ -64,6 +68,8 @@ class ShardingBase:
     """Modules that training imports with it, and that ask for compiled functions when they are imported."""
     packed_selftests: ClassVar[tuple[str, ...]] = ()
     """Methods that the selftest also trains on packed rows."""
+    divided_selftests: ClassVar[tuple[str, ...]] = ()
+    """Methods that the selftest also trains with sequence parallelism."""
     mixture_selftests: ClassVar[tuple[tuple[str, str], ...]] = (("chats", "experts"),)
     """Rows and model of the selftest's runs with adapters on experts."""
 
@@ -91,7 +97,8 @@ class ShardingBase:
     @property
     def layout(self) -> Layout:
         """Layout that memory and time are estimated of, with the recipe's options."""
-        return self.estimated_as
+        parts = self.recipe.sharding.sequence_parallel
+        return dataclasses.replace(self.estimated_as, sequence_parallel=parts)
 
     def reasons(self) -> list[str]:
         """List the options that the plan names, a line each."""
@@ -99,7 +106,19 @@ class ShardingBase:
 
     def degrees(self, shape: Shape) -> Degrees:
         """Return the number of processes on a shape, and what they divide."""
-        return self.estimated_as.degrees(shape.world_size, shape.nodes)
+        return self.layout.degrees(shape.world_size, shape.nodes)
+
+    def sequence_misfit(self, shape: Shape) -> str | None:
+        """Return why samples cannot be divided among processes of `shape`; None if they can."""
+        parts = self.recipe.sharding.sequence_parallel
+        if shape.processes % parts == 0:
+            return None
+        able = [count for count in range(1, shape.processes + 1) if shape.processes % count == 0]
+        return (
+            f"sharding.sequence_parallel: {parts} does not divide the "
+            f"{counted(shape.processes, 'process', 'processes')} "
+            f"of a node, inside of which samples are divided; numbers that do: {', '.join(map(str, able))}"
+        )
 
     def optimizer_problem(self, kind: OptimizerKind) -> str | None:
         """Return why an optimizer does not work with it; None if it does."""

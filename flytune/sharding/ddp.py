@@ -14,6 +14,7 @@ class DistributedDataParallel(ShardingBase):
     no_drawn_answers = None
     estimated_as = Layout(name="ddp", copies_gradients=True)
     traceable = True
+    divides_sequences = True
     packed_selftests = ("full",)
     mixture_selftests = (("chats", "experts"), ("chats", "balance"))
 

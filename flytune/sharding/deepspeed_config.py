@@ -249,7 +249,7 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
         ("bf16.enabled", config.bf16.enabled, f"model.dtype: {dtype}", dtype == "bfloat16"),
         ("fp16.enabled", config.fp16.enabled, f"model.dtype: {dtype}", dtype == "float16"),
     ]
-    found = [
+    sentences = [
         f"{key}: {_json(theirs)}, but the recipe has {name}"
         + ("" if ": " in name else f": {_json(ours)}")
         + f'; write "auto" for {key}, or change one of them'
@@ -257,11 +257,11 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
         if theirs not in ("auto", ours)
     ]
     if zero.stage < 3 and zero.offload_param.device != "none":
-        found.append(
+        sentences.append(
             f"zero_optimization.offload_param: stage {zero.stage} ignores it; only stage 3 shards parameters"
         )
     if not zero.compute_grad_norm:
-        found.append(
+        sentences.append(
             "zero_optimization.compute_grad_norm: false turns clipping off, and training.max_grad_norm asks "
             "for it"
         )
@@ -269,13 +269,13 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
         changed = [
             name for name in _DIVISORS if getattr(config, name) != DeepSpeedConfig.model_fields[name].default
         ]
-        found += [
+        sentences += [
             f"{name}: DeepSpeed's stage {zero.stage} takes it only with reduce_scatter: false; remove it"
             for name in changed
         ]
     fixed = [name for name in _BATCH_KEYS if getattr(config, name) != "auto"]
     if training.auto_find_batch_size and set(fixed) - {"train_batch_size"}:
-        found.append(
+        sentences.append(
             f"{', '.join(sorted(fixed))}: a number, but training.auto_find_batch_size may halve the batch; "
             "write auto"
         )
@@ -284,13 +284,13 @@ def problems(content: dict[str, Any], recipe: Recipe, optimizer: str, stage: int
         and zero.stage3_gather_16bit_weights_on_model_save is False
         and recipe.checkpoints.save_steps
     ):
-        found.append(
+        sentences.append(
             "zero_optimization.stage3_gather_16bit_weights_on_model_save: false, but checkpoints.save_steps "
             "writes checkpoints that need the weights; write true, or leave it out"
         )
     return [
         f"sharding.config: {line}"
-        for line in [*found, *_optimizer(config, recipe, optimizer), *_scheduler(config, recipe)]
+        for line in [*sentences, *_optimizer(config, recipe, optimizer), *_scheduler(config, recipe)]
     ]
 
 
@@ -312,19 +312,21 @@ def _optimizer(config: DeepSpeedConfig, recipe: Recipe, optimizer: str) -> list[
         "betas": ("training.adam_beta1 and training.adam_beta2", [training.adam_beta1, training.adam_beta2]),
         "eps": ("training.adam_epsilon", training.adam_epsilon),
     }
-    found = []
+    sentences = []
     if block.type.lower() != "adamw" or "adamw" not in optimizer:
-        found.append(
+        sentences.append(
             f"optimizer.type: {block.type}, but the recipe's training.optim is {optimizer}; remove one of "
             "them"
         )
     for key, value in block.params.items():
         if key not in ours:
-            found.append(f"optimizer.params.{key}: unknown; known are {', '.join(ours)}")
+            sentences.append(f"optimizer.params.{key}: unknown; known are {', '.join(ours)}")
         elif value not in ("auto", ours[key][1]):
-            name, own = ours[key]
-            found.append(f'optimizer.params.{key}: {value}, but the recipe has {name}: {own}; write "auto"')
-    return found
+            name, asked = ours[key]
+            sentences.append(
+                f'optimizer.params.{key}: {value}, but the recipe has {name}: {asked}; write "auto"'
+            )
+    return sentences
 
 
 _SCHEDULES = {
@@ -346,12 +348,12 @@ def _scheduler(config: DeepSpeedConfig, recipe: Recipe) -> list[str]:
         return [
             f"scheduler.type: {block.type}, but {has}; remove one of them (known are {', '.join(_SCHEDULES)})"
         ]
-    found = []
+    sentences = []
     if training.lr_scheduler_type not in same:
-        found.append(f"scheduler.type: {block.type}, but {has}; write {same[0]}, or remove the scheduler")
+        sentences.append(f"scheduler.type: {block.type}, but {has}; write {same[0]}, or remove the scheduler")
     warms = training.warmup_steps > 0 and training.lr_scheduler_type != "constant"
     if warms and params.get("warmup_type", "log") != "linear":
-        found.append(
+        sentences.append(
             f"scheduler.params.warmup_type: {params.get('warmup_type', 'log')} (log is DeepSpeed's default), "
             f"but the recipe has training.warmup_steps: {training.warmup_steps:g}, which are linear; write "
             '"warmup_type": "linear"'
@@ -367,14 +369,16 @@ def _scheduler(config: DeepSpeedConfig, recipe: Recipe) -> list[str]:
         if key == "warmup_type":
             continue
         if key not in ours:
-            found.append(f"scheduler.params.{key}: unknown; known are warmup_type, {', '.join(ours)}")
+            sentences.append(f"scheduler.params.{key}: unknown; known are warmup_type, {', '.join(ours)}")
         elif value not in ("auto", ours[key]):
-            found.append(f'scheduler.params.{key}: {value}, but the recipe\'s is {ours[key]}; write "auto"')
+            sentences.append(
+                f'scheduler.params.{key}: {value}, but the recipe\'s is {ours[key]}; write "auto"'
+            )
     if block.type == "WarmupCosineLR" and params.get("cos_min_ratio", 1e-4) not in ("auto", 0):
-        found.append(
+        sentences.append(
             "scheduler.params.cos_min_ratio: 0.0001 by default, but the recipe's schedule ends at 0; write 0"
         )
-    return found
+    return sentences
 
 
 def filled(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
@@ -386,6 +390,9 @@ def filled(content: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     filled = {name: value for name, value in content.items() if name not in ("optimizer", "scheduler")}
     for name in (*_BATCH_KEYS, "gradient_clipping"):
         filled.setdefault(name, "auto")
+    if recipe.sharding.sequence_parallel > 1:
+        # DeepSpeed's counts each sample once for each process that shares it; the recipe's has been compared.
+        filled["train_batch_size"] = "auto"
     for name in ("bf16", "fp16"):
         filled[name] = {"enabled": "auto"} | filled.get(name, {})
     filled.setdefault("zero_allow_untested_optimizer", True)

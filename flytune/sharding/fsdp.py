@@ -10,7 +10,6 @@ from flytune.hardware import Shape
 from flytune.recipe import OptimizerKind
 from flytune.sentences import counted
 from flytune.sharding.base import ShardingBase
-from training_estimates.degrees import Degrees
 from training_estimates.layout import Layout
 from training_estimates.workload import Precision
 
@@ -45,7 +44,8 @@ class FullyShardedDataParallel(ShardingBase):
     kbit_float32 = False
     traceable = True
     replicates = True
-    packed_selftests = ("lora",)
+    divides_sequences = True
+    packed_selftests = divided_selftests = ("lora",)
     mixture_selftests = (("chats", "experts"), ("packed", "experts"), ("chats", "balance"))
 
     def misfit(self, shape: Shape) -> str | None:
@@ -65,10 +65,7 @@ class FullyShardedDataParallel(ShardingBase):
     def layout(self) -> Layout:
         replicas = self.recipe.sharding.replicas
         groups = replicas if isinstance(replicas, int) else None
-        return dataclasses.replace(self.estimated_as, replicas=groups)
-
-    def degrees(self, shape: Shape) -> Degrees:
-        return self.layout.degrees(shape.world_size, shape.nodes)
+        return dataclasses.replace(super().layout, replicas=groups)
 
     def optimizer_problem(self, kind: OptimizerKind) -> str | None:
         if kind.bits == 8:

@@ -36,6 +36,7 @@ class Zero(ShardingBase):
     resizes = False
     # DeepSpeed casts norms and embeddings back to 16 bits.
     kbit_float32 = False
+    divides_sequences = True
     # It reads its states as one file each.
     loads_whole_states = True
     traceable = True
@@ -54,11 +55,11 @@ class Zero(ShardingBase):
             return None
         if not shape.nvme:
             return "offloads to NVMe, and the shape's disk is none"
-        own = [path for path in _nvme_paths(self.content) if path is not None]
+        paths = [path for path in _nvme_paths(self.content) if path is not None]
         cluster = load_cluster()
         # On a person's own machine too: the recipe may be a stranger's, and DeepSpeed makes folders at any
         # path.
-        for path in own:
+        for path in paths:
             if not _is_scratch(path) and not (
                 os.path.normpath(path) == path and cluster.volume_at(path, shape.name)
             ):
@@ -78,7 +79,7 @@ class Zero(ShardingBase):
 
     @property
     def layout(self) -> Layout:
-        return _layout(self.estimated_as, json.dumps(self.content))
+        return _layout(super().layout, json.dumps(self.content))
 
     def reasons(self) -> list[str]:
         if self.recipe.sharding.config is None:
@@ -244,6 +245,7 @@ class Zero3(Zero):
         gathers_in_backward=True,
     )
     packed_selftests = ("lora",)
+    divided_selftests = ("full",)
     mixture_selftests = (("chats", "experts"), ("packed", "experts"), ("chats", "balance"))
     # engine.py, _zero3_consolidated_16bit_state_dict
     saves_gathered = True

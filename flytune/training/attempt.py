@@ -233,7 +233,9 @@ class AttemptWriter:
         if self._record.file_name:
             # Once more: an attempt that was taken for lost may have ended since.
             self._before = [
-                one for one in earlier_attempts.read(self._address) if one.number < self._record.number
+                attempt
+                for attempt in earlier_attempts.read(self._address)
+                if attempt.number < self._record.number
             ]
         attempts = earlier_attempts.of_run(self._own(self._before))
         return earlier_attempts.covering(attempts, self.now().figures(), steps, held_seconds)

@@ -7,7 +7,7 @@ from typing import Any
 from flytune.errors import OutOfMemory, StorageError, TrainingError
 from flytune.failures.table import OUT_OF_GPU_MEMORY
 from flytune.records import Plan
-from flytune.sentences import counted
+from flytune.sentences import sharers
 from flytune.training import earlier_attempts
 
 log = logging.getLogger(__name__)
@@ -89,9 +89,9 @@ def check_agreed(notes: Notes, args: Any) -> None:
         return
     import torch.distributed
 
-    found: list[Any] = [None] * args.world_size
-    torch.distributed.all_gather_object(found, asdict(notes))
-    if any(other != found[0] for other in found):
+    notes_of_all: list[Any] = [None] * args.world_size
+    torch.distributed.all_gather_object(notes_of_all, asdict(notes))
+    if any(other != notes_of_all[0] for other in notes_of_all):
         raise TrainingError(
             f"rank {args.process_index}: checkpoints.folder is not one folder that all nodes see: the "
             "records of earlier attempts differ between them; name a file system that is mounted into all "
@@ -104,7 +104,7 @@ def out_of_memory(plan: Plan, rank: int, step: int, *, goes_on: bool, error: Bas
 
     The next attempt takes it by itself if the run `goes_on`.
     """
-    processes = counted(plan.degrees.data_parallel, "process", "processes")
+    processes = sharers(plan.degrees.data_parallel, plan.degrees.copies)
     size, accumulation = plan.per_device_train_batch_size, plan.gradient_accumulation_steps
     seen = f"rank {rank}: out of GPU memory at step {step}, {size} x {accumulation} accumulated x {processes}"
     smaller = plan.halved()

@@ -101,10 +101,12 @@ def _methods() -> type:
             so used again."""
             if name not in ("state1", "state2"):
                 return value.to(p.device) if isinstance(value, torch.Tensor) else value
-            own = self.state.get(p, {}).get(name)
-            own = own if own is not None else self.get_state_buffer(p, dtype=value.dtype)
-            if own is not value:
-                local(own).copy_(local(value))
-            return own
+            state_there = self.state.get(p, {}).get(name)
+            state_there = (
+                state_there if state_there is not None else self.get_state_buffer(p, dtype=value.dtype)
+            )
+            if state_there is not value:
+                local(state_there).copy_(local(value))
+            return state_there
 
     return Methods

@@ -21,20 +21,20 @@ def of_release_0_2(name: str, content: bytes) -> str | bytes:
     """Return a file's content as that of a record: figures without a phase, or a phase or notes without
     figures."""
     try:
-        found = json_core.load_object(content)
+        fields = json_core.load_object(content)
     except json_core.JSONError:
         return content  # the record refuses it
     if name.startswith("phase-"):
-        found |= {"number": 0, "retry": found.pop("attempt", None), "kind": found.pop("ended", None)}
-        found["resumed_from_step"] = found.pop("saved_step", None)
-        found.pop("counted_bytes", None)
+        fields |= {"number": 0, "retry": fields.pop("attempt", None), "kind": fields.pop("ended", None)}
+        fields["resumed_from_step"] = fields.pop("saved_step", None)
+        fields.pop("counted_bytes", None)
     elif name == "notes.json":
-        found["number"] = 0
-        size = found.pop("per_device_train_batch_size", None)
+        fields["number"] = 0
+        size = fields.pop("per_device_train_batch_size", None)
         if size is not None:
             twice = 2 * size if isinstance(size, int) else size
-            found |= {"kind": OUT_OF_GPU_MEMORY, "per_device_train_batch_size": twice}
-    return json.dumps(found)
+            fields |= {"kind": OUT_OF_GPU_MEMORY, "per_device_train_batch_size": twice}
+    return json.dumps(fields)
 
 
 log = logging.getLogger(__name__)
@@ -127,11 +127,16 @@ def check_kills(mine: NodeAttempt, before: Sequence[NodeAttempt], address: str, 
     first, second = ([record for record in execution if record.retry == mine.retry - back] for back in (2, 1))
     if not all(record.kind in _SILENT for record in (*first, *second)):
         return
-    for one in first:
+    for first_attempt in first:
         for other in second:
-            were_killed = one.kind in _KILLED and other.kind in _KILLED and one.phase == other.phase
-            if were_killed and one.resumed_from_step == other.resumed_from_step == mine.resumed_from_step:
-                raise KilledAgain(_killed_again(one, other, address, plan))
+            were_killed = (
+                first_attempt.kind in _KILLED and other.kind in _KILLED and first_attempt.phase == other.phase
+            )
+            if (
+                were_killed
+                and first_attempt.resumed_from_step == other.resumed_from_step == mine.resumed_from_step
+            ):
+                raise KilledAgain(_killed_again(first_attempt, other, address, plan))
 
 
 def _killed_again(first: NodeAttempt, second: NodeAttempt, address: str, plan: Plan | None) -> str:
@@ -228,7 +233,7 @@ def _place(record: NodeAttempt) -> tuple[int, float]:
 
 
 def covering(
-    found: Sequence[Attempt], mine: Attempt, steps: Sequence[Step], held_seconds: float
+    earlier: Sequence[Attempt], mine: Attempt, steps: Sequence[Step], held_seconds: float
 ) -> list[Attempt]:
     """Return the attempts with what is known from those after them: a killed process's record is late.
 
@@ -236,9 +241,9 @@ def covering(
     its logged `steps`; the last one that has trained held its machines for what is left of `held_seconds`.
     """
     if not mine.resumed_from_step:
-        return list(found)
+        return list(earlier)
     unknown = {"number": 0, "resumed_from_step": 0, "last_step": 0, "seconds": 0.0, "ended": UNKNOWN}
-    attempts, last = list(found) or [mine.model_copy(update=unknown)], 0
+    attempts, last = list(earlier) or [mine.model_copy(update=unknown)], 0
     for index, following in enumerate((*attempts[1:], mine)):
         # A record at step 0 after others is of an attempt that could not read the checkpoints, and has
         # trained nothing.

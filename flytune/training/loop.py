@@ -168,11 +168,11 @@ def _load_exported(run: RunState, trainer: Any) -> _Exported:
     it."""
     saver, step = run.saver, trainer.state.global_step
     loss = saver.resumed_loss if step == saver.resumed_step else run.recorder.eval_loss_of(step)
-    found = saver.best(step, loss)
-    if found is None:
+    best = saver.best(step, loss)
+    if best is None:
         exported = _Exported(step, loss, saver.weights_at(step))
     else:
-        checkpoint, folder = found
+        checkpoint, folder = best
         trainer.load_weights(folder)
         exported = _Exported(checkpoint.step, checkpoint.eval_loss, checkpoint.digest)
     run.recorder.export(

@@ -43,13 +43,13 @@ def check(trainer: Any) -> None:
             loss = float(-trained.log_probs.sum() / trained.label_mask.sum())
             if has_balance_loss:
                 loss += trainer.router_aux_loss_coef * float(trained.aux_loss)
-            own = _own_loss(model, batch, ids, objective_of(recipe).temperature())
+            own_loss = _own_loss(model, batch, ids, objective_of(recipe).temperature())
     finally:
         model.train(was_training)
-    bound = BOUNDS[recipe.model.dtype] * max(1.0, abs(own))
-    if not abs(loss - own) <= bound:
+    bound = BOUNDS[recipe.model.dtype] * max(1.0, abs(own_loss))
+    if not abs(loss - own_loss) <= bound:
         raise TrainingError(
-            f"the loss that would be trained is not the model's own: {loss:.6g}, and {own:.6g} of "
+            f"the loss that would be trained is not the model's own: {loss:.6g}, and {own_loss:.6g} of "
             f"model(...).loss on the first {counted(ids.shape[1], 'token')} of the data, more than "
             f"{bound:.2g} apart; {innermost(model).config.model_type} changes its logits or its loss in a "
             "way that Flytune does not know; nothing was trained"
@@ -64,8 +64,8 @@ def _own_loss(model: Any, batch: dict[str, Any], ids: Any, temperature: float = 
     if temperature != 1.0 or not _takes_labels(innermost(model)):
         logits = model(**batch).logits[0].float() / temperature
         return float(cross_entropy(logits[:-1], ids[0, 1:].to(logits.device)))
-    found = model(**batch, labels=ids)
-    logits, wanted, loss = found.logits[0].float(), ids[0].to(found.logits.device), float(found.loss)
+    outputs = model(**batch, labels=ids)
+    logits, wanted, loss = outputs.logits[0].float(), ids[0].to(outputs.logits.device), float(outputs.loss)
     # The decoders of translation models (Bart and its kin) expect labels that are shifted already.
     if abs(float(cross_entropy(logits, wanted)) - loss) <= BOUNDS["float32"] * max(1.0, abs(loss)):
         return float(cross_entropy(logits[:-1], wanted[1:]))

@@ -129,8 +129,8 @@ class Peaks:
 
         self.read()
         mine = [{"peaks": self.bytes, "reserved_peaks": self.reserved}]
-        found = gather_object(mine)
-        return {kind: highest([one[kind] for one in found]) for kind in mine[0]}
+        peaks_of_all = gather_object(mine)
+        return {kind: highest([peaks[kind] for peaks in peaks_of_all]) for kind in mine[0]}
 
     def _note(self) -> None:
         held, reserved = _peak()
@@ -239,15 +239,15 @@ def _visible(nvml: Any) -> list[Any]:
     another order."""
     import torch
 
-    found = []
+    handles = []
     for device in range(torch.cuda.device_count()):
         uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-").removeprefix("MIG-")
         try:
-            found.append(nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+            handles.append(nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
         except nvml.NVMLError_NotFound:
             # CUDA gives the UUID of a MIG instance, without its kind.
-            found.append(nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"))
-    return found
+            handles.append(nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}"))
+    return handles
 
 
 def _sample(nvml: Any, gpu: Any) -> dict[str, float]:
@@ -259,11 +259,11 @@ def _sample(nvml: Any, gpu: Any) -> dict[str, float]:
         "memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
         "temperature": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
     }
-    found = {}
+    values = {}
     for name, read in figures.items():
         try:
-            found[name] = float(read())
+            values[name] = float(read())
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
             # NVML documents both for a figure that the device does not have.
             continue
-    return found
+    return values

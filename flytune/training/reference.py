@@ -67,10 +67,10 @@ def requests(recipe: Recipe, request: DataRequest, base: BaseRequest) -> list[Re
     }
     adapter = initial_adapter.weights_sha256(recipe.method)
     identity = "" if base.commit else base_identity.identity_of(recipe.model)
-    made = Recipe.model_validate(reduced)
+    reduced_recipe = Recipe.model_validate(reduced)
     return [
         ReferenceRequest(
-            recipe=made, request=request, base=base, adapter_sha256=adapter, base_identity=identity
+            recipe=reduced_recipe, request=request, base=base, adapter_sha256=adapter, base_identity=identity
         )
     ]
 
@@ -176,7 +176,7 @@ class Reference:
         if not rows:
             return []
         return [
-            row | {COLUMN: found} for row, found in zip(rows, self.column("heldout").tolist(), strict=False)
+            row | {COLUMN: value} for row, value in zip(rows, self.column("heldout").tolist(), strict=False)
         ]
 
 

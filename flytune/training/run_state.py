@@ -91,8 +91,10 @@ class RunState:
         for line in objective_of(recipe).warnings(manifest):
             log.warning("%s", line)
         needed = reference.is_needed(recipe)
-        found = reference.Reference(reference_folder, recipe, manifest.content_sha256) if needed else None
-        scorer = Scorer(recipe, dataset, plan.degrees, found)
+        known_answers = (
+            reference.Reference(reference_folder, recipe, manifest.content_sha256) if needed else None
+        )
+        scorer = Scorer(recipe, dataset, plan.degrees, known_answers)
         saver = Saver(recipe, manifest.content_sha256, publisher, scorer.rows)
         stopper = Stopper(
             recipe.checkpoints,
@@ -127,4 +129,4 @@ class RunState:
                     recipe.name, checkpoints.save_steps, checkpoints.save_total_limit, saver.address
                 )
             )
-        return cls(recipe, plan, shape, dataset, found, sharding, *followers)
+        return cls(recipe, plan, shape, dataset, known_answers, sharding, *followers)

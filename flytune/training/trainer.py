@@ -34,6 +34,7 @@ from flytune.models import (
     sharded_loading,
     vocabulary,
 )
+from flytune.models.sequence_parallel import COMPLETE, SequenceGroup
 from flytune.objectives import OBJECTIVES, objective_of
 from flytune.recipe import Recipe, run_length
 from flytune.records import Plan
@@ -92,7 +93,7 @@ class OptimizerSettings:
             for group in optimizer.param_groups
         ]
         self._base_rates = list(schedule.base_lrs)
-        self._clipping = [(one, one.clip_grad) for one in _clipping(optimizer)]
+        self._clipping = [(clipped, clipped.clip_grad) for clipped in _clipping(optimizer)]
 
     def restore(self, optimizer: Any, schedule: Any) -> None:
         """Put the settings back into what a checkpoint was loaded into, with the learning rates of the
@@ -101,10 +102,10 @@ class OptimizerSettings:
         factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
         rates = [rate * factor for rate, factor in zip(self._base_rates, factors, strict=True)]
         schedule._last_lr = rates
-        for group, own, rate in zip(optimizer.param_groups, self._groups, rates, strict=True):
-            group.update(own | {"lr": rate})
-        for one, most in self._clipping:
-            one.clip_grad = most
+        for group, settings, rate in zip(optimizer.param_groups, self._groups, rates, strict=True):
+            group.update(settings | {"lr": rate})
+        for clipped, most in self._clipping:
+            clipped.clip_grad = most
 
 
 def _clipping(optimizer: Any) -> list[Any]:
@@ -134,6 +135,7 @@ def trainer_class(objective: str) -> Any:
         def __init__(self, run: RunState, guard: LossGuard, stream: order.Stream, **arguments: Any) -> None:
             super().__init__(**arguments)
             self.run, self.guard, self.learning = run, guard, LearningGuard()
+            self.sequence: SequenceGroup | None = None
             self.log_means = LogMeans(objective_of(run.recipe).log_counts)
             # TRL accepts only its own kinds of data set; from here on the Trainer only reads it.
             self.train_dataset = stream
@@ -165,9 +167,10 @@ def trainer_class(objective: str) -> Any:
             self.run.recorder.count_tokens(batches)
             return batches, items
 
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            with self.run.recorder.clock.during("forward", then="update"):
-                return super().training_step(*args, **kwargs)
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            shared = self.sequence.computing(inputs, self.args.device) if self.sequence else nullcontext()
+            with shared, self.run.recorder.clock.during("forward", then="update"):
+                return super().training_step(model, inputs, *args, **kwargs)
 
         def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
             norm = super()._get_grad_norm(*args, **kwargs)
@@ -255,8 +258,8 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         load_arguments = sharding.load_arguments(plan, shape)
         return loading.base_model(recipe, dtype, sharding.quant_storage, **load_arguments)
 
-    made = heads.head_of(recipe), recipe.training.seed
-    model = sharded_loading.meta_model(recipe.model, dtype, *made) if sliced else load()
+    random_weights = heads.head_of(recipe), recipe.training.seed
+    model = sharded_loading.meta_model(recipe.model, dtype, *random_weights) if sliced else load()
     if recipe.training.activation_checkpointing and not model.supports_gradient_checkpointing:
         # The plan refuses the types that it knows.
         raise TrainingError(
@@ -290,6 +293,10 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         raise TrainingError(f"training.{wrong}")
     resume.check_length(run.saver.resumed_step, stream.steps)
     args.max_steps = stream.steps
+    sequence, copies = None, plan.degrees.copies
+    if copies > 1:
+        sequence = SequenceGroup(copies, args.ddp_timeout_delta)
+        stream.share(copies, plan.per_device_train_batch_size)
     if args.process_index == 0:
         for note in run_length.notes(recipe, stream.steps, len(rows) * objective.repeats()):
             step_lines.show(f"{recipe.name}: {note}")
@@ -313,7 +320,13 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
             args=args,
             train_dataset=rows,
             data_collator=objective.collator(tokenizer.pad_token_id)
-            or Collator(tokenizer.pad_token_id, recipe.data.max_length, flatten=flash, images=stored),
+            or Collator(
+                tokenizer.pad_token_id,
+                recipe.data.max_length,
+                flatten=flash,
+                images=stored,
+                part=sequence.part if sequence else COMPLETE,
+            ),
             processing_class=tokenizer,
             peft_config=loading.peft_config(recipe, model),
             **objective.trainer_arguments(load),
@@ -335,6 +348,10 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         else:
             sharded_loading.load_weights(trainer.model, loading.local_folder(recipe.model), device)
     sharding.ready(trainer)
+    if sequence:
+        trainer.sequence = sequence
+        # Otherwise dropout would leave out the same numbers in each part of a sample.
+        set_seed(recipe.training.seed + sequence.part.number)
     return trainer, resumed
 
 
@@ -398,11 +415,13 @@ def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> An
     }
     if training.router_aux_loss_coef is not None:
         common["router_aux_loss_coef"] = training.router_aux_loss_coef
-    own = objective.arguments() | trackers.arguments(recipe, checkpoints) | sharding.arguments(shape)
-    made = objective.arguments_class()(**(common | own))
-    if made.world_size > 1 and not shape.is_gpu:
+    own_arguments = (
+        objective.arguments() | trackers.arguments(recipe, checkpoints) | sharding.arguments(shape)
+    )
+    arguments_made = objective.arguments_class()(**(common | own_arguments))
+    if arguments_made.world_size > 1 and not shape.is_gpu:
         from torch.distributed.distributed_c10d import _set_pg_timeout
 
         # transformers leaves it out of a process group on CPUs (TrainingArguments._setup_devices).
-        _set_pg_timeout(made.ddp_timeout_delta)
-    return made
+        _set_pg_timeout(arguments_made.ddp_timeout_delta)
+    return arguments_made

@@ -87,7 +87,7 @@ def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> R
             },
             "method": {"name": pair.method}
             | ({} if pair.method == "full" else {"lora_dropout": 0.1, "r": 8}),
-            "sharding": {"name": pair.sharding},
+            "sharding": {"name": pair.sharding, "sequence_parallel": pair.sequence_parallel},
             "objective": {"name": pair.rows, "disable_dropout": False} | OBJECTIVE_SECTIONS.get(pair.rows, {})
             if pair.rows in OBJECTIVE_ROWS
             else {"name": "sft"},

@@ -57,6 +57,18 @@ def test_a_configuration_of_accelerate_is_read(content, expected, tmp_path):
     assert (recipe.sharding.name, recipe.sharding.offload, recipe.training.global_batch_size) == expected
 
 
+@pytest.mark.parametrize("key", ["cp", "sp"])
+def test_gpus_that_divide_a_sample_are_read(key, tmp_path):
+    content = {"distributed_type": "FSDP", "num_processes": 8}
+    content["parallelism_config"] = {f"parallelism_config_{key}_size": 4}
+    written(tmp_path, "launch.yaml", {"compute_environment": "LOCAL_MACHINE"} | content)
+    recipe, _ = converted(tmp_path, "run.sh", f"accelerate launch --config_file launch.yaml sft.py {SFT}")
+    assert (recipe.sharding.sequence_parallel, recipe.training.global_batch_size) == (4, 2)
+    axolotl = AXOLOTL | {"fsdp_config": {"offload_params": False}, "context_parallel_size": 4}
+    recipe, _ = converted(tmp_path, "a.yml", axolotl)
+    assert (recipe.sharding.sequence_parallel, recipe.training.global_batch_size) == (4, 2)
+
+
 def test_an_assumed_stage_of_zero_is_said(tmp_path):
     assert (
         "ds.json, which is not on this machine, so that stage 3 is assumed"

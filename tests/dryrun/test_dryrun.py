@@ -127,6 +127,11 @@ CASES = {
         "training.activation_checkpointing": True,
     },
     "fsdp-qlora": {"method": "qlora", "sharding": "fsdp", "hardware.shape": "cpu-2"},
+    "fsdp-divided": {
+        "sharding": {"name": "fsdp", "sequence_parallel": 2},
+        "hardware.shape": "cpu-2",
+        "training.activation_checkpointing": True,
+    },
     "ddp": {"sharding": "ddp", "hardware.shape": "cpu-2"},
     "ddp-qlora": {
         "method": "qlora",
@@ -207,6 +212,22 @@ def test_zeros_partitions_are_counted_beside_the_trace(name, tmp_path, monkeypat
         assert 0.98 <= ratio <= (1.3 if "zero3" in name and not index else 1.08)
 
 
+def test_processes_that_divide_samples_hold_a_part_of_their_activations(tmp_path, monkeypatch):
+    from trl.trainer import utils
+
+    monkeypatch.setattr(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 256)
+    changes = CASES["fsdp-divided"]
+    phases = []
+    for parts, micro_batch in ((1, 2), (2, 4)):
+        sharding = {"name": "fsdp", "sequence_parallel": parts}
+        recipe, base, _ = setting(tmp_path / str(parts), changes | {"sharding": sharding})
+        degrees = Degrees(2, sequence_parallel=parts)
+        case = Case(recipe=recipe, config=str(base), degrees=degrees, micro_batch=micro_batch, profile=CPU)
+        phases.append(ranks.run(1, trace.trace, case).phases)
+    # What is exchanged is there twice.
+    assert phases[1] == pytest.approx(phases[0], rel=0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_dry_step_holds_what_a_real_one_does(name, tmp_path, monkeypatch):
@@ -217,9 +238,9 @@ def test_a_dry_step_holds_what_a_real_one_does(name, tmp_path, monkeypatch):
     monkeypatch.setattr(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", 256)
     recipe, base, dataset = setting(tmp_path, CASES[name])
     world_size = 2 if "hardware.shape" in CASES[name] else 1
-    case = Case(
-        recipe=recipe, config=str(base), degrees=Degrees(world_size), micro_batch=4 // world_size, profile=CPU
-    )
+    degrees = Degrees(world_size, sequence_parallel=recipe.sharding.sequence_parallel)
+    micro_batch = degrees.samples(4)
+    case = Case(recipe=recipe, config=str(base), degrees=degrees, micro_batch=micro_batch, profile=CPU)
     dry = ranks.run(1, trace.trace, case)
     true = ranks.run(world_size, truly, recipe, dataset)
     phases = dry.phases

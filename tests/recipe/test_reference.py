@@ -70,7 +70,8 @@ def test_the_reference_sets_every_field_but_those_of_other_sources_and_the_alter
         f"data.{name}" for name in ("eval_split", "add_bos_token", "add_eos_token", "exclude", "sample_by")
     }
     others |= {"data.images", "data.max_pixels", "model.vision"}  # for models that read images alone
-    others |= {"sharding.replicas", "method.adapter", "training.max_steps", "publish.approval.hours"}
+    others |= {"sharding.replicas", "sharding.sequence_parallel", "method.adapter", "training.max_steps"}
+    others |= {"publish.approval.hours"}
     others |= {
         f"objective.{name}"
         for section in SECTIONS.values()

@@ -82,6 +82,24 @@ def test_docstrings_are_titles_imperatives_and_noun_phrases():
     assert [fault for path in FILES for fault in faults(path)] == []
 
 
+EMPTY = {"found", "got", "made", "one", "told"}
+"""Names that do not say what a value is."""
+
+
+def test_names_of_variables_say_what_they_are():
+    empty = []
+    for path in files(*PACKAGES):
+        nodes = nodes_of(path)
+        fields = [child for node in nodes if isinstance(node, ast.ClassDef) for child in node.body]
+        of_records = {id(field.target) for field in fields if isinstance(field, ast.AnnAssign)}
+        for node in nodes:
+            is_bound = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            name = node.id if is_bound else node.arg if isinstance(node, ast.arg) else None
+            if name in EMPTY and id(node) not in of_records:
+                empty.append(f"{name_of(path)}:{node.lineno}: {name}")
+    assert empty == []
+
+
 def test_no_banned_phrase():
     found = [
         f"{name_of(path)}:{number}: {match[0]!r}; write {instead!r}, or another plain phrase: "

@@ -298,7 +298,7 @@ def shares(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
     longest = f"raise data.max_length (the longest has {counted(manifest.longest, 'token')})"
     rows, read = manifest.rows, manifest.tokens_read
     dropped = manifest.dropped_too_long + manifest.dropped_untrained
-    for name, count, of, found, field, most, advice in (
+    for name, count, of, those, field, most, advice in (
         (
             "truncated",
             manifest.truncated,
@@ -341,7 +341,7 @@ def shares(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
             name,
             count,
             of,
-            f"{count:,} of {of:,} {found} ({_percent(count, of)})",
+            f"{count:,} of {of:,} {those} ({_percent(count, of)})",
             f"data.{field}, unset; warns over 5 %"
             if most is None
             else f"more than {most:.3g} (data.{field})",
@@ -362,14 +362,14 @@ def thoughts(manifest: Manifest, data: Data) -> Iterator[Check]:
         "trained without them, because the template does not write them there": lost,
     }
     total = trained + context + lost
-    found = ", ".join(
+    uses = ", ".join(
         f"{count:,} {'is' if count == 1 else 'are'} {what}" for what, count in became.items() if count
     )
     yield judged(
         "thoughts",
         0,
         total,
-        f"of {counted(total, 'answer')} with thoughts, {found}",
+        f"of {counted(total, 'answer')} with thoughts, {uses}",
         "the last answer's are not in the text (data.train_on)",
         advice="",
     )
@@ -378,7 +378,7 @@ def thoughts(manifest: Manifest, data: Data) -> Iterator[Check]:
 def left_out(manifest: Manifest) -> Iterator[Check]:
     """Check what the rows have, and no sample has."""
     meanings = {name: content.meaning(name) for name in manifest.left_out}
-    names = sorted(manifest.left_out.items(), key=lambda one: not meanings[one[0]])
+    names = sorted(manifest.left_out.items(), key=lambda item: not meanings[item[0]])
     meant = [name for name, meaning in meanings.items() if meaning]
     shown = ", ".join(f"{name} ({counted(rows, 'row')})" for name, rows in names)
     advice = [f"{', '.join(names)}: {meaning}" for meaning, names in _by_meaning(meanings).items() if meaning]
@@ -395,10 +395,10 @@ def left_out(manifest: Manifest) -> Iterator[Check]:
 
 
 def _by_meaning(meanings: dict[str, str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    names_by_meaning: dict[str, list[str]] = {}
     for name, meaning in meanings.items():
-        found.setdefault(meaning, []).append(name)
-    return found
+        names_by_meaning.setdefault(meaning, []).append(name)
+    return names_by_meaning
 
 
 def contradictions(statistics: Statistics, kind: RowKind) -> Iterator[Check]:
@@ -406,26 +406,26 @@ def contradictions(statistics: Statistics, kind: RowKind) -> Iterator[Check]:
     if not kind.contradiction:
         return
     count, rows = statistics.contradictions(), statistics.samples // kind.sequences
-    found = f"{kind.title.lower()}s {kind.contradiction}"
+    contradicting = f"{kind.title.lower()}s {kind.contradiction}"
     yield judged(
         "contradictions",
         count,
         rows,
-        f"{count:,} of {rows:,} {found}",
+        f"{count:,} of {rows:,} {contradicting}",
         "only warns",
-        fine=f"none of {rows:,} {found.replace('equal', 'equals', 1)}",
+        fine=f"none of {rows:,} {contradicting.replace('equal', 'equals', 1)}",
         advice="each undoes what the other teaches; keep one (data.deduplicate keeps both)",
     )
 
 
 def duplicates(statistics: Statistics, manifest: Manifest) -> Iterator[Check]:
     """Check for duplicates, apart from the repetitions by weights above 1."""
-    found = statistics.duplicates()
+    counts = statistics.duplicates()
     repeated = [source for source in manifest.sources if source.weight > 1]
     names = ", ".join(f"{source.name}: {source.weight:g}" for source in repeated)
     copies = sum(source.samples * (1 - 1 / source.weight) for source in repeated)
     # An upper bound among the compared samples, because held-out samples are not repeated.
-    intended = min(found.equal, round(copies * found.train / max(1, manifest.train.samples)))
+    intended = min(counts.equal, round(copies * counts.train / max(1, manifest.train.samples)))
     what_equal = "training samples equal an earlier one" + (
         f" (about {intended:,} by a weight above 1: {names})" if repeated else ""
     )
@@ -437,32 +437,32 @@ def duplicates(statistics: Statistics, manifest: Manifest) -> Iterator[Check]:
     for name, count, of, what, most, advice in (
         (
             "duplicates",
-            found.equal,
-            found.train,
+            counts.equal,
+            counts.train,
             what_equal,
             SYSTEMATIC,
             f"the model memorizes them first: {remove}",
         ),
         (
             "overlap",
-            found.overlap,
-            found.heldout,
+            counts.overlap,
+            counts.heldout,
             "held-out samples are also trained on",
             0.0,
             f"the evaluation would measure memorization: {remove}",
         ),
         (
             "near duplicates",
-            found.near,
-            found.near_train,
+            counts.near,
+            counts.near_train,
             "training samples nearly equal an earlier one",
             _WARNING_SHARE,
             "look for text made from templates, or copies that differ only in a date",
         ),
         (
             "near overlap",
-            found.near_overlap,
-            found.near_heldout,
+            counts.near_overlap,
+            counts.near_heldout,
             "held-out samples nearly equal a training sample",
             _WARNING_SHARE,
             "the evaluation is too optimistic: hold out samples by source or by topic, with "
@@ -471,7 +471,7 @@ def duplicates(statistics: Statistics, manifest: Manifest) -> Iterator[Check]:
     ):
         stops = name == "overlap" and _is_systematic(count, of)
         faults = count - intended if name == "duplicates" else count
-        note = " (of a random part)" if name in found.drawn else ""
+        note = " (of a random part)" if name in counts.drawn else ""
         yield judged(
             name,
             count,
@@ -481,7 +481,7 @@ def duplicates(statistics: Statistics, manifest: Manifest) -> Iterator[Check]:
             stops=stops,
             is_fine=faults <= most * of,
             advice=advice,
-            example=found.examples.get(name, ""),
+            example=counts.examples.get(name, ""),
         )
 
 

@@ -140,7 +140,11 @@ class Draw(Generic[Kept]):
         """Drop the samples outside of this share."""
         self._share = share
         if share < 1:
-            self.kept = {number: one for number, one in self.kept.items() if number < int(share * 2**64)}
+            self.kept = {
+                number: kept_samples
+                for number, kept_samples in self.kept.items()
+                if number < int(share * 2**64)
+            }
 
 
 def signatures(samples: list[Any]) -> tuple[Any, Any]:
@@ -181,7 +185,7 @@ def earlier(signed: Any) -> Any:
     """
     import numpy
 
-    found = numpy.full(len(signed), -1, numpy.int64)
+    earlier_ones = numpy.full(len(signed), -1, numpy.int64)
     for band in range(0, PERMUTATIONS, ROWS_A_BAND):
         keys = numpy.zeros(len(signed), numpy.uint64)
         for column in range(band, band + ROWS_A_BAND):
@@ -191,11 +195,11 @@ def earlier(signed: Any) -> Any:
         begins[1:] = keys[order[1:]] != keys[order[:-1]]
         firsts = order[numpy.maximum.accumulate(numpy.where(begins, numpy.arange(len(order)), 0))]
         for later, before in ((order, firsts), (order[1:], order[:-1])):
-            candidates = (later != before) & (found[later] < 0) & (keys[later] == keys[before])
+            candidates = (later != before) & (earlier_ones[later] < 0) & (keys[later] == keys[before])
             left, right = later[candidates], before[candidates]
             near = (signed[left] == signed[right]).mean(axis=1) >= RESEMBLANCE
-            found[left[near]] = right[near]
-    return found
+            earlier_ones[left[near]] = right[near]
+    return earlier_ones
 
 
 def _grams(samples: list[Any]) -> tuple[Any, Any]:

@@ -279,11 +279,11 @@ class Statistics:
             split.near.kept[int(hashes[each * sample])] = part.compared_tokens(each * sample)
 
     def _add_sides(self, part: StoredSamples) -> None:
-        if (found := self._kind.sides(part)) is None:
+        if (hashed := self._kind.sides(part)) is None:
             return
-        hashes, side = found
-        for one, which in zip(self._sides, (side, ~side), strict=True):
-            one.add(hashes[which], self._hashed_share)
+        hashes, side = hashed
+        for hashes_of_side, which in zip(self._sides, (side, ~side), strict=True):
+            hashes_of_side.add(hashes[which], self._hashed_share)
 
     def contradictions(self) -> int:
         """Return the number of rows that contradict another one (RowKind.sides)."""
@@ -315,10 +315,10 @@ class Statistics:
             split.trip.shrink(self._trip_share)
         kept = self._splits["heldout"].trip.kept | self._splits["train"].trip.kept
         order = dict.fromkeys((*self._splits["train"].trip.kept, *self._splits["heldout"].trip.kept))
-        tried = [one for number in order if (one := kept[number]) is not None]
+        tried = [tried_sample for number in order if (tried_sample := kept[number]) is not None]
         by_tokens = all(self._agree([self._encode(probe.format(eos=self.eos)) for probe in _PROBES], True))
         agree = self._agree([ids.tolist() for _, ids in tried], by_tokens)
-        failed = [one for one, is_equal in zip(tried, agree, strict=True) if not is_equal]
+        failed = [tried_sample for tried_sample, is_equal in zip(tried, agree, strict=True) if not is_equal]
         example = f"{failed[0][0]}: {self._decode(failed[0][1].tolist())[:_EXCERPT]!r}" if failed else ""
         return RoundTrip(len(tried), len(failed), by_tokens, example)
 
@@ -327,10 +327,13 @@ class Statistics:
         texts = [self._decode(ids) if is_known else "" for ids, is_known in zip(samples, known, strict=True)]
         again = self._encode_all(texts)
         if by_tokens:
-            return [is_known and one == ids for is_known, one, ids in zip(known, again, samples, strict=True)]
+            return [
+                is_known and ids_again == ids
+                for is_known, ids_again, ids in zip(known, again, samples, strict=True)
+            ]
         return [
-            is_known and self._decode(one).split() == text.split()
-            for is_known, one, text in zip(known, again, texts, strict=True)
+            is_known and self._decode(ids_again).split() == text.split()
+            for is_known, ids_again, text in zip(known, again, texts, strict=True)
         ]
 
     def duplicates(self) -> Duplicates:
@@ -353,8 +356,8 @@ class Statistics:
             (before >= 0) & (kind == 0),
             (before >= 0) & (kind == 1) & (kind[before] == 0),
         )
-        for name, found in (("near duplicates", is_near), ("near overlap", is_near_train)):
-            for index in numpy.flatnonzero(found)[:1]:
+        for name, matches in (("near duplicates", is_near), ("near overlap", is_near_train)):
+            for index in numpy.flatnonzero(matches)[:1]:
                 texts = [
                     self._decode(samples[which[place]].tolist())[-_EXCERPT:]
                     for place in (index, before[index])
@@ -380,8 +383,8 @@ class Statistics:
 
     def _encode_all(self, texts: list[str]) -> list[list[int]]:
         options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-        found: list[list[int]] = self._tokenizer(texts, **options)["input_ids"] if texts else []
-        return found
+        encoded: list[list[int]] = self._tokenizer(texts, **options)["input_ids"] if texts else []
+        return encoded
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

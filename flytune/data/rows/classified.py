@@ -137,8 +137,8 @@ class Classified(RowKind):
 
     def _unlabelled(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
         """Return a row without its labels and second text, which no format has."""
-        own = {source.columns.get(name, name) for name in self.own_columns}
-        return {name: value for name, value in row.items() if name not in own}
+        of_labels = {source.columns.get(name, name) for name in self.own_columns}
+        return {name: value for name, value in row.items() if name not in of_labels}
 
     def aligned(self, sequences: list[Encoded], samples: Sequence[Any]) -> list[Encoded]:
         return [(ids, [IGNORED] * len(ids)) for ids, _ in sequences]
@@ -161,11 +161,11 @@ def fields_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields of objective classify that rows show: the names, or the numbers as names, of their
     labels, and whether a row has several."""
     values = [row.get(LABELS[0], row.get(LABELS[1])) for row in rows]
-    single = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    single = [label for value in values for label in (value if isinstance(value, list) else [value])]
     known = {
-        str(int(one)) if isinstance(one, bool | float) and float(one).is_integer() else str(one)
-        for one in single
-        if isinstance(one, bool | int | float | str)
+        str(int(label)) if isinstance(label, bool | float) and float(label).is_integer() else str(label)
+        for label in single
+        if isinstance(label, bool | int | float | str)
     }
     labels = sorted(known, key=lambda name: (int(name) if name.isdecimal() else 0, name))
     has_several = any(isinstance(value, list) for value in values)
@@ -182,7 +182,7 @@ def label_counts(manifest: Manifest) -> Iterator[Check]:
         absent = [label for label, count in counts.items() if not count]
         shown = list(counts.items())[:MOST_NAMED]
         named = [f"{label} {count:,}" for label, count in shown] + ["..."] * (len(counts) > MOST_NAMED)
-        found = f"{split.samples:,} {name} texts: {', '.join(named)}"
+        sentence = f"{split.samples:,} {name} texts: {', '.join(named)}"
         stops = name == "train" and len(absent) >= len(counts) - 1
         advice = (
             "add texts with them, or remove them from objective.labels"
@@ -196,10 +196,10 @@ def label_counts(manifest: Manifest) -> Iterator[Check]:
             f"labels, {name}",
             len(absent),
             len(counts),
-            f"{found}; none is {', '.join(absent[:MOST_NAMED])}",
+            f"{sentence}; none is {', '.join(absent[:MOST_NAMED])}",
             "fewer than two labels are trained" if name == "train" else "only warns",
             stops=stops,
-            fine=found
+            fine=sentence
             + (f"; balanced weights are objective.class_weight: {{{weights}}}" if name == "train" else ""),
             advice=advice,
         )

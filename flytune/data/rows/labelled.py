@@ -87,9 +87,9 @@ def labelled_of(
     if messages[: len(before)] == before:
         messages = messages[len(before) :]
     if not messages or messages[0]["role"] != "assistant":
-        found = f"a message of {messages[0]['role']!r:.40}" if messages else "nothing"
+        instead = f"a message of {messages[0]['role']!r:.40}" if messages else "nothing"
         raise DataError(
-            f"{where}: after the prompt, completion has {found}; it must be an answer of the assistant"
+            f"{where}: after the prompt, completion has {instead}; it must be an answer of the assistant"
         )
     context, tools, identity = context_of(before, row, columns, where, system_prompt)
     return Labelled([Chat([*context, *messages], tools, len(context))], [label], identity)
@@ -153,8 +153,10 @@ class LabelledAnswers(ComparedRows):
     def content(
         self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
     ) -> Content:
-        found = labelled_of(row, source.format, source.columns, where, system_prompt, source.input_separator)
-        return Content([*found.samples], found.prompt, found.labels)
+        answers = labelled_of(
+            row, source.format, source.columns, where, system_prompt, source.input_separator
+        )
+        return Content([*answers.samples], answers.prompt, answers.labels)
 
     def rows_of(self, first: Mapping[str, Any], source: Source) -> int:
         if source.format == PREFERENCE:
@@ -182,7 +184,7 @@ def labels(manifest: Manifest) -> Iterator[Check]:
         if not split.samples:
             continue
         desirable, samples = split.desirable or 0, split.samples
-        found = f"{desirable:,} of {samples:,} {name} answers are desirable"
+        share = f"{desirable:,} of {samples:,} {name} answers are desirable"
         one_sided = desirable in (0, samples)
         advice = (
             "raise data.heldout_fraction, or set data.heldout_path: without both labels the evaluation "
@@ -195,10 +197,10 @@ def labels(manifest: Manifest) -> Iterator[Check]:
             f"labels, {name}",
             samples * one_sided,
             samples,
-            found,
+            share,
             "all labels are equal" if name == "train" else "only warns",
             stops=one_sided and name == "train",
-            fine=found
+            fine=share
             + (
                 f"; {weight_advice(desirable, samples - desirable)}"
                 if name == "train" and not one_sided

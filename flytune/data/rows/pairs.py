@@ -187,9 +187,9 @@ def _messages(
     for name, messages in (("chosen", first), ("rejected", second)):
         rest = messages[count:]
         if not rest or rest[0]["role"] != "assistant":
-            found = f"a message of {rest[0]['role']!r:.40}" if rest else "nothing"
+            instead = f"a message of {rest[0]['role']!r:.40}" if rest else "nothing"
             raise DataError(
-                f"{where}: after the prompt, which chosen and rejected have in common, {name} has {found}; "
+                f"{where}: after the prompt, which chosen and rejected have in common, {name} has {instead}; "
                 "it must be an answer of the assistant: the prompts must be equal"
             )
     return first[:count], first[count:], second[count:]
@@ -208,7 +208,9 @@ def conversation(value: Any, name: str, columns: dict[str, str], where: str) -> 
 
 def _common(first: Any, second: Any) -> list[Any]:
     """Return the longest common beginning of two sequences, as a list."""
-    return [one for one, _ in takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False))]
+    return [
+        message for message, _ in takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False))
+    ]
 
 
 def _kind(value: Any) -> str:
@@ -272,12 +274,12 @@ class Pairs(ComparedRows):
 
 def scores_of_pairs(manifest: Manifest) -> Check:
     """Check that the rows' own scores and margins agree with their order."""
-    found = counted_of(manifest.contradicted, manifest.rows, "pair", "has", "have")
+    contradicted = counted_of(manifest.contradicted, manifest.rows, "pair", "has", "have")
     return judged(
         "scores of pairs",
         manifest.contradicted,
         manifest.rows,
-        f"{found} a score or margin for the rejected answer",
+        f"{contradicted} a score or margin for the rejected answer",
         "only warns",
         fine="no score or margin says that the rejected answer is better",
         advice="chosen is trained as the better one in any case: exchange both answers, or remove the pair",

@@ -39,8 +39,8 @@ TAKEN = {
     "no step": "name description evaluation hardware checkpoints tracking publish notify "
     "training.logging_steps training.hang_minutes training.ddp_timeout training.max_loss_jump "
     "training.on_bad_loss training.per_device_train_batch_size training.auto_find_batch_size "
-    "training.activation_checkpointing objective.eval_answers objective.per_device_generation_batch_size "
-    "objective.reward_seconds",
+    "training.activation_checkpointing sharding.sequence_parallel objective.eval_answers "
+    "objective.per_device_generation_batch_size objective.reward_seconds",
     "content": "model.name_or_path model.revision method.adapter data",
 }
 """All other fields, by what they change: the training from the next step on; nothing that is trained; or they
@@ -55,9 +55,9 @@ _EFFECTS = dict.fromkeys(_REASONS, "fixed") | {
 def settings_of(recipe: Recipe) -> dict[str, str]:
     """Return the decisions of a recipe that are not the defaults, by dotted field, each as JSON or, if it is
     long, its hash."""
-    found = dict(_leaves(recipe.without_infrastructure(), ""))
+    settings = dict(_leaves(recipe.without_infrastructure(), ""))
     # `auto` and the name of what it stands for are the same.
-    return found | {"training.optim": _text(_states_of(sharding_of(recipe).optimizer))}
+    return settings | {"training.optim": _text(_states_of(sharding_of(recipe).optimizer))}
 
 
 def _leaves(section: BaseModel, place: str) -> Iterator[tuple[str, str]]:

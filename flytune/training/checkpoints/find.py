@@ -26,13 +26,13 @@ def newest(recipe: Recipe, content_sha256: str = "") -> Found | None:
     Raises:
         StorageError: the storage is unavailable, or denies access.
     """
-    found: list[Found] = []
+    candidates: list[Found] = []
     for ledger in _ledgers(recipe, content_sha256):
         complete = (
             checkpoint for checkpoint in ledger.checkpoints() if not ledger.fault(checkpoint, share=slice(0))
         )
-        found += [Found(one, ledger.storage.address) for one in complete][:1]
-    return max(found, key=lambda one: one.checkpoint.step, default=None)
+        candidates += [Found(candidate, ledger.storage.address) for candidate in complete][:1]
+    return max(candidates, key=lambda candidate: candidate.checkpoint.step, default=None)
 
 
 def required(recipe: Recipe, content_sha256: str) -> Found:
@@ -42,8 +42,8 @@ def required(recipe: Recipe, content_sha256: str) -> Found:
         TrainingError: there is none; says whether there are some of another recipe or other data.
         StorageError: the storage is unavailable, or denies access.
     """
-    if found := newest(recipe, content_sha256):
-        return found
+    if newest_one := newest(recipe, content_sha256):
+        return newest_one
     parent, folders = _siblings(recipe)
     others = sorted(name for name in folders if name.startswith(f"{recipe.name}-"))
     raise TrainingError(
@@ -66,12 +66,12 @@ def described(recipe: Recipe) -> str:
             "No checkpoints are written (checkpoints.save_steps is not set): the next run starts at step 0."
         )
     try:
-        found = newest(recipe)
+        newest_one = newest(recipe)
     except StorageError as error:
         return f"It is unknown whether there is a checkpoint: {error}"
     return (
-        f"Newest complete checkpoint: {found}; the same recipe resumes from it."
-        if found
+        f"Newest complete checkpoint: {newest_one}; the same recipe resumes from it."
+        if newest_one
         else "There is no complete checkpoint."
     )
 

@@ -118,13 +118,13 @@ class Ledger:
 
     def _folders(self) -> list[tuple[int, str, str]]:
         """Return step, attempt and the attempt's number of all folders, oldest step first."""
-        found = (_FOLDER.fullmatch(name) for name in self.storage.names())
-        return sorted((int(match[1]), match[2], match[3]) for match in found if match)
+        matches = (_FOLDER.fullmatch(name) for name in self.storage.names())
+        return sorted((int(match[1]), match[2], match[3]) for match in matches if match)
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return all checkpoints that have a manifest, newest first."""
-        found = [self._read(f"{step}-{attempt}") for step, attempt, _ in reversed(self._folders())]
-        return [checkpoint for checkpoint in found if checkpoint]
+        read_checkpoints = [self._read(f"{step}-{attempt}") for step, attempt, _ in reversed(self._folders())]
+        return [checkpoint for checkpoint in read_checkpoints if checkpoint]
 
     def _read(self, folder: str) -> Checkpoint | None:
         try:
@@ -153,12 +153,12 @@ class Ledger:
             return reason
         for stored in checkpoint.files[share]:
             try:
-                found = self.storage.get(f"{checkpoint.folder}/{stored.file}", into and into / stored.file)
+                digest = self.storage.get(f"{checkpoint.folder}/{stored.file}", into and into / stored.file)
             except FileNotFoundError:
                 return f"{stored.file} is missing"
-            if found != stored.sha256:
+            if digest != stored.sha256:
                 return (
-                    f"{stored.file}: its content is not what was written (sha256 {found[:12]}, not "
+                    f"{stored.file}: its content is not what was written (sha256 {digest[:12]}, not "
                     f"{stored.sha256[:12]})"
                 )
         return None
@@ -271,7 +271,7 @@ def kept(checkpoints: list[Checkpoint], limit: int, keeps_best: bool) -> list[Ch
     by_step = _by_step(checkpoints)
     newest = [by_step[step] for step in sorted(by_step, reverse=True)[:limit]]
     best = by_loss(checkpoints, newest[0])[:1] if keeps_best and newest else []
-    return [*newest, *(one for one in best if one not in newest)]
+    return [*newest, *(checkpoint for checkpoint in best if checkpoint not in newest)]
 
 
 def by_loss(checkpoints: list[Checkpoint], like: Checkpoint) -> list[Checkpoint]:
@@ -280,18 +280,23 @@ def by_loss(checkpoints: list[Checkpoint], like: Checkpoint) -> list[Checkpoint]
     Those that are not of the run of `like`, and those whose loss is of other held-out samples, are left out.
     """
     scored = [
-        one
-        for one in _by_step(checkpoints).values()
-        if one.eval_loss is not None and math.isfinite(one.eval_loss)
+        checkpoint
+        for checkpoint in _by_step(checkpoints).values()
+        if checkpoint.eval_loss is not None and math.isfinite(checkpoint.eval_loss)
     ]
-    return sorted((one for one in scored if _compares(one, like)), key=lambda one: (one.eval_loss, -one.step))
+    return sorted(
+        (checkpoint for checkpoint in scored if _compares(checkpoint, like)),
+        key=lambda checkpoint: (checkpoint.eval_loss, -checkpoint.step),
+    )
 
 
-def _compares(one: Checkpoint, other: Checkpoint) -> bool:
-    if not (one.scored_on and other.scored_on):  # of an earlier release
-        return one.decisions == other.decisions
-    same_steps = history_until(one.step, one.history) == history_until(one.step, other.history)
-    return one.scored_on == other.scored_on and same_steps
+def _compares(checkpoint: Checkpoint, other: Checkpoint) -> bool:
+    if not (checkpoint.scored_on and other.scored_on):  # of an earlier release
+        return checkpoint.decisions == other.decisions
+    same_steps = history_until(checkpoint.step, checkpoint.history) == history_until(
+        checkpoint.step, other.history
+    )
+    return checkpoint.scored_on == other.scored_on and same_steps
 
 
 def history_until(step: int, history: list[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -27,9 +27,9 @@ def gathered(value: _T, args: Any) -> list[_T]:
         return [value]
     import torch.distributed
 
-    found: list[Any] = [None] * args.world_size
-    torch.distributed.all_gather_object(found, value)
-    return found
+    values: list[Any] = [None] * args.world_size
+    torch.distributed.all_gather_object(values, value)
+    return values
 
 
 def newest_complete(
@@ -51,8 +51,8 @@ def newest_complete(
         StorageError: the storage is unavailable, or denies access.
     """
     for _ in range(2):
-        found = _seen_by_all(ledger, args)
-        for checkpoint in found:
+        seen = _seen_by_all(ledger, args)
+        for checkpoint in seen:
             check(checkpoint)
             if not (reason := _fault(ledger, args, checkpoint, into)):
                 log.info(
@@ -65,7 +65,7 @@ def newest_complete(
                 checkpoint.folder,
                 reason,
             )
-        if not found:
+        if not seen:
             return None
         # Another attempt may have deleted these for newer ones meanwhile.
         time.sleep(PAUSE)
@@ -92,7 +92,14 @@ def lowest_loss(
         StorageError: the storage is unavailable, or denies access.
     """
     loss = gathered(loss, args)[0]
-    for checkpoint in by_loss([one for one in _seen_by_all(ledger, args) if one.step <= like.step], like):
+    for checkpoint in by_loss(
+        [
+            seen_checkpoint
+            for seen_checkpoint in _seen_by_all(ledger, args)
+            if seen_checkpoint.step <= like.step
+        ],
+        like,
+    ):
         if checkpoint.step == like.step or (loss is not None and loss <= (checkpoint.eval_loss or 0.0)):
             return None
         if not (reason := _fault(ledger, args, checkpoint, into)):
@@ -164,7 +171,7 @@ def local_processes(args: Any) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
 
 
-def check(checkpoint: Checkpoint, own: Checkpoint, resizes: bool) -> None:
+def check(checkpoint: Checkpoint, ours: Checkpoint, resizes: bool) -> None:
     """Refuse a checkpoint that this run cannot take over, and log what of its recipe holds from the next step
     on.
 
@@ -178,23 +185,23 @@ def check(checkpoint: Checkpoint, own: Checkpoint, resizes: bool) -> None:
     """
     where = f"the checkpoint of step {checkpoint.step}"
     again = "or another checkpoints.name to start over"
-    if checkpoint.sharding != own.sharding:
+    if checkpoint.sharding != ours.sharding:
         raise TrainingError(
-            f"{where}: written under sharding {checkpoint.sharding}, and this run has {own.sharding}, which "
+            f"{where}: written under sharding {checkpoint.sharding}, and this run has {ours.sharding}, which "
             f"does not read it; the run does not continue. Choose the same sharding, {again}"
         )
-    if checkpoint.world_size != own.world_size and not resizes:
+    if checkpoint.world_size != ours.world_size and not resizes:
         processes = counted(checkpoint.world_size, "process", "processes")
         raise TrainingError(
-            f"{where}: written by {processes}, and this run has {own.world_size}; DeepSpeed cannot "
+            f"{where}: written by {processes}, and this run has {ours.world_size}; DeepSpeed cannot "
             f"repartition its states, and the run does not continue. Choose a shape of {processes}, {again}"
         )
-    if changed := _changed_base(checkpoint, own):
+    if changed := _changed_base(checkpoint, ours):
         raise TrainingError(
             f"{where}: trained from another base model: {changed}; its steps are not of this one, and the "
             f"run does not continue. Restore the base that it was trained from, {again}"
         )
-    differences = changes.between(checkpoint.settings, own.settings) if checkpoint.settings else {}
+    differences = changes.between(checkpoint.settings, ours.settings) if checkpoint.settings else {}
     if wrong := changes.refused(differences):
         raise TrainingError(
             f"{where}: written with other values of what a resumed run cannot change: {'; '.join(wrong)}; "
@@ -202,26 +209,29 @@ def check(checkpoint: Checkpoint, own: Checkpoint, resizes: bool) -> None:
         )
     if checkpoint.flytune != __version__:
         log.warning("%s: written by flytune %s, this is %s", where, checkpoint.flytune, __version__)
-    if checkpoint.decisions == own.decisions:
+    if checkpoint.decisions == ours.decisions:
         return
-    said = list(differences.values()) if checkpoint.settings else ["another recipe or other data"]
-    if checkpoint.decisions.rpartition("-")[2] != own.decisions.rpartition("-")[2]:
+    described = list(differences.values()) if checkpoint.settings else ["another recipe or other data"]
+    if checkpoint.decisions.rpartition("-")[2] != ours.decisions.rpartition("-")[2]:
         held_out = ", and whose held-out samples may have been trained in the steps before"
-        said.append(
+        described.append(
             "other prepared data, which is read from the same position on, and not before it"
-            + (held_out if own.scored_on else "")
+            + (held_out if ours.scored_on else "")
         )
     log.warning(
-        "%s: written with %s; this run's hold from step %d on", where, "; ".join(said), checkpoint.step + 1
+        "%s: written with %s; this run's hold from step %d on",
+        where,
+        "; ".join(described),
+        checkpoint.step + 1,
     )
 
 
-def _changed_base(checkpoint: Checkpoint, own: Checkpoint) -> str | None:
+def _changed_base(checkpoint: Checkpoint, ours: Checkpoint) -> str | None:
     """Return how the base model of a checkpoint is another one than this run's; None if it is not, or if that
     is unknown."""
-    names = [one.settings.get("model.name_or_path", "") for one in (checkpoint, own)]
-    if checkpoint.base and own.base:
-        is_other = checkpoint.base != own.base
+    names = [each_checkpoint.settings.get("model.name_or_path", "") for each_checkpoint in (checkpoint, ours)]
+    if checkpoint.base and ours.base:
+        is_other = checkpoint.base != ours.base
     else:
         is_other = bool(checkpoint.settings) and names[0] != names[1]
     if not is_other:
@@ -230,7 +240,7 @@ def _changed_base(checkpoint: Checkpoint, own: Checkpoint) -> str | None:
         return f"model.name_or_path: {names[0]}, now {names[1]}"
     return (
         f"{names[1]} has the same name, and the content of its weights, of its config.json or of "
-        f"method.adapter has changed ({checkpoint.base}, now {own.base})"
+        f"method.adapter has changed ({checkpoint.base}, now {ours.base})"
     )
 
 

@@ -81,7 +81,7 @@ class AsyncSave:
                 future.result()
         except CheckpointException as error:
             # It is not an Exception; it contains the errors of all processes.
-            cause = next((one for one, _ in error.failures.values()), error)
+            cause = next((reason for reason, _ in error.failures.values()), error)
             raise StorageFull(f"the checkpoint could not be written: {cause}") from error
 
 
@@ -165,8 +165,8 @@ class Saver:
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint at the address; 0 where there is none, or none is
         written."""
-        found = self.ledger.checkpoints() if self.recipe.checkpoints.save_steps else []
-        return found[0].step if found else 0
+        checkpoints = self.ledger.checkpoints() if self.recipe.checkpoints.save_steps else []
+        return checkpoints[0].step if checkpoints else 0
 
     def begin(self, args: Any) -> None:
         """Agree on this attempt's id, and give the Trainer a folder of its own on each node."""
@@ -206,10 +206,10 @@ class Saver:
         def check(checkpoint: Checkpoint) -> None:
             checkpoints_resume.check(checkpoint, self._own(checkpoint.step), resizes)
 
-        found = checkpoints_resume.newest_complete(self.ledger, self.args, self.folder / RESUMED, check)
-        if found is None:
+        complete = checkpoints_resume.newest_complete(self.ledger, self.args, self.folder / RESUMED, check)
+        if complete is None:
             return None
-        checkpoint, folder = found
+        checkpoint, folder = complete
         self.resumed_step = self.saved_step = checkpoint.step
         self.resumed_seconds = checkpoint.seconds
         self._continue(checkpoint)
@@ -221,8 +221,8 @@ class Saver:
     def _continue(self, checkpoint: Checkpoint) -> None:
         """Continue what a checkpoint says about the steps before it."""
         earlier = checkpoint.history or [(0, checkpoint.decisions)]
-        own = self._history[-1][1]
-        self._history = earlier if earlier[-1][1] == own else [*earlier, (checkpoint.step, own)]
+        ours = self._history[-1][1]
+        self._history = earlier if earlier[-1][1] == ours else [*earlier, (checkpoint.step, ours)]
         is_same = (
             checkpoint.scored_on == self._scored_on
             if checkpoint.scored_on
@@ -347,7 +347,7 @@ class Saver:
                     f"{self.folder}: {free:,} bytes are free, a checkpoint and its gathered weights "
                     f"have {needed:,}"
                 )
-        reasons = [found for found in gathered(reason, self.args) if found]
+        reasons = [reason_of_rank for reason_of_rank in gathered(reason, self.args) if reason_of_rank]
         if reasons and self.args.process_index == 0:
             log.warning("step %d is not published: %s", step, reasons[0])
         return not reasons
@@ -462,11 +462,12 @@ class Saver:
 
         All processes get the same. Two runs of one recipe need not end with the same bits.
         """
-        found = (
+        checkpoints = (
             self.ledger.checkpoints() if self.args.process_index == 0 and self.saved_step == step > 0 else []
         )
         digest: str | None = gathered(
-            next((one.digest for one in found if one.step == step), None), self.args
+            next((checkpoint.digest for checkpoint in checkpoints if checkpoint.step == step), None),
+            self.args,
         )[0]
         return digest
 
