@@ -259,8 +259,8 @@ class Sampler:
         if variant != (tally_so_far.kind or variant):
             raise DataError(
                 f"{where}: the row is of {variant}, and the rows before it are of {tally_so_far.kind}: text "
-                "gets no chat template, so one model would see two formats; write all rows as messages, or name "
-                "two files in data.sources"
+                "gets no chat template, so one model would see two formats; write all rows as messages, or "
+                "name two files in data.sources"
             )
         if not tally_so_far.form or variant != tally_so_far.kind:
             self._check_settings(f"{form} of {variant}" if variant else form, samples[0])
