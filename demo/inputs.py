@@ -9,6 +9,8 @@ from demo import base_model, docstrings, sums, tiny_model
 FOLDER = Path(".demo")
 BASE_MODEL = Path("models/smollm2-135m-instruct")
 TINY_MODEL = Path("models/tiny")
+STUDENT = Path("models/tiny-student")
+"""TINY_MODEL with random weights."""
 PAIRS = Path("data/docstrings.jsonl")
 PREFERENCES = Path("data/preferences.jsonl")
 SUMS = Path("data/sums.jsonl")
@@ -49,6 +51,15 @@ def make_kinds(folder: Path = FOLDER) -> None:
         docstrings.write_labelled(folder / KINDS)
     if not (folder / TINY_MODEL).exists():
         tiny_model.build(folder / TINY_MODEL, docstrings.plain_text())
+
+
+def make_student(folder: Path = FOLDER) -> None:
+    """Make TINY_MODEL, STUDENT and PAIRS below `folder`, except those that exist."""
+    if not (folder / PAIRS).exists():
+        docstrings.write(folder / PAIRS)
+    for model, steps in ((TINY_MODEL, 150), (STUDENT, 0)):
+        if not (folder / model).exists():
+            tiny_model.build(folder / model, docstrings.plain_text(), steps)
 
 
 def make_sums(folder: Path = FOLDER) -> None:

@@ -9,7 +9,7 @@ from flytune.errors import ExportError, RecipeError
 from flytune.export.folder import MANIFEST as EXPORT
 from flytune.models import base as models_base
 from flytune.recipe import Model, Recipe
-from flytune.records import Export, Manifest
+from flytune.records import Export, Manifest, TrainingResult
 from flytune.records.contents import CONTENTS
 from flytune.records.lineage import LINEAGE, Ancestor, Lineage
 from flytune.schema import RecordError
@@ -45,6 +45,9 @@ def of_artifact(storage: Storage) -> Lineage:
         commit = (
             Export.parse(storage.read(EXPORT)).revision if storage.exists(EXPORT) else recipe.model.revision
         )
+        teacher, teacher_commit = recipe.objective.teacher(recipe.model), None
+        if teacher is not None:
+            teacher_commit = TrainingResult.parse(storage.read("training.json")).teacher_commit
         contents = storage.read(CONTENTS)
     except (RecordError, RecipeError, yaml_core.YAMLError, FileNotFoundError) as error:
         raise ExportError(
@@ -56,6 +59,8 @@ def of_artifact(storage: Storage) -> Lineage:
         method=recipe.method.name,
         base=recipe.model.name_or_path,
         revision=commit,
+        teacher=None if teacher is None else teacher.name_or_path,
+        teacher_revision=teacher_commit,
         data_sha256=manifest.content_sha256,
         artifact_sha256=hashlib.sha256(contents).hexdigest(),
         recipe=recipe.to_yaml(),

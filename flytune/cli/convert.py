@@ -9,7 +9,7 @@ from pathlib import Path
 from flytune import files
 from flytune.conversion import convert
 
-OBJECTIVES = ("sft", "dpo", "kto", "reward", "grpo", "classify")
+OBJECTIVES = ("sft", "dpo", "kto", "reward", "grpo", "classify", "distill")
 """Objectives of a recipe."""
 
 

@@ -72,6 +72,8 @@ def _uses(recipe: Recipe, shape: str) -> Iterator[_Use]:
             yield _Use(key, path, light, address)
     if recipe.method.adapter is not None:
         yield _Use("method.adapter", recipe.method.adapter, trains, address)
+    if (teacher := recipe.objective.teacher(recipe.model)) is not None:
+        yield _Use("objective.teacher_model_name_or_path", teacher.name_or_path, trains, address)
     if recipe.evaluation.include_path is not None and recipe.evaluation.tasks:
         yield _Use("evaluation.include_path", recipe.evaluation.include_path, evaluates, address)
     if recipe.checkpoints.folder is not None:

@@ -15,10 +15,15 @@ from flytune.recipe import peers
 from flytune.recipe.objectives import SECTIONS
 from flytune.written_files import load_yaml
 
-_SCRIPTS = {"reward_modeling": "reward", "run_classification": "classify"}
+_SCRIPTS = {
+    "reward_modeling": "reward",
+    "run_classification": "classify",
+    "gkd": "distill",
+    "distillation": "distill",
+}
 OBJECTIVES = {name: name for name in SECTIONS} | _SCRIPTS
 """Objectives by the names of commands and scripts of TRL, and of a script of transformers."""
-_OTHERS = re.compile(r"online|async|gspo|ppo|rloo|nash|xpo|orpo|cpo|bco|gkd|prm|distill")
+_OTHERS = re.compile(r"online|async|gspo|ppo|rloo|nash|xpo|orpo|cpo|bco|prm")
 """Words in the names of scripts whose objective is none of these, whatever else their names have."""
 _MEDIA = re.compile(r"vlm|video|vision|audio|image")
 _SCRIPT = re.compile(r"(?:.*/)?([\w.-]+)\.py|trl\.scripts\.(\w+)")

@@ -8,7 +8,7 @@ from flytune.conversion import axolotl_data, classification, grpo, sharding, tra
 from flytune.conversion.command import OBJECTIVES
 from flytune.conversion.draft import Draft
 
-_LEARNING_RATES = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4, "grpo": 1e-6}
+_LEARNING_RATES = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4, "grpo": 1e-6, "distill": 2e-5}
 
 
 def convert(draft: Draft, gpus: int | None, objective: str | None) -> None:
@@ -41,6 +41,8 @@ def _objective_of(draft: Draft) -> str:
         return "kto"
     if draft.has("center_rewards_coefficient"):
         return "reward"
+    if draft.has("teacher_model_name_or_path"):
+        return "distill"
     if draft.has("reward_funcs") or draft.has("num_generations"):
         return "grpo"
     if draft.has("beta") or draft.has("precompute_ref_log_probs"):
@@ -68,6 +70,9 @@ def _objective(draft: Draft, objective: str) -> None:
         grpo.put(draft)
         return
     draft.put("objective.name", objective)
+    if objective == "distill":
+        _distillation(draft)
+        return
     if objective == "reward":
         draft.same(("center_rewards_coefficient", "objective.center_rewards_coefficient"))
         return
@@ -88,6 +93,25 @@ def _objective(draft: Draft, objective: str) -> None:
             ("undesirable_weight", "objective.undesirable_weight"),
         )
     draft.same(("disable_dropout", "objective.disable_dropout"))
+
+
+def _distillation(draft: Draft) -> None:
+    """Set the section by the arguments of GKDTrainer, which trains the answers of the data where lmbda is
+    0."""
+    if training.number(draft, "lmbda") != 0:
+        draft.refuse(
+            "TRL's trainers of distillation draw the answers that they train, but for GKD with lmbda: 0; "
+            "objective: distill trains those of the data (docs/objectives.md)"
+        )
+    draft.put("objective.beta", training.number(draft, "beta", 0.5))
+    draft.same(("teacher_model_name_or_path", "objective.teacher_model_name_or_path"))
+    draft.leave("temperature", "GKD draws answers by it, and its loss divides by no temperature")
+    draft.leave("max_new_tokens", "no answers are drawn")
+    draft.note(
+        "(the trained tokens)",
+        "GKD trains the last answer of a chat, and compares all tokens of the vocabulary; here all answers "
+        "are trained, and objective.loss_top_k says how many tokens are compared one by one",
+    )
 
 
 def _method(draft: Draft) -> None:

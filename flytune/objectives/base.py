@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from flytune.models import Row
 from flytune.objectives.heldout import HeldoutRows
-from flytune.recipe import Recipe
+from flytune.recipe import Model, Recipe
 from flytune.records import Manifest
 from flytune.records.figures import Figure
 from flytune.sharding import sharding_of
@@ -53,6 +53,9 @@ class ObjectiveBase:
 
     logged: ClassVar[Mapping[str, str]] = {}
     """Name in TRL's logs of each field of a logged step that has a figure beside the loss."""
+    reads_logits: ClassVar[str] = ""
+    """Part of its loss that TRL's chunked loss lacks, so that all logits of a micro batch are made; or
+    empty."""
     head_outputs: ClassVar[tuple[str, ...]] = ()
     """Results of TRL's chunked loss for each token; none where the model has no head of the vocabulary."""
 
@@ -137,6 +140,10 @@ class ObjectiveBase:
     def reference(self) -> ReferenceKind:
         """Return the reference model of each step."""
         return "none"
+
+    def teacher(self) -> Model | None:
+        """Return the model whose distributions are computed before training; None where none is needed."""
+        return self.recipe.objective.teacher(self.recipe.model)
 
     def _switches_dropout_off(self) -> bool:
         """Return whether dropout, the adapter's too, is off in training."""

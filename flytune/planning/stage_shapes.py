@@ -12,7 +12,7 @@ from flytune.objectives import objective_of
 from flytune.planning import workloads
 from flytune.planning.base_sizes import read_geometry
 from flytune.planning.candidates import Fit
-from flytune.recipe import Recipe
+from flytune.recipe import Method, Recipe
 from flytune.records import Plan
 from training_estimates import model_states
 from training_estimates.model_states import quantized_bytes
@@ -96,7 +96,7 @@ def reference_shape(recipe: Recipe, plan: Plan, geometry: Geometry | None = None
     Raises:
         DoesNotFit: there is none.
     """
-    planned = shape_named(plan.shape)
+    planned, recipe = shape_named(plan.shape), _of_frozen(recipe)
     cheapest = _cheapest(recipe, planned, read_geometry(recipe.model) if geometry is None else geometry)
     if cheapest is None:
         raise DoesNotFit(
@@ -104,6 +104,13 @@ def reference_shape(recipe: Recipe, plan: Plan, geometry: Geometry | None = None
             "model, whose log-probabilities are computed before training; add a larger row"
         )
     return cheapest
+
+
+def _of_frozen(recipe: Recipe) -> Recipe:
+    """Return the recipe whose base is the model that runs before training: the recipe's, or its teacher."""
+    if (teacher := objective_of(recipe).teacher()) is None:
+        return recipe
+    return recipe.model_copy(update={"model": teacher, "method": Method(name="full")})
 
 
 def _cheapest(recipe: Recipe, planned: Shape, geometry: Geometry) -> Shape | None:
@@ -130,6 +137,8 @@ def reference_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[
     processes.
     """
     recipe, shape, work = fit.recipe, fit.shape, fit.workload
+    if objective_of(recipe).teacher():
+        return _teacher_reasons(fit, samples, steps)
     task = (
         _cheapest(recipe, shape, work.geometry) if "precomputed" in objective_of(recipe).references else None
     )
@@ -152,4 +161,39 @@ def reference_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[
         f"reference: computed once on {task.name} it takes {before:.2g} h, ${prices[0]:.2f}; in each step "
         f"{seconds * steps / 3600:.2g} h, ${prices[1]:.2f}{held}: cheaper {cheaper} "
         "(objective.precompute_ref_log_probs)"
+    ]
+
+
+def _teacher_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[str]:
+    """Compare a teacher that runs once, before training, with one beside the student in each step; and say
+    which samples it was not made for."""
+    frozen, shape = _of_frozen(fit.recipe), fit.shape
+    geometry, length = read_geometry(frozen.model), frozen.data.max_length
+    reasons = []
+    if geometry.positions and length > geometry.positions:
+        reasons.append(
+            f"teacher: data.max_length {length:,} is more than the {geometry.positions:,} positions that "
+            f"{frozen.model.name_or_path} was made for; its distributions beyond them are poor: lower "
+            "max_length, or name another teacher"
+        )
+    task, held = _cheapest(frozen, shape, geometry), weights(frozen, geometry) / GIB
+    if task is None or not samples or not steps:
+        return reasons
+    work = replace(fit.workload, geometry=geometry)
+    passes = [
+        workloads.time_of(replace(work, frozen_passes=number), shape, model_states.of(work))
+        for number in (0, 1)
+    ]
+    if passes[0] is None or passes[1] is None:
+        return reasons
+    seconds = passes[1].seconds - passes[0].seconds
+    before = seconds * samples / work.degrees.samples(fit.recipe.training.global_batch_size) / 3600
+    beside, stored = seconds * steps / 3600, samples * length * fit.recipe.objective.bytes_of_a_token / GIB
+    return [
+        *reasons,
+        f"teacher: computed once on {task.name} it takes {before:.2g} h, "
+        f"${before * task.price_per_hour:.2f}, and at most {stored:.2g} GiB of disk, twice "
+        f"that on a node that trains; beside the student in each step it would take {beside:.2g} h, "
+        f"${beside * shape.total_price_per_hour:.2f}, and {held:.1f} GiB of weights, in each process or "
+        "shared between them",
     ]

@@ -135,7 +135,9 @@ def own_logits(recipe: Recipe, geometry: Geometry) -> str | None:
         if not isinstance(named, str)
         else named != "all-linear" and re.fullmatch(named, "lm_head")
     )
-    return "an adapter on the head" if is_adapted else heads.head_of(recipe).own_logits(geometry)
+    if is_adapted:
+        return "an adapter on the head"
+    return objective_of(recipe).reads_logits or heads.head_of(recipe).own_logits(geometry)
 
 
 def optimizer(sharding: ShardingBase, shape: Shape) -> Optimizer:

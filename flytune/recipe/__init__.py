@@ -5,7 +5,17 @@ from flytune.recipe.data import OF_HELDOUT, Data, Source
 from flytune.recipe.evaluation_tasks import EvaluationTask, HarnessTask, TaskSection
 from flytune.recipe.method import Method
 from flytune.recipe.named_files import read_recipe
-from flytune.recipe.objectives import SECTIONS, Classify, Dpo, Grpo, Kto, ObjectiveSection, Reward, Sft
+from flytune.recipe.objectives import (
+    SECTIONS,
+    Classify,
+    Distill,
+    Dpo,
+    Grpo,
+    Kto,
+    ObjectiveSection,
+    Reward,
+    Sft,
+)
 from flytune.recipe.objectives.engines import TransformersEngine, VllmEngine
 from flytune.recipe.optimizers import OPTIMIZERS, OptimizerKind
 from flytune.recipe.recipe import DataRequest, Recipe, json_schema
@@ -31,6 +41,7 @@ __all__ = [
     "Classify",
     "Data",
     "DataRequest",
+    "Distill",
     "Dpo",
     "Evaluation",
     "EvaluationTask",

@@ -54,7 +54,7 @@ _COMMANDS = {
     ),
     "axolotl": re.compile(r"(?:^|[\s/;&])axolotl\s+train\s|\baxolotl\.cli\.train\s"),
     "TRL": re.compile(
-        r"(?:^|[\s/;&])(?:trl\s+[a-z]\w*|[\w.-]*(?:sft|dpo|kto|reward|grpo|ppo|orpo|train|run)[\w.-]*\.py|trl\.scripts\.\w+)\s[\s\\]*--\w"
+        r"(?:^|[\s/;&])(?:trl\s+[a-z]\w*|[\w.-]*(?:sft|dpo|kto|reward|grpo|gkd|distill|ppo|orpo|train|run)[\w.-]*\.py|trl\.scripts\.\w+)\s[\s\\]*--\w"
     ),
 }
 """Command lines of each tool, or of one of its scripts."""

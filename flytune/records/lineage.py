@@ -1,5 +1,7 @@
 """lineage.json: the runs whose model another run started from."""
 
+from pydantic import Field
+
 from flytune.schema import Record, Strict
 
 LINEAGE = "lineage.json"
@@ -16,6 +18,10 @@ class Ancestor(Strict):
     """The recipe's model.name_or_path."""
     revision: str | None
     """Commit of that base; None for a folder or an address."""
+    teacher: str | None = Field(default=None, exclude_if=lambda name: name is None)
+    """Name of the model whose distributions it trained; None of other objectives than distill."""
+    teacher_revision: str | None = Field(default=None, exclude_if=lambda commit: commit is None)
+    """Commit of that model; None for a folder or an address."""
     data_sha256: str
     """Manifest.content_sha256 of its prepared data."""
     artifact_sha256: str

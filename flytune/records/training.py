@@ -164,6 +164,10 @@ class TrainingResult(Record):
     exported_eval_loss: float | None = None
     """The objective's loss of those weights on the held-out samples in training; None if they were not
     scored."""
+    teacher_loss: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Loss of the teacher on the held-out samples, in nats per trained token; of distillation only."""
+    teacher_commit: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    """Commit of a teacher on the hub."""
     versions: dict[str, str] = Field(default={})
     """Versions of Flytune and of the libraries that computed it, and the hash of requirements.lock; empty
     before 0.2.0."""

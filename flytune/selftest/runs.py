@@ -23,8 +23,8 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
-Rows = Literal["chats", "step", "packed", "dpo", "kto", "reward", "grpo", "classify"]
-OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo", "classify")
+Rows = Literal["chats", "step", "packed", "dpo", "kto", "reward", "grpo", "classify", "distill"]
+OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo", "classify", "distill")
 """Rows of an objective of their name; all others are those of sft."""
 Model = Literal["dense", "experts", "balance"]
 Parallel = Literal["data", "sp2"]
@@ -39,6 +39,7 @@ _FILES: dict[Rows, tuple[str, str]] = {
     "reward": ("pairs.jsonl", "heldout-pairs.jsonl"),
     "grpo": ("prompts.jsonl", "heldout-prompts.jsonl"),
     "classify": ("texts.jsonl", "heldout-texts.jsonl"),
+    "distill": ("chats.jsonl", "heldout.jsonl"),
 }
 OBJECTIVE_SECTIONS: dict[Rows, dict[str, Any]] = {
     "grpo": {
@@ -60,7 +61,7 @@ class Pair(NamedTuple):
     rows: Rows = "chats"
     """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in
     fewer rows; dpo and reward: pairs of chats; kto: labelled answers; grpo: prompts, with the answers that
-    plain training drew; classify: texts with labels."""
+    plain training drew; classify: texts with labels; distill: chats with the tokens of the other base."""
     model: Model = "dense"
     """dense: a Llama; experts: a mixture, whose experts get adapters too, with activation checkpointing under
     all shardings but none; balance: the same with the balance loss of the routers."""
@@ -161,10 +162,10 @@ class Trials:
         if pair.method != "full":
             method |= {"lora_dropout": 0.0, "r": 8, "lora_alpha": 16, "experts": pair.model != "dense"}
         # Packed rows divide into other micro batches, and each has a balance loss of its own; TRL has none
-        # for heads of a sequence.
+        # for heads of a sequence, nor has distillation.
         balance = (
             {}
-            if pair.model == "dense" or pair.rows in ("reward", "classify")
+            if pair.model == "dense" or pair.rows in ("reward", "classify", "distill")
             else {"router_aux_loss_coef": 0.5 * (pair.model == "balance")}
         )
         return Recipe.model_validate(
@@ -204,9 +205,17 @@ class Trials:
                     + f"-{pair.model}" * (pair.model != "dense"),
                 },
                 "objective": {"name": pair.rows if pair.rows in OBJECTIVE_ROWS else "sft"}
-                | OBJECTIVE_SECTIONS.get(pair.rows, {}),
+                | OBJECTIVE_SECTIONS.get(pair.rows, {})
+                | self._teacher(pair),
             }
         )
+
+    def _teacher(self, pair: Pair) -> dict[str, Any]:
+        """Return the fields of a teacher: the other base, which has the same tokenizer."""
+        if pair.rows != "distill":
+            return {}
+        other = self.base("experts" if pair.model == "dense" else "dense")
+        return {"teacher_model_name_or_path": str(other), "loss_top_k": 8, "alpha": 0.25, "beta": 0.5}
 
     def rows_of_a_step(self, pair: Pair) -> int:
         """Return the global batch size in rows."""

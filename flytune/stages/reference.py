@@ -1,4 +1,5 @@
-"""Log-probabilities of the reference model of preference tuning, computed once before training."""
+"""Log-probabilities of the reference model of preference tuning, or the tokens of a teacher, computed once
+before training."""
 
 from flytune.models import clean_process
 from flytune.stages import base_model
@@ -11,8 +12,7 @@ from flytune.training.reference import ReferenceRequest
 def reference_log_probs(
     orchestrator: Orchestrator, request: ReferenceRequest, dataset: Folder, base: Folder
 ) -> Folder:
-    """Store the reference's log-probabilities of all pairs; cached by the content of data, base model and
-    adapter."""
+    """Store the results of a frozen model on all rows; cached by the content of data, model and adapter."""
     out = orchestrator.new_folder() / "reference"
     base_model.unpack(orchestrator, base)
     clean_process.run(reference.compute, request.recipe, local(orchestrator, dataset), out)

@@ -160,6 +160,8 @@ REFERENCE = Stage(
     "reference.reference_log_probs",
     "node",
     cache=Cache("1", ignored=("dataset", "base")),
+    # It fetches a teacher itself.
+    secrets=("hub",),
     phase="reference",
     makes="reference_folders",
     inputs=_inputs("dataset", request="references", base="base_files"),

@@ -16,7 +16,7 @@ from flytune.recipe import Recipe
 from flytune.records import Attempt, Plan, TrainingResult, environment
 from flytune.records.plan import EVALUATE, EXPORT
 from flytune.records.training import STEPS, highest
-from flytune.training import attempt_notes, running_lock, step_log
+from flytune.training import attempt_notes, running_lock, step_log, teacher
 from flytune.training.checkpoints.resume import gathered
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import live_loss, scored_rows
@@ -133,6 +133,8 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         early_stopping=stopper.early_stopping,
         exported_step=exported.step,
         exported_eval_loss=exported.eval_loss,
+        teacher_loss=_teacher_loss(run),
+        teacher_commit=run.reference.commit if run.reference else None,
         versions=environment.versions(),
         attempt="" if export_only else saver.ledger.attempt,
         rope=rope.arguments(recipe.model),
@@ -143,6 +145,14 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         result.write(out / "training.json")
     saver.finish()
     return result
+
+
+def _teacher_loss(run: RunState) -> float | None:
+    """Return the loss of a teacher on the held-out rows that are evaluated; None without one."""
+    if run.reference is None:
+        return None
+    rows = scored_rows(run.dataset, run.recipe.evaluation.max_samples, run.reference)
+    return teacher.heldout_loss(rows)
 
 
 def _attempts(run: RunState, args: Any) -> list[Attempt]:

@@ -15,7 +15,7 @@ from flytekit.types.directory import FlyteDirectory
 from flytune.hardware import shape_named
 from flytune.objectives import objective_of
 from flytune.planning import planner
-from flytune.recipe import Grpo, Recipe
+from flytune.recipe import SECTIONS, Grpo, Recipe
 from flytune.recipe.rewards import RewardFunction
 from flytune.schema import Record
 from flytune.selftest import dataset as selftest_dataset
@@ -42,6 +42,7 @@ _WRITERS: dict[Rows, Callable[..., None]] = {
     "reward": selftest_dataset.write_pairs,
     "grpo": selftest_dataset.write_prompts,
     "classify": selftest_dataset.write_texts,
+    "distill": selftest_dataset.write,
 }
 
 _CHECKPOINT = re.compile(r"\d+-(\d{4,})-")
@@ -74,6 +75,19 @@ class Report(Record):
         return statistics.median(self.seconds) if self.seconds else None
 
 
+def objective_for(pair: Pair, folder: Path) -> dict[str, Any]:
+    """Return the section of a pair's objective, with dropout; the teacher is the other base."""
+    if pair.rows not in OBJECTIVE_ROWS:
+        return {"name": "sft"}
+    has_field = "disable_dropout" in SECTIONS[pair.rows].model_fields
+    return (
+        {"name": pair.rows}
+        | ({"disable_dropout": False} if has_field else {})
+        | OBJECTIVE_SECTIONS.get(pair.rows, {})
+        | ({"teacher_model_name_or_path": str(folder / "other-base")} if pair.rows == "distill" else {})
+    )
+
+
 def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> Recipe:
     """Return a recipe with dropout and evaluations, whose states a resumed run must restore."""
     processes = {"none": 1, "device_map": 1}.get(pair.sharding, 2)
@@ -88,9 +102,7 @@ def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> R
             "method": {"name": pair.method}
             | ({} if pair.method == "full" else {"lora_dropout": 0.1, "r": 8}),
             "sharding": {"name": pair.sharding, "sequence_parallel": pair.sequence_parallel},
-            "objective": {"name": pair.rows, "disable_dropout": False} | OBJECTIVE_SECTIONS.get(pair.rows, {})
-            if pair.rows in OBJECTIVE_ROWS
-            else {"name": "sft"},
+            "objective": objective_for(pair, folder),
             "training": {
                 "learning_rate": 1e-3,
                 "global_batch_size": 4,

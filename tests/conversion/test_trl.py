@@ -124,3 +124,17 @@ def test_a_key_that_changes_what_is_trained_is_refused(key, tmp_path):
     converted(tmp_path, **{key: harmless.get(key)})
     with pytest.raises(RecipeError, match=f"cannot be converted: {key}: "):
         converted(tmp_path, **{key: "keep_end"})
+
+
+def test_gkd_of_the_answers_of_the_data_is_distillation(tmp_path):
+    content = BASE | {"teacher_model_name_or_path": "Qwen/Qwen3-4B"}
+    recipe, text = support.converted(
+        tmp_path, "gkd.yaml", content | {"lmbda": 0, "beta": 0.3, "temperature": 0.9}
+    )
+    section = recipe.objective
+    assert (section.name, section.teacher_model_name_or_path) == ("distill", "Qwen/Qwen3-4B")
+    assert (section.beta, section.temperature) == (0.3, 1.0), "TRL's loss divides by no temperature"
+    assert "temperature: GKD draws answers by it" in text
+    for changes in ({}, {"lmbda": 0.5}, {"lmbda": 0, "seq_kd": True}):
+        with pytest.raises(RecipeError, match="trains (those|the answers) of the data"):
+            support.converted(tmp_path, "run.yaml", content | changes)

@@ -59,9 +59,14 @@ def ran(seen, *command):
 
 
 @pytest.mark.journey
-@pytest.mark.parametrize("objective", ["sft", "dpo", "kto", "reward", "classify"])
+@pytest.mark.parametrize("objective", ["sft", "dpo", "kto", "reward", "classify", "distill"])
 def test_a_run_that_holds_nothing_out_stores_a_model_and_says_that_nothing_was_measured(objective, tmp_path):
-    writers = {"sft": write_pairs, "kto": write_labelled, "classify": write_classified}
+    writers = {
+        "sft": write_pairs,
+        "distill": write_pairs,
+        "kto": write_labelled,
+        "classify": write_classified,
+    }
     write = writers.get(objective, write_preferences)
     changes = {
         "objective.name": objective,
@@ -70,6 +75,8 @@ def test_a_run_that_holds_nothing_out_stores_a_model_and_says_that_nothing_was_m
         "training.warmup_steps": 20,
         "publish.address": str(tmp_path / "out"),
     }
+    if objective == "distill":
+        changes["objective.teacher_model_name_or_path"] = str(tmp_path / "tiny")
     if objective == "dpo":
         changes["objective.precompute_ref_log_probs"] = True
     recipe = tiny_recipe(tiny_base(tmp_path), write(tmp_path / "rows.jsonl", 40), changes)

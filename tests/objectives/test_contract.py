@@ -103,7 +103,8 @@ def test_it_learns_and_logs_its_figures(run):
 
 
 def test_its_figures_are_those_of_all_steps_whatever_the_micro_batch(inputs, tmp_path):
-    objective = objective_runs.SECTIONS.get(name := (inputs / "objective").read_text(), {"name": name})
+    name = (inputs / "objective").read_text()
+    objective = objective_runs.section_of(name, inputs)
     # Some micro batches have no trained token then.
     objective |= {"mask_truncated_completions": True} if name == "grpo" else {}
     recipe = recipe_for(inputs, objective=objective, **{"training.max_steps": 5, "training.logging_steps": 2})

@@ -14,7 +14,7 @@ from flytune.objectives import OBJECTIVES
 from flytune.planning import planner
 from flytune.recipe import SECTIONS, Recipe
 from flytune.training import trainer
-from tests.support.objective_runs import SECTIONS as TINY
+from tests.support import changed_base, objective_runs
 from tests.support.tiny import tiny_base, tiny_recipe
 
 DECISIONS = yaml.safe_load(Path(__file__).with_name("trl_defaults.yaml").read_text())
@@ -25,6 +25,7 @@ CLASSES = {
     "reward": "RewardConfig",
     "grpo": "GRPOConfig",
     "classify": "RewardConfig of classify",
+    "distill": "SFTConfig of distill",
 }
 
 
@@ -65,13 +66,15 @@ def test_each_argument_has_one_decision(objective):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    return tiny_base(tmp_path_factory.mktemp("base"))
+    folder = tiny_base(tmp_path_factory.mktemp("base"))
+    changed_base.write_teacher(folder, folder.parent / objective_runs.TEACHER)
+    return folder
 
 
 @pytest.mark.parametrize("objective", sorted(OBJECTIVES))
 def test_what_is_left_is_what_the_decision_was_made_for(objective, base, tmp_path):
     recipe = Recipe.model_validate(
-        tiny_recipe(base, tmp_path / "rows", {"objective": TINY.get(objective, objective)})
+        tiny_recipe(base, tmp_path / "rows", {"objective": objective_runs.section_of(objective, base.parent)})
     )
     plan = planner.make(recipe)
     arguments = trainer.arguments(recipe, plan, shape_named(plan.shape), tmp_path)

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from flytune import caches
+from flytune.artifacts import lineage
 from flytune.errors import DataError
 from flytune.recipe import Recipe
 from flytune.stages import local
+from flytune.storage import Storage
 from tests.support import interrupted
+from tests.support.changed_base import write_teacher
 from tests.support.pyflyte import pyflyte
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 from tests.support.waiting import until
@@ -50,6 +53,25 @@ def test_prepared_data_is_used_again_and_made_again_where_it_is_damaged(kept, tm
     assert [line.getMessage() for line in caplog.records if "damaged" in line.getMessage()] == [
         f"{prepared}: is damaged, and is made again"
     ]
+
+
+@pytest.mark.slow
+def test_a_teacher_runs_once_and_is_in_report_and_lineage(kept, tmp_path):
+    section = {"name": "distill", "teacher_model_name_or_path": str(tmp_path / "teacher"), "loss_top_k": 8}
+    changes = content(tmp_path, objective=section, **{"training.max_steps": 2})
+    write_teacher(tmp_path / "tiny", tmp_path / "teacher")
+    first = Path(local.run(Recipe.model_validate(changes)))
+    (stored,) = (kept / "prepared").glob("reference_log_probs-*")
+    rows = next(stored.rglob("train.parquet"))
+    written = rows.stat().st_mtime_ns
+    changes["objective"] = section | {"beta": 1.0}
+    changes["training"] |= {"learning_rate": 2e-3}
+    local.run(Recipe.model_validate(changes))
+    assert [*(kept / "prepared").glob("reference_log_probs-*")] == [stored]
+    assert rows.stat().st_mtime_ns == written
+    assert "own held-out loss" in (first / "report.html").read_text()
+    (run,) = lineage.of_artifact(Storage(first, "model.name_or_path")).runs
+    assert (run.teacher, run.teacher_revision) == (str(tmp_path / "teacher"), None)
 
 
 def test_a_stage_s_refusal_is_raised_as_it_is_and_leaves_nothing(kept, tmp_path):

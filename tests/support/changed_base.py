@@ -10,3 +10,20 @@ def change_weights(base: Path) -> None:
     tensors = load_file(base / "model.safetensors")
     tensors[max(tensors)].flat[0] += 0.5
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_teacher(base: Path, folder: Path) -> Path:
+    """Write a copy of a model with other weights, and return its folder."""
+    import shutil
+
+    import numpy
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(base, folder)
+    draw = numpy.random.default_rng(0)
+    tensors = {
+        name: (tensor + 0.5 * tensor.std() * draw.standard_normal(tensor.shape)).astype(tensor.dtype)
+        for name, tensor in load_file(base / "model.safetensors").items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

@@ -10,15 +10,29 @@ import pytest
 
 from flytune import data
 from flytune.hardware import shape_named
+from flytune.objectives import objective_of
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.report import model_card
-from flytune.training import loop
+from flytune.training import loop, reference
 from tests.support import prompts, ranks, saved_runs
+from tests.support.changed_base import write_teacher
 from tests.support.tiny import tiny_base, tiny_recipe
 
 SECTIONS = {"grpo": prompts.section()}
 """Sections of objectives whose defaults are not a tiny run's."""
+TEACHER = "teacher"
+"""Folder beside the base with a teacher of other weights."""
+
+
+def section_of(objective, inputs):
+    """Return the section of an objective, a name or a section already, of a run whose inputs are in a
+    folder."""
+    if objective == "distill":
+        return {"name": objective, "teacher_model_name_or_path": str(inputs / TEACHER), "loss_top_k": 8}
+    return SECTIONS.get(objective, {"name": objective}) if isinstance(objective, str) else objective
+
+
 SAME = 1e-5
 """Relative difference of losses that are computed in the same order."""
 
@@ -27,15 +41,19 @@ def prepare(folder, objective, write):
     """Make a tiny base model, 64 rows with `write`, and the prepared data of an objective, all in
     `folder`."""
     base, rows = tiny_base(folder), write(folder / "pairs.jsonl", 64)
+    write_teacher(base, folder / TEACHER)
     recipe = Recipe.model_validate(tiny_recipe(base, rows, {"objective": objective}))
     data.prepare(DataRequest.of(recipe, "x"), folder / "dataset")
+    named = recipe_for(folder, objective)
+    if objective_of(named).teacher():
+        ranks.run(1, reference.compute, named, folder / "dataset", folder / saved_runs.KNOWN)
     return folder
 
 
 def recipe_for(inputs, default, method="full", sharding="none", **changes):
     """Return the recipe of a tiny run; `default` is its objective, where `changes` have none."""
     method = method if method == "full" else {"name": method, "lora_dropout": 0.0}
-    changes = {"objective": SECTIONS.get(default, default), "method": method, "sharding": sharding} | changes
+    changes = {"objective": section_of(default, inputs), "method": method, "sharding": sharding} | changes
     changes |= {"hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
     return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
 
@@ -44,7 +62,8 @@ def fit(recipe, inputs, out, layout=None):
     """Train as planned, or with another micro batch and accumulation."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     plan = planner.make(recipe).model_copy(update=dict(zip(names, layout or (), strict=bool(layout))))
-    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
+    known = saved_runs.known(recipe, inputs)
+    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out, reference=known)
 
 
 def causal(recipe):
@@ -127,11 +146,8 @@ def check_losses(recipe, inputs, tmp_path, fit, losses_of_trl):
 def check_resume(inputs, sharding, tmp_path, **changes):
     """Check that a run that is killed at step 3 of 4 computes what an undisturbed one does."""
     changes = {"evaluation.eval_steps": 2} | changes
-    changes |= (
-        {"objective": SECTIONS.get(changes["objective"], changes["objective"])}
-        if "objective" in changes
-        else {}
-    )
+    if "objective" in changes:
+        changes["objective"] = section_of(changes["objective"], inputs)
     recipe = saved_runs.recipe_for(inputs, sharding, tmp_path / "kept", **changes)
     world_size = planner.make(recipe).world_size
     calm = recipe.model_copy(

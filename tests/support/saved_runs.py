@@ -3,11 +3,20 @@
 import os
 
 from flytune.hardware import shape_named
+from flytune.objectives import objective_of
 from flytune.planning import planner
 from flytune.recipe import Recipe
 from flytune.training import loop, step_log
 from tests.support.process_kills import kill_once_saved
 from tests.support.tiny import tiny_recipe
+
+KNOWN = "reference"
+"""Folder beside the rows with what a frozen model says of them."""
+
+
+def known(recipe, inputs):
+    """Return the folder of what a teacher says of the rows; None of other objectives."""
+    return inputs / KNOWN if objective_of(recipe).teacher() else None
 
 
 def recipe_for(inputs, sharding, folder, **changes):
@@ -34,7 +43,9 @@ def fit(recipe, inputs, out, nodes=1, die_at=None):
 
     step_log.Recorder.record = record_and_die
     plan = planner.make(recipe)
-    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
+    return loop.fit(
+        recipe, plan, shape_named(plan.shape), inputs / "dataset", out, reference=known(recipe, inputs)
+    )
 
 
 def fit_and_die_in_the_export(recipe, inputs, out):

@@ -7,15 +7,27 @@ from pydantic import BeforeValidator, Field
 
 from flytune.recipe.objectives.base import ObjectiveSection
 from flytune.recipe.objectives.classify import Classify
+from flytune.recipe.objectives.distill import Distill
 from flytune.recipe.objectives.dpo import Dpo
 from flytune.recipe.objectives.grpo import Grpo
 from flytune.recipe.objectives.kto import Kto
 from flytune.recipe.objectives.reward import Reward
 from flytune.recipe.objectives.sft import Sft
 
-__all__ = ["SECTIONS", "Classify", "Dpo", "Grpo", "Kto", "Objective", "ObjectiveSection", "Reward", "Sft"]
+__all__ = [
+    "SECTIONS",
+    "Classify",
+    "Distill",
+    "Dpo",
+    "Grpo",
+    "Kto",
+    "Objective",
+    "ObjectiveSection",
+    "Reward",
+    "Sft",
+]
 
-_Section = Sft | Dpo | Kto | Reward | Grpo | Classify
+_Section = Sft | Dpo | Kto | Reward | Grpo | Classify | Distill
 SECTIONS: dict[str, type[ObjectiveSection]] = {
     get_args(section.model_fields["name"].annotation)[0]: section for section in get_args(_Section)
 }

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from flytune import limits
 from flytune.recipe.data import Data
-from flytune.recipe.sections import Section
+from flytune.recipe.sections import Model, Section
 from flytune.recipe.training import Training
 from flytune.row_names import ANSWERS, RowKindName
 
@@ -32,6 +32,19 @@ class ObjectiveSection(Section):
 
     always_in_key: ClassVar[tuple[str, ...]] = ()
     """Fields that are part of a recipe's key with their defaults too (flytune.recipe.key)."""
+
+    cached_by: ClassVar[tuple[str, ...]] = ("name",)
+    """Fields that decide about what a frozen model computes before training."""
+
+    def teacher(self, model: Model) -> Model | None:
+        """Return a further model, which runs before training, with the dtype and attention of the recipe's
+        `model`; None where there is none."""
+        return None
+
+    @property
+    def bytes_of_a_token(self) -> int:
+        """Bytes that a teacher's results take for each trained token."""
+        return 0
 
     @property
     def own_code(self) -> list[str]:
