@@ -5,34 +5,24 @@ import json
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 from demo.__main__ import run_one
-from flytune.files import written_atomically
 from flytune.records import Metrics
-from flytune.selftest import train_tokenizer
+from flytune.selftest import tiny_vision
 
 RECIPE = Path("recipes/demo-images.yaml")
 MODEL, ROWS = Path("models/tiny-vision"), Path("data/figures/figures.jsonl")
 COLORS = {"red": (210, 40, 40), "green": (40, 160, 60), "blue": (50, 70, 210), "black": (20, 20, 20)}
 FIGURES = ("circle", "square", "triangle")
-SIZE, FIGURES_DRAWN = 56, 360
-TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] %}{% if part['type'] == 'image' %}"
-    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-"""Qwen2.5-VL's form of chats."""
+FIGURES_DRAWN = 360
+TEXTS = ["What is this?", *(f"A {color} {figure}." for color in COLORS for figure in FIGURES)]
+"""Texts that the tokenizer is trained on."""
 
 
 def make(folder: Path) -> None:
     """Make the model and the drawn figures below `folder`, except those that exist."""
     if not (folder / MODEL).exists():
-        write_model(folder / MODEL)
+        tiny_vision.write(folder / MODEL, TEXTS)
     if not (folder / ROWS).exists():
         write_rows(folder / ROWS)
 
@@ -48,7 +38,7 @@ def write_rows(file: Path, count: int = FIGURES_DRAWN, seed: int = 0) -> None:
         color, figure = draw.choice(list(COLORS)), draw.choice(FIGURES)
         left, top, size = draw.randrange(4, 24), draw.randrange(4, 24), draw.randrange(20, 30)
         box = (left, top, left + size, top + size)
-        picture = Image.new("RGB", (SIZE, SIZE), "white")
+        picture = Image.new("RGB", (tiny_vision.SIDE, tiny_vision.SIDE), "white")
         pencil = ImageDraw.Draw(picture)
         if figure == "circle":
             pencil.ellipse(box, fill=COLORS[color])
@@ -70,53 +60,6 @@ def write_rows(file: Path, count: int = FIGURES_DRAWN, seed: int = 0) -> None:
             }
         )
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def write_model(folder: Path, seed: int = 0) -> None:
-    """Write a Qwen2.5-VL of about a million random weights, with its tokenizer and processor."""
-    import torch
-    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLConfig
-    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    texts = ["What is this?", *(f"A {color} {figure}." for color in COLORS for figure in FIGURES)]
-    tokenizer = train_tokenizer(texts, 512)
-    tokenizer.add_tokens(list(TOKENS), special_tokens=True)
-    tokenizer.chat_template = TEMPLATE
-    named = dict(zip(("vision_start", "vision_end", "image", "video"), TOKENS, strict=True))
-    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    text: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0},
-    }
-    tower = {
-        "depth": 2,
-        "hidden_size": 96,
-        "intermediate_size": 192,
-        "num_heads": 4,
-        "patch_size": 7,
-        "out_hidden_size": 128,
-        "fullatt_block_indexes": [0, 1],
-        "window_size": 56,
-    }
-    config = Qwen2_5_VLConfig(
-        text_config=text | special,
-        vision_config=tower,
-        **{f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in named.items()},
-    )
-    with torch.random.fork_rng(devices=[]), written_atomically(folder, keep_existing=True) as out:
-        torch.manual_seed(seed)
-        Qwen2_5_VLForConditionalGeneration(config).save_pretrained(out)
-        tokenizer.save_pretrained(out)
-        Qwen2VLImageProcessorPil(patch_size=7, min_pixels=196, max_pixels=SIZE * SIZE).save_pretrained(out)
-        processor = {"processor_class": "Qwen2_5_VLProcessor"}
-        (out / "processor_config.json").write_text(json.dumps(processor) + "\n", encoding="utf-8")
 
 
 def verdict(metrics: Metrics) -> str:

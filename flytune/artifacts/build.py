@@ -25,6 +25,7 @@ from flytune.records.lineage import LINEAGE, Lineage
 from flytune.records.rollouts import Group
 from flytune.records.training import ROLLOUTS, STEPS, highest
 from flytune.report import model_card, page, xray
+from flytune.report.pictures import Pictures
 from flytune.schema import RecordError
 from flytune.storage import Storage
 
@@ -161,6 +162,7 @@ def store(
         warnings=[check.sentence for check in stored_contract.faults] if stored_contract else [],
         xray=xray.section(dataset),
         rollouts=rollouts,
+        pictures=Pictures(dataset).of_prompts(len(metrics.answers), dataset) if recipe.data.images else [],
     )
     (out / "report.html").write_text(report, encoding="utf-8")
     (out / "README.md").write_text(

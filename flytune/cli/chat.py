@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from flytune.artifacts import fetch, opening
 from flytune.cli import arguments
@@ -11,7 +12,10 @@ from flytune.inference.conversation import Conversation
 from flytune.models import Generation
 
 _QUESTION = "> "
+_IMAGE = "/image "
+"""Beginning of a line that names an image file for the next question."""
 _HELP = "Ask; /new begins again, Ctrl-C stops an answer, Ctrl-D ends.\n"
+_IMAGES = "/image FILE puts an image before the next question.\n"
 _ALONE = "The model has no chat template: it continues each text, and remembers none.\n"
 
 
@@ -38,11 +42,15 @@ def run(options: argparse.Namespace) -> int:
         import readline  # noqa: F401 (input() then has a history, and keys that move in the line)
 
         sys.stderr.write(_HELP)
+        if conversation.format.processor is not None:
+            sys.stderr.write(_IMAGES)
     if not conversation.remembers:
         sys.stderr.write(_ALONE)
     while (question := _next(is_terminal)) is not None:
         if question.strip() == "/new":
             conversation.clear()
+        elif question.startswith(_IMAGE):
+            _add_image(conversation, question)
         elif question.strip():
             _answer(conversation, question)
     return 0
@@ -56,6 +64,13 @@ def _next(is_terminal: bool) -> str | None:
         if is_terminal:
             sys.stdout.write("\n")
         return None
+
+
+def _add_image(conversation: Conversation, line: str) -> None:
+    try:
+        conversation.add_image(Path(line.removeprefix(_IMAGE).strip()))
+    except DataError as error:
+        sys.stderr.write(f"{error}\n")
 
 
 def _answer(conversation: Conversation, question: str) -> None:

@@ -5,7 +5,7 @@ writes what the base's template has for one in its place.
 """
 
 import base64
-import binascii
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,14 +29,18 @@ COLUMNS = ("images", "image")
 """Columns of a row's images: a list of them, or one."""
 WORD = "<image>"
 """Text in whose place LLaVA's, LLaMA-Factory's and ShareGPT's rows have an image of the column."""
+READ, PIXELS, TOKENS = "images read", "pixels of images", "tokens of images"
+"""Names of notes in a manifest: sums over the images of all rows that were read."""
 _CHATS = (*TURNS, "prompt", "completion")
-_QUESTIONS = ("instruction", "prompt")
+_QUESTIONS = ("instruction", "prompt", "question")
 _TYPES = ("image", "image_url", "input_image")
 """Types of content parts that are images: transformers', OpenAI's two."""
 _OF_PART = ("image", "image_url", "url", "path", "bytes", "base64")
 """Keys of such a part that hold the image."""
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
+_STORAGES = ("s3://", "gs://")
+"""Beginnings of addresses that an image may have wherever its data are."""
 _FOLDERS = re.compile(r"[^/]*[*?\[].*")
 
 
@@ -74,8 +78,7 @@ class _Row:
 
     def extracted(self) -> tuple[dict[str, Any], list[Any]]:
         row = dict(self._row)
-        for name in (*_CHATS, "instruction"):
-            theirs = self._columns.get(name, name)
+        for theirs in dict.fromkeys(self._columns.get(name, name) for name in (*_CHATS, *_QUESTIONS)):
             if isinstance(row.get(theirs), list):
                 row[theirs] = [self._turn(turn) for turn in row[theirs]]
             elif isinstance(row.get(theirs), str):
@@ -190,7 +193,7 @@ def content_of(image: Any, source: str | None, where: str) -> bytes:
     if (match := _DATA_URL.match(image)) or _BASE64.fullmatch(image):
         try:
             return base64.b64decode(image[match.end() if match else 0 :], validate=False)
-        except binascii.Error as error:
+        except ValueError as error:
             raise DataError(f"{where}: an image is not base64: {error}") from None
     return _read(image, source, where)
 
@@ -201,20 +204,36 @@ def _read(name: str, source: str | None, where: str) -> bytes:
             f"{where}: {name:.80}: images are not read from the web, where they change and vanish; download "
             "them, and name their paths"
         )
-    is_address = "://" in name
-    if not is_address and source is None:
+    if source is None:
         raise DataError(
             f"{where}: {name:.80}: a data set on the hub has its images in its rows, not in files"
         )
-    if not is_address and "://" in str(source) and (name.startswith("/") or ".." in name.split("/")):
-        raise DataError(f"{where}: {name:.80}: not below the data's address; name it relative to the data")
-    is_whole = is_address or Path(name).is_absolute()
-    folder, below = (name, "") if is_whole else (_folder_of(str(source)), name)
+    is_address = name.startswith(_STORAGES) and "::" not in name
+    folder, below = (name, "") if is_address else _below(name, source, where)
     storage = Storage(folder, "", error=DataError, failed=f"{where}: image cannot be read", retry=False)
     try:
         return storage.read(below, largest=limits.IMAGE_BYTES)
     except FileNotFoundError:
         raise DataError(f"{where}: {storage.path(below)}: no such image") from None
+
+
+def _below(name: str, source: str, where: str) -> tuple[str, str]:
+    """Return the folder of the data, or its address, and the name of an image below it.
+
+    Raises:
+        DataError: the name leads out of the folder, or is an address of another kind.
+    """
+    folder = _folder_of(source)
+    path = name.removeprefix("file://")
+    if "://" not in folder:
+        folder = os.path.abspath(folder)
+        if os.path.isabs(path):
+            path = os.path.relpath(path, folder)
+    below = os.path.normpath(path)
+    if "://" in path or "::" in path or os.path.isabs(below) or below.split(os.sep)[0] == os.pardir:
+        place = "address" if "://" in folder else "folder"
+        raise DataError(f"{where}: {name:.80}: not below the data's {place} {folder}; put the images there")
+    return folder, below
 
 
 def _folder_of(source: str) -> str:
@@ -225,6 +244,67 @@ def _folder_of(source: str) -> str:
         return folder.rpartition("/")[0] if is_file else folder
     path = Path(folder).expanduser()
     return str(path if path.is_dir() else path.parent)
+
+
+def read(
+    row: dict[str, Any],
+    columns: Mapping[str, str],
+    source: str | None,
+    max_pixels: int | None,
+    out: Path | None,
+    where: str,
+) -> tuple[dict[str, Any], list[Picture]]:
+    """Return a row with IMAGE in the place of each image, and its pictures in their order.
+
+    Args:
+        columns: data's names of the columns that have others than ours.
+        source: path, pattern or address of the rows; None of a data set on the hub.
+        max_pixels: pixels that a larger image is reduced to.
+        out: folder below which the images' files are stored; None to only check them.
+
+    Raises:
+        DataError: a file is missing, or no image that a model can read.
+    """
+    row, listed = extracted(row, columns, where)
+    pictures = []
+    for number, image in enumerate(listed):
+        named = image if isinstance(image, str) and len(image) < limits.NAME else f"images[{number}]"
+        content = content_of(image, source, where)
+        picture = images.opened(content, max_pixels, f"{where}: {named}")
+        pictures.append(Picture(images.store(content, out), picture))
+    return row, pictures
+
+
+class Expanded(NamedTuple):
+    """A rendered chat with the text of each image in the place of the processor's token."""
+
+    text: str
+    places: list[int]
+    """Places of the tokens in the text before."""
+    texts: list[str]
+    """Text of each image."""
+
+
+def expanded(text: str, pictures: Sequence[Any], processor: images.Processor, where: str) -> Expanded:
+    """Return a rendered chat with the text that the processor writes for each of its pictures, in order.
+
+    Raises:
+        DataError: the template did not write each image once.
+    """
+    token = processor.token
+    places = [match.start() for match in re.finditer(re.escape(token), text)]
+    if len(places) != len(pictures):
+        raise DataError(
+            f"{where}: {counted(len(pictures), 'image')}, and the rendered text has {token} "
+            f"{counted(len(places), 'time')}: the row's own text may not have it, and the chat template "
+            "must write it for each image (data.chat_template)"
+        )
+    texts = processor.replacements(pictures) if pictures else []
+    pieces, at = [], 0
+    for place, replacement in zip(places, texts, strict=True):
+        pieces += [text[at:place], replacement]
+        at = place + len(token)
+    return Expanded("".join([*pieces, text[at:]]), places, texts)
 
 
 class ImageReader:
@@ -247,42 +327,35 @@ class ImageReader:
         Raises:
             DataError: a file is missing, or no image that can be trained on.
         """
-        row, listed = extracted(row, source.columns, where)
-        pictures = []
-        if listed:
+        max_pixels = self._request.data.max_pixels
+        row, pictures = read(row, source.columns, source.path, max_pixels, self._out, where)
+        if pictures:
             # A base that reads no images is refused here, with the reason; its chat template would only fail.
             _ = self._processor
-        for number, image in enumerate(listed):
-            named = image if isinstance(image, str) and len(image) < limits.NAME else f"images[{number}]"
-            content = content_of(image, source.path, where)
-            picture = images.opened(content, self._request.data.max_pixels, f"{where}: {named}")
-            pictures.append(Picture(images.store(content, self._out), picture))
         return row, pictures
 
-    def expanded(self, rendered: Rendered, pictures: Sequence[Picture], where: str) -> Rendered:
-        """Return a rendered sample with the text that the model's processor writes for each of its images.
+    def expanded(
+        self, rendered: Rendered, pictures: Sequence[Picture], where: str
+    ) -> tuple[Rendered, Mapping[str, int]]:
+        """Return a rendered sample with the text that the model's processor writes for each of its images,
+        and the numbers of images, of their pixels, and of their tokens.
 
-        No character of it is trained.
+        No character of that text is trained.
 
         Raises:
             DataError: the template did not write each image once.
         """
         if not pictures:
-            return rendered
-        token = self._processor.token
-        places = [match.start() for match in re.finditer(re.escape(token), rendered.text)]
-        if rendered.is_renamed or len(places) != len(pictures):
+            return rendered, {}
+        if rendered.is_renamed:
             raise DataError(
-                f"{where}: {counted(len(pictures), 'image')}, and the rendered text has {token} "
-                f"{counted(len(places), 'time')}: the row's own text may not have it, and the chat template "
-                "must write it for each image (data.chat_template)"
+                f"{where}: the text has a special token, and a row's own text may not have it beside images; "
+                "remove it"
             )
-        texts = self._processor.replacements([picture.image for picture in pictures])
-        pieces, at = [], 0
-        for place, text in zip(places, texts, strict=True):
-            pieces += [rendered.text[at:place], text]
-            at = place + len(token)
-        grown = list(accumulate((len(text) - len(token) for text in texts), initial=0))
+        pictured = [picture.image for picture in pictures]
+        text, places, texts = expanded(rendered.text, pictured, self._processor, where)
+        token = self._processor.token
+        grown = list(accumulate((len(written) - len(token) for written in texts), initial=0))
 
         def moved(position: int) -> int:
             return position + grown[bisect_left(places, position)]
@@ -293,8 +366,11 @@ class ImageReader:
                 spans.append((start, place))
                 start = place + len(token)
             spans.append((start, end))
-        return replace(
+        expanded_one = replace(
             rendered,
-            text="".join([*pieces, rendered.text[at:]]),
+            text=text,
             spans=[(moved(start), moved(end)) for start, end in spans if start < end],
         )
+        pixels = sum(picture.width * picture.height for picture in pictured)
+        counts = {READ: len(pictured), PIXELS: pixels, TOKENS: self._processor.tokens_in("".join(texts))}
+        return expanded_one, counts

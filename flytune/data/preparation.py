@@ -250,7 +250,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     tokenizers.note_difference(tokenizer, _first_texts(tokenizer, parts(out, counts["train"])))
     tokenizers.write_files(tokenizer, request.model, out / "tokenizer")
     if row_kind(request.row_kind).has_images:
-        images.write_files(request.model, out / "tokenizer")
+        images.write_files(request.model, out / "tokenizer", with_template=data.chat_template is None)
     manifest = manifest_of(
         data,
         counts,

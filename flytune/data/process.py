@@ -271,7 +271,11 @@ class Sampler:
             else []
         )
         if self._images is not None:
-            texts = [self._images.expanded(text, pictures, where) for text in texts]  # type: ignore[arg-type]
+            for place, text in enumerate(texts):
+                assert isinstance(text, Rendered)
+                texts[place], counts = self._images.expanded(text, pictures, where)
+                if tally:
+                    tally.notes.update(counts)
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)

@@ -12,6 +12,7 @@ from flytune.export.tensors import verify
 from flytune.files import sha256_of
 from flytune.models import Row, adapter_files, experts, heads, loading, probe
 from flytune.models import base as models_base
+from flytune.models.images import Processor
 from flytune.models.scoring import GATE_SAMPLES, gate_sequences
 from flytune.recipe import Recipe
 from flytune.records import Export, Manifest, TrainingResult
@@ -168,6 +169,8 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
                 f"model's (bound {bound:g}): model.rope_scaling is not in what was exported; nothing was "
                 "stored"
             )
+    if live.image_ids is not None:
+        _check_image(recipe, trained, live, model, bound)
     difference, limit = float((exported.loss - live.loss).mean().abs()), LOSS_BOUND[recipe.model.dtype]
     if not difference <= limit:
         raise ExportError(
@@ -175,6 +178,25 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
             f"{difference:.2g} nats away "
             f"from the live model's (bound {limit:g}): what was exported is not what was trained; nothing "
             "was stored"
+        )
+
+
+def _check_image(recipe: Recipe, trained: Path, live: probe.Answers, model: Any, bound: float) -> None:
+    """Compare the answer to the prompt about the fixed picture with that of the live model."""
+    folder, name = trained_folder(recipe, trained), trained.name
+    words = tokenizer(folder)
+    after = probe.ask_image(model, words, Processor(str(folder), None, words, recipe.data.max_pixels))
+    if after["image_ids"].tolist() != live.image_ids.tolist():
+        raise ExportError(
+            f"{name}: the exported processor writes {counted(len(after['image_ids']), 'token')} of the fixed "
+            f"picture and its question, the one that was trained with {len(live.image_ids):,} or others; "
+            "nothing was stored"
+        )
+    if not (distance := float(probe.distance(live.image_logits, after["image_logits"]).max())) <= bound:
+        raise ExportError(
+            f"{name}: to {probe.PICTURED!r}, with the fixed picture, the exported model's logits are "
+            f"{distance:.2g} of their spread away from the live model's (bound {bound:g}): what reads images "
+            "is not what was trained; nothing was stored"
         )
 
 

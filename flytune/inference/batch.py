@@ -10,15 +10,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from flytune import yaml_core
 from flytune.adapters import loading as adapters_loading
 from flytune.adapters import merging
 from flytune.artifacts import opening
 from flytune.console import step_lines
-from flytune.data import tools_of
+from flytune.data import image_rows, tools_of
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score
 from flytune.export import folder as export_folder
@@ -26,15 +27,27 @@ from flytune.inference.labels import Classifier, LabelledText
 from flytune.inference.prompts import BASE, Columns, PromptPart, Summary, answers_name, join, read_part, split
 from flytune.inference.texts import is_classifier
 from flytune.models import GeneratedAnswer, Generation, end_markers, loading, positions, vocabulary
+from flytune.models.chat_templates import IMAGE, in_parts
 from flytune.models.generation import answer
+from flytune.models.images import COLUMN, STORED, Processor, StoredImages, has_files
 from flytune.models.library_errors import named
+from flytune.models.scoring import Row
 from flytune.recipe import Recipe
+from flytune.records.lineage import LINEAGE, Lineage
 from flytune.sentences import counted
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
 _OWN = "artifact"
 """Name of the artifact's own adapter, next to the named ones."""
+
+
+class Prompt(NamedTuple):
+    """A row's prompt, as a model reads it."""
+
+    tokens: list[int]
+    images: Row
+    """Row of its images (flytune.models.images); empty of a model that reads text alone."""
 
 
 @dataclass(frozen=True)
@@ -45,27 +58,50 @@ class PromptFormat:
     columns: Columns
     ends: list[int]
     """Tokens that end an answer."""
+    processor: Processor | None = None
+    """Processor of images; None of a model that reads text alone."""
 
     @classmethod
     def of(cls, folder: Path, model: Any) -> "PromptFormat":
         """Return that of an artifact, or of a merged model, whose files do not tell columns and system
         prompt."""
-        tokenizer = export_folder.tokenizer(folder)
-        return cls(tokenizer, columns_in(folder), end_markers(tokenizer, model))
+        tokenizer, columns = export_folder.tokenizer(folder), columns_in(folder)
+        processor = None
+        if columns.with_images:
+            processor = Processor(str(folder), None, tokenizer, columns.max_pixels)
+        return cls(tokenizer, columns, end_markers(tokenizer, model), processor)
 
-    def tokens(self, row: dict[str, Any], where: str) -> list[int]:
-        """Return the tokens of a row's prompt."""
-        question = self.columns.question(row, where)
+    def prompt(self, line: Mapping[str, Any]) -> Prompt:
+        """Return the prompt of a line of `flytune.inference.prompts.read_part`.
+
+        Raises:
+            DataError: the template refuses it, or it has images and the model reads text alone.
+        """
+        row, where, digests = line["row"], line["where"], line.get("images", [])
+        if self.processor is None:
+            if digests:
+                raise DataError(f"{where}: has images, and this adapter was trained on text alone")
+            return Prompt(self.tokens(row, where), {})
+        stored = StoredImages(Path(line.get("folder", "")), self.processor)
+        images = {STORED: stored, COLUMN: " ".join(digests)}
+        return Prompt(self.tokens(row, where, stored.pictures(images)), images)
+
+    def tokens(self, row: dict[str, Any], where: str, pictures: Sequence[Any] = ()) -> list[int]:
+        """Return the tokens of a row's prompt, with those of its pictures."""
+        question = self.columns.question(self.columns.with_marks(row, where), where)
         if isinstance(question, str):
             return list(self.tokenizer(question)["input_ids"])
         if self.tokenizer.chat_template is None:
             raise DataError(f"{where}: a chat, but the model's tokenizer has no chat template; give a prompt")
+        chat = [in_parts(turn) if IMAGE in str(turn.get("content")) else turn for turn in question]
         try:
             text = self.tokenizer.apply_chat_template(
-                question, tools=tools_of(row.get("tools"), where), add_generation_prompt=True, tokenize=False
+                chat, tools=tools_of(row.get("tools"), where), add_generation_prompt=True, tokenize=False
             )
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
+        if self.processor is not None:
+            text = image_rows.expanded(text, pictures, self.processor, where).text
         # The template has already written BOS.
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -120,13 +156,13 @@ class InferenceModel:
             DataError: the first bad row, before any row is answered, if max_bad_fraction is 0.
         """
         by_row: dict[int, GeneratedAnswer | DataError] = {}
-        by_adapter: dict[str, dict[int, list[int]]] = {}
+        by_adapter: dict[str, dict[int, Prompt]] = {}
         for index, line in enumerate(rows):
             name = line["row"].get("adapter") or _OWN
             try:
-                tokens = self.formats[name].tokens(line["row"], line["where"])
-                self._check(tokens, generation, line["where"])
-                by_adapter.setdefault(name, {})[index] = tokens
+                prompt = self.formats[name].prompt(line)
+                self._check(prompt.tokens, generation, line["where"])
+                by_adapter.setdefault(name, {})[index] = prompt
             except DataError as error:
                 if not generation.max_bad_fraction:
                     raise
@@ -139,11 +175,12 @@ class InferenceModel:
                         answers = answer(
                             self.model,
                             form.tokenizer,
-                            list(prompts.values()),
+                            [prompt.tokens for prompt in prompts.values()],
                             generation,
                             form.ends,
                             bar,
                             name,
+                            [prompt.images for prompt in prompts.values()],
                         )
                 by_row |= dict(zip(prompts, answers, strict=True))
         return [by_row[index] for index in range(len(rows))]
@@ -189,9 +226,15 @@ def model_of(
 
 
 def columns_in(folder: Path) -> Columns:
-    """Return the columns of an artifact's training; those of a merged model are not known."""
+    """Return the columns of an artifact's training; of a merged model, only whether it reads images, and how
+    large."""
     recipe = folder / "recipe.yaml"
-    return Columns.of(Recipe.from_yaml(recipe)) if recipe.is_file() else Columns()
+    if recipe.is_file():
+        return Columns.of(Recipe.from_yaml(recipe))
+    lineage = folder / LINEAGE
+    runs = Lineage.read(lineage).runs if lineage.is_file() else []
+    pixels = [Recipe.from_content(yaml_core.load(run.recipe), lineage).data.max_pixels for run in runs[-1:]]
+    return Columns(with_images=has_files(folder), max_pixels=next(iter(pixels), None))
 
 
 def check_names(adapters: Collection[str], is_adapter: bool) -> None:
@@ -302,11 +345,12 @@ def _write_answers(
     answers = load().answers(rows, part.generation)
     lines = []
     for row, answered in zip(rows, answers, strict=True):
+        kept = {name: row[name] for name in ("where", "number", "row")}
         if isinstance(answered, DataError):
-            lines.append(row | {"reason": str(answered)})
+            lines.append(kept | {"reason": str(answered)})
         else:
             of_answer = answered.columns() if isinstance(answered, LabelledText) else _columns(answered)
-            lines.append(row | {"found": of_answer})
+            lines.append(kept | {"found": of_answer})
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
     return sum(answered.answer_tokens for answered in answers if isinstance(answered, GeneratedAnswer))

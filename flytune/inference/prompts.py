@@ -1,18 +1,19 @@
 """Files of prompts: splitting them into parts, and joining the parts' answers; no torch."""
 
+import base64
 import hashlib
 import heapq
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 from tqdm import tqdm
 
 from flytune import json_core
-from flytune.data import BadRows, read_path, text_of, tools_of
+from flytune.data import BadRows, image_rows, read_path, text_of, tools_of
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.data.columns import TURNS
 from flytune.data.formats import (
@@ -29,6 +30,7 @@ from flytune.data.sources import kind
 from flytune.errors import DataError, RecipeError
 from flytune.inference.texts import Texts, is_classifier
 from flytune.models import Generation
+from flytune.models.chat_templates import IMAGE
 from flytune.recipe import Recipe
 from flytune.records.contents import seal
 from flytune.schema import Record, Strict
@@ -90,6 +92,10 @@ class Columns:
     system_prompt: str | None = None
     texts: Texts | None = None
     """Reader of the texts that a classifier labels; None of a model that answers in words."""
+    with_images: bool = False
+    """True if the model was trained on images."""
+    max_pixels: int | None = None
+    """data.max_pixels of its training."""
 
     @property
     def added(self) -> tuple[str, ...]:
@@ -101,26 +107,48 @@ class Columns:
         """Return those of a recipe; sources that differ leave the names as they are."""
         if is_classifier(recipe):
             return cls(texts=Texts(recipe))
-        sources = list(recipe.data.all_sources.values())
-        first = sources[0]
+        data = recipe.data
+        of_all = cls(system_prompt=data.system_prompt, with_images=data.images, max_pixels=data.max_pixels)
+        first, *others = data.all_sources.values()
         if any(
             (source.columns, source.input_separator) != (first.columns, first.input_separator)
-            for source in sources
+            for source in others
         ):
-            return cls(system_prompt=recipe.data.system_prompt)
+            return of_all
         separator = SEPARATOR if first.input_separator is None else first.input_separator
-        return cls(names=first.columns, separator=separator, system_prompt=recipe.data.system_prompt)
+        return replace(of_all, names=first.columns, separator=separator)
 
-    def question(self, row: dict[str, Any], where: str) -> str | list[Message]:
-        """Return the prompt of a row: text to continue, or a chat that needs an answer.
+    def with_marks(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+        """Return a row with chat_templates.IMAGE in the place of each image; as it is for a model that was
+        trained on text alone."""
+        return image_rows.extracted(row, self.names, where)[0] if self.with_images else row
+
+    def stored_images(self, row: dict[str, Any], prompts: Path, out: Path, where: str) -> list[str]:
+        """Store a row's images below the folder `out`; return their hashes, in order.
+
+        Args:
+            prompts: the file of the row, in whose folder the paths of images begin.
 
         Raises:
-            DataError: it has none, is not text or messages, or ends with an answer.
+            DataError: a file is missing, or no image that the model can read.
+        """
+        if not self.with_images:
+            return []
+        _, pictures = image_rows.read(row, self.names, str(prompts), self.max_pixels, out, where)
+        return [picture.digest for picture in pictures]
+
+    def question(self, row: dict[str, Any], where: str) -> str | list[Message]:
+        """Return the prompt of a row `with_marks`: text to continue, or a chat that needs an answer.
+
+        Raises:
+            DataError: it has none, is not text or messages, ends with an answer, or has content that the
+                model does not read.
         """
         if media := next(
             (name for name in (*MEDIA, self.names.get("images")) if name and row.get(name)), None
         ):
-            raise DataError(f"{where}: column {media} has content, and prompts of text alone are answered")
+            reads = "text and images" if self.with_images else "text alone"
+            raise DataError(f"{where}: column {media} has content, and this model was trained on {reads}")
         names = with_other_names(row, dict(self.names))
         turns = _turns(row, names, where)
         prompt = None if turns else prompt_of(row, names)
@@ -130,6 +158,8 @@ class Columns:
             text = text_of(prompt, "prompt", where)
             if not text:
                 raise DataError(f"{where}: prompt is empty")
+            if IMAGE in text:
+                raise DataError(f"{where}: prompt is text to continue, without images; write messages")
             return text
         elif not turns:
             turns = other_prompt(row, names, where, self.separator)
@@ -176,7 +206,8 @@ def split(
 
     A row has `messages` (a chat that needs an answer, optionally with `tools`), `prompt` (plain text to
     continue, or messages) or `question` (a chat of one message), under these names or those of `columns`, and
-    may name in `adapter` one of `adapters`, or `base`.
+    may name in `adapter` one of `adapters`, or `base`. The images of a model that reads them are stored below
+    `out`, by their hashes.
 
     Raises:
         DataError: the file cannot be read or has no rows; a row is bad, or more are than max_bad_fraction
@@ -200,7 +231,7 @@ def split(
                 if isinstance(row, DataError):
                     raise DataError(str(row).replace(place, where))
                 _check(row, where, adapters, columns)
-                line = _line(number, row, where)
+                line = _line(number, row, columns.stored_images(row, prompts, out, where), columns, where)
             except DataError as error:
                 bad.add(where, error)
                 continue
@@ -226,17 +257,24 @@ def split(
     ]
 
 
-def _line(number: int, row: dict[str, Any], where: str) -> str:
-    if binary := sorted(name for name, value in row.items() if isinstance(value, bytes)):
+def _line(number: int, row: dict[str, Any], images: list[str], columns: Columns, where: str) -> str:
+    binary = sorted(name for name, value in row.items() if isinstance(value, bytes))
+    if binary and not columns.with_images:
         raise DataError(f"{where}: column {binary[0]} has bytes, which JSON cannot store; remove it")
-    # Values that JSON does not have (dates of a Parquet file) are stored as text.
-    line = json.dumps({"number": number, "row": row}, ensure_ascii=False, default=str)
+    content = {"number": number, "row": row} | ({"images": images} if images else {})
+    line = json.dumps(content, ensure_ascii=False, default=_as_text)
     try:
         line.encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise DataError(f"{where}: half of a surrogate pair ({half!a}), which is not a character") from None
     return line
+
+
+def _as_text(value: Any) -> str:
+    """Return a value that JSON does not have, of a Parquet file, as text: a date, or an image's bytes as
+    base64."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _check(row: dict[str, Any], where: str, adapters: Collection[str], columns: Columns) -> None:
@@ -251,14 +289,15 @@ def _check(row: dict[str, Any], where: str, adapters: Collection[str], columns: 
         )
     if columns.texts is not None:
         columns.texts.tokens(row, where)
-    elif not isinstance(columns.question(row, where), str):
+    elif not isinstance(columns.question(columns.with_marks(row, where), where), str):
         tools_of(row.get("tools"), where)
 
 
 def read_part(file: Path) -> list[dict[str, Any]]:
-    """Read the prompts of one part: `number` (of the row, from 0), `where` (file and line) and `row`."""
+    """Read the prompts of one part: `number` (of the row, from 0), `where` (file and line), `row`, the hashes
+    of its `images`, and the `folder` that has them."""
     with file.open(encoding="utf-8") as lines:
-        return [json_core.load_object(line) for line in lines]
+        return [{**json_core.load_object(line), "folder": str(file.parent)} for line in lines]
 
 
 def answers_name(part: PromptPart) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from flytune import json_core
 from flytune.errors import ExportError
-from flytune.models import vocabulary
+from flytune.models import towers, vocabulary
 from flytune.models.safetensors_files import ParameterPart
 from flytune.models.scoring import CLASSES, Row, finite_loss, innermost, padded
 from flytune.recipe import Classify, ObjectiveSection, Recipe, Reward
@@ -261,6 +261,12 @@ class Head:
     """Unit of `loss`."""
     answers_in: ClassVar[str] = "logits"
     """Answers that the gate compares: logits, or probabilities."""
+    reads_images: ClassVar[bool] = False
+    """True if a chat may have images."""
+    auto_reader: ClassVar[str] = "AutoTokenizer"
+    """Class of transformers that makes the model's inputs."""
+    tokenizer: ClassVar[str] = "tokenizer"
+    """Tokenizer, as the card's code names it."""
     no_words: ClassVar[str] = ""
     """Reason that a model with it cannot answer in words; empty where it can."""
 
@@ -414,15 +420,13 @@ class VisionHead(Head):
     name = "vision_language_model"
     auto_class = "AutoModelForImageTextToText"
     pipeline_tag = "image-text-to-text"
+    reads_images = True
+    auto_reader = "AutoProcessor"
+    tokenizer = "processor.tokenizer"
 
     def freeze(self, model: Any, recipe: Recipe) -> None:
-        if recipe.model.vision == "train":
-            return
-        language = [model.get_decoder(), model.get_output_embeddings(), model.get_input_embeddings()]
-        trained = {id(parameter) for part in language for parameter in part.parameters()}
-        for parameter in model.parameters():
-            if id(parameter) not in trained:
-                parameter.requires_grad_(False)
+        if recipe.model.vision != "train":
+            towers.freeze(model)
 
 
 LANGUAGE_MODEL, VISION_LANGUAGE_MODEL = Head(), VisionHead()

@@ -21,18 +21,22 @@ COLUMN = "image_hashes"
 """Stored column of a sample's images: their hashes in order, with a space between them."""
 FOLDER = "images"
 """Folder of a prepared data set that has each image once, as it was read, named by its SHA-256."""
-FILES = ("preprocessor_config.json", "processor_config.json", "chat_template.json")
+FILES = ("preprocessor_config.json", "processor_config.json")
 """Files of a base model that its processor is made of, beside those of the tokenizer."""
+TEMPLATE = "chat_template.json"
+"""File of older processors with the chat template, which is read before that of the tokenizer."""
 STORED = "stored_images"
 """Key of a held-out row whose value is the StoredImages of its data set."""
 _TEXTS = ("input_ids", "attention_mask", "text_replacement_offsets")
 """Results of a processor that belong to its text."""
-_TYPES = ("mm_token_type_ids", "token_type_ids")
+TYPES = ("mm_token_type_ids", "token_type_ids")
 """Names that models have for the kind of each token: 1 of an image's."""
 _NAMING = ("preprocessor_config.json", "tokenizer_config.json")
 """Other files that may name the class of a processor."""
 _WITH_WORDS = "SmolVLMProcessor"
 """Processor that asks for a library which writes numbers as words, for videos alone."""
+_FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""Pillow's names of the kinds of files that are read. Of the others, some are programs: EPS is run."""
 _DEEP = ("I", "F")
 """First letters of Pillow's modes with more than 8 bits a channel."""
 
@@ -49,15 +53,17 @@ def opened(content: bytes, max_pixels: int | None, where: str) -> Any:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(content)) as picture:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as picture:
             if picture.width * picture.height > limits.PIXELS:
                 raise DataError(
                     f"{where}: has {picture.width:,} x {picture.height:,} pixels, more than "
                     f"{limits.PIXELS:,}; make it smaller"
                 )
-            if (frames := getattr(picture, "n_frames", 1)) > 1:
-                raise DataError(f"{where}: is animated ({frames} frames); name one picture")
-            if picture.mode[0] in _DEEP:
+            frames = getattr(picture, "n_frames", 1)
+            # Photos of telephones have a second one, a reduced copy or a map of depth.
+            if frames > 1 and picture.format != "MPO":
+                raise DataError(f"{where}: is animated, or has pages ({frames} frames); name one picture")
+            if picture.mode[0] in _DEEP or any(";16" in str(tile) for tile in picture.tile):
                 raise DataError(
                     f"{where}: has more than 8 bits a channel (mode {picture.mode}); convert it to 8 bits"
                 )
@@ -67,14 +73,11 @@ def opened(content: bytes, max_pixels: int | None, where: str) -> Any:
                 white = Image.new("RGBA", solid.size, "white")
                 upright = Image.alpha_composite(white, solid)
             result = upright.convert("RGB")
-    except (
-        UnidentifiedImageError,
-        OSError,
-        SyntaxError,
-        ValueError,
-        EOFError,
-        Image.DecompressionBombError,
-    ) as error:
+    except DataError:
+        raise
+    except UnidentifiedImageError:
+        raise DataError(f"{where}: cannot be read as an image: it is none of {', '.join(_FORMATS)}") from None
+    except Exception as error:  # noqa: BLE001 (Pillow's decoders may raise any)
         raise DataError(f"{where}: cannot be read as an image: {reason(error)}") from None
     pixels = result.width * result.height
     if max_pixels is not None and pixels > max_pixels:
@@ -82,6 +85,14 @@ def opened(content: bytes, max_pixels: int | None, where: str) -> Any:
         size = max(1, int(result.width * share)), max(1, int(result.height * share))
         result = result.resize(size, Image.Resampling.LANCZOS)
     return result
+
+
+def fixed() -> Any:
+    """Return the picture of the gate's prompt about an image, 256 x 256: three gradients, one a channel."""
+    from PIL import Image
+
+    down, round_ = Image.linear_gradient("L"), Image.radial_gradient("L")
+    return Image.merge("RGB", (down, round_, down.rotate(90)))
 
 
 def store(content: bytes, dataset: Path | None) -> str:
@@ -97,9 +108,15 @@ def store(content: bytes, dataset: Path | None) -> str:
     return digest
 
 
-def write_files(model: Model, folder: Path) -> None:
-    """Write the files of a base model's processor into a folder, byte for byte."""
-    for file in FILES:
+def has_files(folder: Path) -> bool:
+    """Return whether a folder has the files of a processor of images."""
+    return any((folder / file).is_file() for file in FILES)
+
+
+def write_files(model: Model, folder: Path, with_template: bool) -> None:
+    """Write the files of a base model's processor into a folder, byte for byte; `with_template`, also the one
+    of its chat template."""
+    for file in (*FILES, *([TEMPLATE] if with_template else [])):
         if (path := published.cached(published.base_name(model), model.revision, file)) is not None:
             (folder / file).write_bytes(path.read_bytes())
 
@@ -144,9 +161,12 @@ class Processor:
 
     def tokens_of(self, pictures: Sequence[Any]) -> list[int]:
         """Return the number of `token_ids` that stand for each picture of a sample."""
+        return [self.tokens_in(text) for text in (self.replacements(pictures) if pictures else [])]
+
+    def tokens_in(self, replacement: str) -> int:
+        """Return the number of `token_ids` in the text of an image."""
         words = self._processor.tokenizer.convert_ids_to_tokens(sorted(self.token_ids))
-        texts = self.replacements(pictures) if pictures else []
-        return [sum(text.count(word) for word in words) for text in texts]
+        return sum(replacement.count(word) for word in words)
 
     def inputs(self, pictures: Sequence[Sequence[Any]], input_ids: Any) -> dict[str, Any]:
         """Return what a model reads beside tokens, of the pictures of each row of a batch.
@@ -162,8 +182,8 @@ class Processor:
         processed = self._processor(
             text=[self.token * len(row) for row in filled], images=filled, return_tensors=None, padding=False
         )
-        types = {name: torch.tensor(self._kinds(input_ids)) for name in _TYPES if name in processed}
-        values = {name: value for name, value in processed.items() if name not in (*_TEXTS, *_TYPES)}
+        types = {name: torch.tensor(self._kinds(input_ids)) for name in TYPES if name in processed}
+        values = {name: value for name, value in processed.items() if name not in (*_TEXTS, *TYPES)}
         return {name: _tensor(value) for name, value in values.items()} | types
 
     def _kinds(self, input_ids: Any) -> list[list[int]]:
@@ -180,7 +200,7 @@ class StoredImages:
     """The images of a prepared data set, as its model reads them."""
 
     def __init__(self, dataset: Path, processor: Processor) -> None:
-        self._dataset, self._processor = dataset, processor
+        self._dataset, self.processor = dataset, processor
 
     def inputs(self, rows: Sequence[Mapping[str, Any]], input_ids: Any) -> dict[str, Any]:
         """Return what a model reads of the images of stored rows, beside their tokens, int64 (rows, length).
@@ -188,13 +208,13 @@ class StoredImages:
         Raises:
             PreparedDataError: an image is missing, or was changed.
         """
-        return self._processor.inputs([self.pictures(row) for row in rows], input_ids)
+        return self.processor.inputs([self.pictures(row) for row in rows], input_ids)
 
     def of_tokens(self, row: Mapping[str, Any], tokens: Sequence[int]) -> dict[str, Any]:
         """Return the part of a stored row that its first tokens are of, with the images that are in it."""
         pictures = self.pictures(row)
-        sizes = self._processor.tokens_of(pictures)
-        left = sum(token in self._processor.token_ids for token in tokens)
+        sizes = self.processor.tokens_of(pictures)
+        left = sum(token in self.processor.token_ids for token in tokens)
         digests = []
         for digest, size in zip(row[COLUMN].split(), sizes, strict=True):
             if size > left:
@@ -215,7 +235,7 @@ class StoredImages:
             raise PreparedDataError(f"{file}: {error.strerror or error}; prepare the data again") from None
         if hashlib.sha256(content).hexdigest() != digest:
             raise PreparedDataError(f"{file}: its content is not what was prepared; prepare the data again")
-        return opened(content, self._processor.max_pixels, str(file))
+        return opened(content, self.processor.max_pixels, str(file))
 
 
 def _tensor(value: Any) -> Any:

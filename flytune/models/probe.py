@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flytune.models import heads
+from flytune.models import chat_templates, heads, images
 from flytune.models.experts import fingerprints
 from flytune.models.scoring import padded, tiles_of_logits
 
@@ -31,6 +31,8 @@ PROMPTS = (
     "水は何度で沸騰しますか。",
     "The opposite of hot is cold. The opposite of early is",
 )
+PICTURED = "What is in this picture?"
+"""Question about the fixed picture (images.fixed), which models that read images answer too."""
 MAX_TOKENS = 48
 """Maximum tokens of a prompt; the last ones are used."""
 HALF = 0.5
@@ -68,6 +70,11 @@ class Answers:
     scales none, or its samples are shorter."""
     long_logits: Any = None
     """Logits after its last tokens, float32 (LONG_ENDS at most, vocabulary); of a reward model (1, 1)."""
+    image_ids: Any = None
+    """Tokens of PICTURED with those of the fixed picture, int64 (tokens,); None of a model of text, and in
+    records of earlier versions."""
+    image_logits: Any = None
+    """Logits after its last token, float32 (1, vocabulary)."""
 
     def write(self, file: Path) -> None:
         from safetensors.torch import save_file
@@ -105,7 +112,13 @@ def tokenized(tokenizer: Any) -> list[list[int]]:
 
 
 def record(
-    trainer: Any, tokenizer: Any, file: Path, sharding: Any, on_base: bool, tokens_beyond: int = 0
+    trainer: Any,
+    tokenizer: Any,
+    file: Path,
+    sharding: Any,
+    on_base: bool,
+    tokens_beyond: int = 0,
+    processor: images.Processor | None = None,
 ) -> None:
     """Record the answers of a trainer's live model in `file`. Every process calls it; the first one writes.
 
@@ -117,6 +130,7 @@ def record(
             and those of a scaled adapter are recorded too.
         tokens_beyond: tokens of a prompt beyond the positions of the unscaled base (rope.tokens_beyond); 0
             for none.
+        processor: that of a model which reads images.
     """
     prompts = tokenized(tokenizer)
     answers = ask(trainer.model_wrapped, prompts)
@@ -124,6 +138,8 @@ def record(
         words = [token for prompt in prompts for token in prompt]
         long = (words * (tokens_beyond // len(words) + 1))[:tokens_beyond]
         answers = dataclasses.replace(answers, **ask_long(trainer.model_wrapped, long))
+    if processor is not None:
+        answers = dataclasses.replace(answers, **ask_image(trainer.model_wrapped, tokenizer, processor))
     model = trainer.accelerator.unwrap_model(trainer.model)
     if on_base and not heads.has_score(model):
         answers = dataclasses.replace(answers, **_without_adapter(trainer.model_wrapped, model, prompts))
@@ -172,16 +188,40 @@ def ask_long(model: Any, prompt: list[int]) -> dict[str, Any]:
     if heads.has_score(model):
         logits = torch.from_numpy(heads.answers(model, heads.scores(model, [prompt], 0))).float()
         return {"long_ids": ids[0], "long_logits": logits}
+    return {"long_ids": ids[0], "long_logits": _last_logits(model, {"input_ids": ids}, LONG_ENDS)}
+
+
+def ask_image(model: Any, tokenizer: Any, processor: images.Processor) -> dict[str, Any]:
+    """Return the prompt about the fixed picture and a model's answer after its last token, fields of
+    Answers."""
+    import torch
+
+    picture = images.fixed()
+    asked = chat_templates.in_parts({"role": "user", "content": chat_templates.IMAGE + PICTURED})
+    text = tokenizer.apply_chat_template([asked], add_generation_prompt=True, tokenize=False)
+    text = text.replace(processor.token, *processor.replacements([picture]))
+    ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+    inputs = {"input_ids": ids, **processor.inputs([[picture]], ids)}
+    return {"image_ids": ids[0], "image_logits": _last_logits(model, inputs, 1)}
+
+
+def _last_logits(model: Any, inputs: dict[str, Any], count: int) -> Any:
+    """Return the logits after the last `count` tokens of one prompt, float32 (count, vocabulary), in host
+    memory. The training mode is restored afterwards."""
+    import torch
+
     device, was_training = next(model.parameters()).device, model.training
-    inputs = {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
-    ends = torch.arange(max(0, len(prompt) - LONG_ENDS), len(prompt), device=device)
+    inputs = inputs | {"attention_mask": torch.ones_like(inputs["input_ids"])}
+    inputs = {name: values.to(device) for name, values in inputs.items()}
+    length = inputs["input_ids"].shape[1]
+    ends = torch.arange(max(0, length - count), length, device=device)
     model.eval()
     try:
         with torch.no_grad():
             tiles = [logits[0] for _, logits in tiles_of_logits(model, inputs | {"use_cache": False}, ends)]
     finally:
         model.train(was_training)
-    return {"long_ids": ids[0], "long_logits": torch.cat(tiles).float().cpu()}
+    return torch.cat(tiles).float().cpu()
 
 
 def logits_of(model: Any, prompts: list[list[int]]) -> Any:

@@ -16,6 +16,7 @@ from flytune.records.metrics import SINGLE_SAMPLE
 from flytune.records.rollouts import Group
 from flytune.records.training import PARTS
 from flytune.report import charts, drawn_answers, figure_charts, task_table
+from flytune.report.pictures import Shown
 from flytune.sentences import counted, counted_of
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -33,6 +34,7 @@ def render(
     warnings: Sequence[str] = (),
     xray: str = "",
     rollouts: Sequence[Group] = (),
+    pictures: Sequence[Sequence[Shown]] = (),
 ) -> str:
     """Return the report as one self-contained HTML page; everything from the data is escaped.
 
@@ -42,6 +44,7 @@ def render(
         warnings: a sentence for each check of the prepared data that did not pass.
         xray: HTML of xray.section.
         rollouts: answers that the model has drawn in training.
+        pictures: those of each prompt of the sample answers; empty of a model of text.
     """
     planned = training.as_planned(plan)
     return (
@@ -56,6 +59,7 @@ def render(
             metrics=metrics,
             warnings=warnings,
             xray=xray,
+            pictures=pictures or [[]] * len(metrics.answers),
             moments=drawn_answers.moments(recipe.objective, rollouts)
             if isinstance(recipe.objective, Grpo)
             else [],

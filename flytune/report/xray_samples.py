@@ -4,7 +4,7 @@ first ones."""
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from flytune.data import StoredSamples, row_kind
 from flytune.data.contract import Contract
 from flytune.data.counts import Example, Excerpt, read_examples
 from flytune.data.stored_samples import parts
+from flytune.models import images
 from flytune.records import Manifest
+from flytune.report.pictures import Pictures, Shown
 from flytune.sentences import counted
 
 _SEARCHED = 2000
@@ -39,6 +41,8 @@ class Piece:
     tip: str = ""
     breaks: bool = False
     """True if it ends with a line break."""
+    picture: str = ""
+    """Address of the picture that it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,15 @@ def sample_views(
     titles: dict[tuple[str, int, int], list[str]] = {}
     for title, (part, sample) in titled.items():
         titles.setdefault((part.file, int(part.rows[sample]), int(part.starts[sample])), []).append(title)
+    kind = row_kind(manifest.row_kind)
+    pictures = Pictures(folder) if (folder / images.FOLDER).is_dir() else None
     for named in titles.values():
         part, sample = titled[named[0]]
-        view = _view if row_kind(manifest.row_kind).sequences == 1 else _view_of_several
-        shown.append(view("; ".join(named), part, sample, manifest, tokenizer))
+        title = "; ".join(named)
+        if kind.sequences == 1:
+            shown.append(_view(title, part, sample, manifest, tokenizer, pictures))
+        else:
+            shown.append(_view_of_several(title, part, sample, manifest, tokenizer))
     return shown
 
 
@@ -228,7 +237,14 @@ def _view_of_several(
     return SampleView(title, note, before, tuple(answers))
 
 
-def _view(title: str, part: StoredSamples, sample: int, manifest: Manifest, tokenizer: Any) -> SampleView:
+def _view(
+    title: str,
+    part: StoredSamples,
+    sample: int,
+    manifest: Manifest,
+    tokenizer: Any,
+    pictures: Pictures | None,
+) -> SampleView:
     start, length = int(part.starts[sample]), int(part.lengths[sample])
     ids, trained = part.tokens(sample).tolist(), part.trained[start : start + length].tolist()
     note = f"{part.where(sample)}: {counted(length, 'token')}, {sum(trained):,} trained"
@@ -237,7 +253,12 @@ def _view(title: str, part: StoredSamples, sample: int, manifest: Manifest, toke
     if part.classes is not None:
         names = [manifest.classes[place] for place in part.classes[sample]]
         note += f", {', '.join(names) or 'without a label'}"
-    pieces = _shortened(ids, trained, tokenizer)
+    if pictures is None or part.images is None:
+        pieces = _shortened(ids, trained, tokenizer)
+    else:
+        shown = pictures.of_sample(part.images[sample])
+        note += f", {counted(len(shown), 'image')}"
+        pieces = _without_middle(list(_pictured(ids, trained, tokenizer, shown, pictures.token_ids)))
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     if manifest.truncated and length == manifest.max_length and not special & set(ids[-2:]):
         pieces.append(Piece(f"cut at {counted(manifest.max_length, 'token')}", "c"))
@@ -256,6 +277,38 @@ def _shortened(ids: list[int], trained: list[bool], tokenizer: Any) -> list[Piec
     )
     tail = _pieces(ids[-_TAIL:], trained[-_TAIL:], tokenizer, length - _TAIL)
     return [*_pieces(ids[:_HEAD], trained[:_HEAD], tokenizer, 0), gap, *tail]
+
+
+def _pictured(
+    ids: list[int], trained: list[bool], tokenizer: Any, shown: list[Shown], token_ids: frozenset[int]
+) -> Iterator[Piece]:
+    """Yield the pieces of a sample: each picture, before one piece for the tokens that stand for it."""
+    # Pictures to come, and tokens to come of the last one.
+    coming, left = iter(shown), 0
+    for is_image, run in groupby(range(len(ids)), lambda place: ids[place] in token_ids):
+        start, *others = run
+        end = start + 1 + len(others)
+        if not is_image:
+            yield from _pieces(ids[:end], trained, tokenizer, 0, start)
+            continue
+        while start < end:
+            if not left:
+                picture = next(coming)
+                left = picture.tokens
+                yield Piece(picture.caption, "p", picture.caption, picture=picture.source)
+            count = min(left, end - start)
+            token = tokenizer.convert_ids_to_tokens(ids[start])
+            yield Piece(f"{token} x {count:,}", "s", f"{start}: {ids[start]}")
+            start, left = start + count, left - count
+
+
+def _without_middle(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces of a sample, with a gap where it has many."""
+    hidden = len(pieces) - _HEAD - _TAIL
+    if hidden <= 0:
+        return pieces
+    gap = Piece(f"{counted(hidden, 'piece is', 'pieces are')} not shown", "gap")
+    return [*pieces[:_HEAD], gap, *pieces[-_TAIL:]]
 
 
 def _pieces(

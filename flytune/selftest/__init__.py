@@ -3,6 +3,7 @@ training.
 
 processes     a function in several forked processes
 tiny_model    the model
+tiny_vision   the one that reads images
 dataset       its training data
 runs          one run in a given layout
 shapes        the machine that the self-test runs on

@@ -9,6 +9,7 @@ from typing import Any
 from flytune import data
 from flytune.data import pack
 from flytune.recipe import DataRequest, Recipe
+from flytune.selftest import tiny_vision
 from flytune.selftest.tiny_model import SENTENCES
 from flytune.sentences import counted
 from training_estimates.degrees import Degrees
@@ -77,6 +78,28 @@ def write_texts(path: Path, rows: int, seed: int = 0) -> None:
         for row in range(rows)
     ]
     path.write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
+
+
+def write_images(path: Path, rows: int, seed: int = 0) -> None:
+    """Write chats about one image, none, or two, which are drawn into the folder of `path`, named by it."""
+    from PIL import Image, ImageDraw
+
+    draw, words = random.Random(seed), " ".join(SENTENCES).split()
+    chats = []
+    for row in range(rows):
+        parts = []
+        for number in range((1, 0, 2)[row % 3]):
+            name = f"{path.stem}-{row}-{number}.png"
+            picture = Image.new("RGB", (tiny_vision.SIDE, tiny_vision.SIDE), "white")
+            corner, color = draw.randrange(20), tuple(draw.randrange(256) for _ in range(3))
+            ImageDraw.Draw(picture).rectangle((corner, corner, 50, draw.randrange(corner, 50)), fill=color)
+            picture.save(path.with_name(name))
+            parts.append({"type": "image", "image": name})
+        parts.append({"type": "text", "text": f"{row} {' '.join(draw.choices(words, k=8))}"})
+        answer = " ".join(draw.choices(words, k=draw.choice([1, 2, 4, 30])))
+        turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
+        chats.append(json.dumps({"messages": turns}) + "\n")
+    path.write_text("".join(chats), encoding="utf-8")
 
 
 def _pairs(rows: int, seed: int) -> Iterator[dict[str, Any]]:

@@ -121,6 +121,13 @@ COMPARED = [
     for sharding in SHARDINGS
     for method in get_args(Method.model_fields["name"].annotation)
 ]
+# Pairs of a model that reads images, of which some samples have none.
+IMAGES = [
+    Pair(method, sharding, rows="images", model="vision")
+    for method in ("full", "lora")
+    for sharding, kind in SHARDINGS.items()
+    if method not in kind.refuses
+]
 _WITH_LORA = [name for name, kind in SHARDINGS.items() if "lora" not in kind.refuses]
 # Pairs of a mixture of experts, whose experts have adapters: as chats, packed, with a balance loss, and with
 # other objectives.
@@ -218,7 +225,7 @@ class Matrix(Record):
 
 def all_pairs() -> list[Pair]:
     """Return every method with every sharding and offload, also unsupported ones; a few packed, with divided
-    samples, or with experts; all with other objectives."""
+    samples, about images, or with experts; all with other objectives."""
     methods, offloads = (
         get_args(section.model_fields[name].annotation)
         for section, name in ((Method, "name"), (Sharding, "offload"))
@@ -226,7 +233,7 @@ def all_pairs() -> list[Pair]:
     pairs = [
         Pair(method, sharding, offload) for sharding, offload, method in product(SHARDINGS, offloads, methods)
     ]
-    return [*pairs, *PACKED, *DIVIDED, *COMPARED, *EXPERTS]
+    return [*pairs, *PACKED, *DIVIDED, *COMPARED, *IMAGES, *EXPERTS]
 
 
 def pairs_named(names: str) -> list[Pair]:

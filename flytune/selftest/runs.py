@@ -12,7 +12,7 @@ from flytune.recipe import Hardware, Recipe
 from flytune.records import TrainingResult
 from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes
-from flytune.selftest import shapes, tiny_model
+from flytune.selftest import shapes, tiny_model, tiny_vision
 from flytune.selftest.processes import Nodes, Share
 from flytune.training import loop, reference
 from training_estimates.degrees import Degrees
@@ -23,10 +23,10 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
-Rows = Literal["chats", "step", "packed", "dpo", "kto", "reward", "grpo", "classify", "distill"]
+Rows = Literal["chats", "step", "packed", "images", "dpo", "kto", "reward", "grpo", "classify", "distill"]
 OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo", "classify", "distill")
 """Rows of an objective of their name; all others are those of sft."""
-Model = Literal["dense", "experts", "balance"]
+Model = Literal["dense", "experts", "balance", "vision"]
 Parallel = Literal["data", "sp2"]
 
 # Files of the rows that are trained, and of those that are held out.
@@ -34,6 +34,7 @@ _FILES: dict[Rows, tuple[str, str]] = {
     "chats": ("chats.jsonl", "heldout.jsonl"),
     "step": ("step.jsonl", "heldout.jsonl"),
     "packed": ("step.jsonl", "heldout.jsonl"),
+    "images": ("images.jsonl", "heldout-images.jsonl"),
     "dpo": ("pairs.jsonl", "heldout-pairs.jsonl"),
     "kto": ("labelled.jsonl", "heldout-labelled.jsonl"),
     "reward": ("pairs.jsonl", "heldout-pairs.jsonl"),
@@ -60,14 +61,20 @@ class Pair(NamedTuple):
     offload: str = "none"
     rows: Rows = "chats"
     """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in
-    fewer rows; dpo and reward: pairs of chats; kto: labelled answers; grpo: prompts, with the answers that
-    plain training drew; classify: texts with labels; distill: chats with the tokens of the other base."""
+    fewer rows; images: chats about images; dpo and reward: pairs of chats; kto: labelled answers; grpo:
+    prompts, with the answers that plain training drew; classify: texts with labels; distill: chats with the
+    tokens of the other base."""
     model: Model = "dense"
     """dense: a Llama; experts: a mixture, whose experts get adapters too, with activation checkpointing under
-    all shardings but none; balance: the same with the balance loss of the routers."""
+    all shardings but none; balance: the same with the balance loss of the routers; vision: a model that reads
+    images, whose tower is frozen, with activation checkpointing as experts."""
 
     parallel: Parallel = "data"
     """data: each process has samples of its own; sp2: two divide the positions of each sample."""
+
+    @property
+    def is_mixture(self) -> bool:
+        return self.model in ("experts", "balance")
 
     @property
     def sequence_parallel(self) -> int:
@@ -123,17 +130,23 @@ class Trials:
         selftest_dataset.write_texts(folder / "texts.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
         selftest_dataset.write_texts(folder / "heldout-texts.jsonl", 4, seed=1)
         selftest_dataset.write_labelled(folder / "heldout-labelled.jsonl", 4, seed=1)
+        selftest_dataset.write_images(
+            folder / "images.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT
+        )
+        selftest_dataset.write_images(folder / "heldout-images.jsonl", 4, seed=1)
         # In separate processes: threads that torch and Arrow start in this process would not exist in the
         # forks.
         bases = self.base("dense"), tiny_model.SENTENCES, self.base("experts")
         selftest_processes.run(1, tiny_model.write, *bases, log=folder / "model.log")
+        vision = self.base("vision"), tiny_model.SENTENCES
+        selftest_processes.run(1, tiny_vision.write, *vision, log=folder / "vision.log")
         self.block_length = self.blocks = 1
         self._prepare("chats")
         self.block_length, self.blocks = selftest_dataset.block_length(
             self._prepare("step"), Degrees(self.shapes[0].world_size)
         )
         self._prepare("packed")
-        for rows in OBJECTIVE_ROWS:
+        for rows in ("images", *OBJECTIVE_ROWS):
             self._prepare(rows)
         for method in ("lora", "qlora"):
             recipe, log = self.recipe(Pair(method, "none")), folder / f"{method}.log"
@@ -145,11 +158,12 @@ class Trials:
 
     def base(self, model: Model) -> Path:
         """Return the folder of a base model."""
-        return self.folder / ("base" if model == "dense" else "mixture")
+        names = {"dense": "base", "vision": "vision"}
+        return self.folder / names.get(model, "mixture")
 
     def _prepare(self, rows: Rows) -> list[int]:
         """Prepare the data; return the number of tokens of each row."""
-        recipe = self.recipe(Pair("full", "none", rows=rows))
+        recipe = self.recipe(Pair("full", "none", rows=rows, model="vision" if rows == "images" else "dense"))
         counts: list[int] = selftest_processes.run(
             1, selftest_dataset.prepare, recipe, self.folder / rows, log=self.folder / f"{rows}.log"
         )
@@ -160,12 +174,12 @@ class Trials:
         random dropout."""
         method: dict[str, Any] = {"name": pair.method}
         if pair.method != "full":
-            method |= {"lora_dropout": 0.0, "r": 8, "lora_alpha": 16, "experts": pair.model != "dense"}
+            method |= {"lora_dropout": 0.0, "r": 8, "lora_alpha": 16, "experts": pair.is_mixture}
         # Packed rows divide into other micro batches, and each has a balance loss of its own; TRL has none
         # for heads of a sequence, nor has distillation.
         balance = (
             {}
-            if pair.model == "dense" or pair.rows in ("reward", "classify", "distill")
+            if not pair.is_mixture or pair.rows in ("reward", "classify", "distill")
             else {"router_aux_loss_coef": 0.5 * (pair.model == "balance")}
         )
         return Recipe.model_validate(
@@ -176,7 +190,8 @@ class Trials:
                     "path": str(self.folder / _FILES[pair.rows][0]),
                     "heldout_path": str(self.folder / _FILES[pair.rows][1]),
                 }
-                | ({"packing": True, "max_length": self.block_length} if pair.rows == "packed" else {}),
+                | ({"packing": True, "max_length": self.block_length} if pair.rows == "packed" else {})
+                | ({"images": True, "max_length": 512} if pair.rows == "images" else {}),
                 "method": method,
                 "sharding": {
                     "name": pair.sharding,

@@ -89,7 +89,11 @@ def answer_prompts(
     if not batch.find_answers(part, scratch_folder, out):
         base_model.unpack(orchestrator, base)
         others = {name: local(orchestrator, adapter) for name, adapter in adapters.items()}
-        prompts_file, model = local_file(orchestrator, folder, part.file), local(orchestrator, artifact)
+        model = local(orchestrator, artifact)
+        if batch.columns_in(model).with_images:
+            prompts_file = local(orchestrator, folder) / part.file
+        else:
+            prompts_file = local_file(orchestrator, folder, part.file)
         batch.answer_part(part, prompts_file, model, others, scratch_folder, out, trust_remote_code)
     return File.here(out)
 

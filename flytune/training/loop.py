@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from flytune import process_setup
 from flytune.console import output
+from flytune.data import shards
 from flytune.errors import TrainingError
 from flytune.export import write
 from flytune.hardware import Shape, devices
@@ -107,7 +108,9 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     # PiSSA trains on what its singular values leave of the base.
     on_base = recipe.method.name != "full" and not recipe.method.is_pissa
     beyond = rope.tokens_beyond(recipe)
-    probe.record(trainer, trainer.processing_class, out / probe.PROBE, run.sharding, on_base, beyond)
+    processor = shards.stored_images(run.dataset).processor if recipe.data.images else None
+    file = out / probe.PROBE
+    probe.record(trainer, trainer.processing_class, file, run.sharding, on_base, beyond, processor)
     run.peaks.enter(EXPORT)
     # The digest of the exported step's checkpoint lets a later attempt complete an interrupted export.
     write.write(trainer, recipe, run.dataset / "tokenizer", out, exported.digest)

@@ -9,14 +9,12 @@ from typing import Self
 
 from flytune import data
 from flytune.console import run_lines, step_lines
-from flytune.data.rows.image_answers import WITHOUT_IMAGES
 from flytune.errors import DataError
 from flytune.hardware import Shape
 from flytune.objectives import objective_of
 from flytune.planning import budget
 from flytune.recipe import Recipe
 from flytune.records import Plan
-from flytune.sentences import counted
 from flytune.sharding import ShardingBase, sharding_of
 from flytune.training import reference
 from flytune.training.attempt import AttemptWriter
@@ -75,13 +73,6 @@ class RunState:
             raise DataError(
                 f"{dataset}: its rows are {found_kind.meaning}, and the recipe's objective, "
                 f"{recipe.objective.name}, needs {wanted.meaning}; prepare again"
-            )
-        without = manifest.notes.get(WITHOUT_IMAGES, 0)
-        if without and sharding.layout.shards_parameters and plan.world_size > 1:
-            raise DataError(
-                f"{dataset}: {counted(without, 'sample')} without an image (sharding {sharding.name}): the "
-                "weights that read images are gathered by all processes at once, and one without an image "
-                "would leave the others waiting; use ddp or zero2, or train on samples that all have images"
             )
         if manifest.classes != recipe.objective.classes:
             raise DataError(

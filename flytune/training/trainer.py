@@ -32,6 +32,7 @@ from flytune.models import (
     pissa,
     published,
     sharded_loading,
+    towers,
     vocabulary,
 )
 from flytune.models.sequence_parallel import COMPLETE, SequenceGroup
@@ -284,6 +285,9 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         published.make_savable(model)
     heads.head_of(recipe).freeze(model, recipe)
     stored = data.shards.stored_images(run.dataset) if recipe.data.images else None
+    is_shared = sharding.layout.shards_parameters or recipe.model.vision == "train"
+    if stored and is_shared and run.plan.world_size > 1:
+        towers.run_always(model, stored.processor)
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
     rows = run.reference.beside(rows) if run.reference else rows
@@ -331,6 +335,10 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
             peft_config=loading.peft_config(recipe, model),
             **objective.trainer_arguments(load),
         )
+    if objective.head_outputs:
+        # TRL's loss divides by the tokens of the whole batch if it gets their number, whatever the model's
+        # own loss does. Otherwise a token of a short sample counts more than one of a long sample.
+        trainer.model_accepts_loss_kwargs = True
     if recipe.method.name != "full":
         _prepare_adapter(trainer.model, recipe, first_values_of)
     if sliced and recipe.method.name != "full":

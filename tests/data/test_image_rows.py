@@ -64,6 +64,9 @@ def prepared(base, folder, out, *rows, **changes):
 
 FORMS = {
     "path": lambda folder: asked(text("See "), {"type": "image", "image": "a.png"}, text("What?")),
+    "absolute path": lambda folder: asked(
+        text("See "), {"type": "image", "image": f"{folder}/b/../a.png"}, text("What?")
+    ),
     "address": lambda folder: asked(
         text("See "), {"type": "image", "path": f"file://{folder}/a.png"}, text("What?")
     ),
@@ -145,6 +148,7 @@ def test_images_of_parts_and_of_the_column_keep_their_order():
         (asked({"type": "image", "image": "missing.png"}), r"missing\.png: no such image"),
         (asked({"type": "image", "image": "rows.jsonl"}), "cannot be read as an image"),
         (asked({"type": "image", "image": "https://x.org/a.png"}), "not read from the web"),
+        (asked({"type": "image", "image": "data:image/png;base64,ä"}), "an image is not base64"),
         (asked({"type": "image", "image": 3}), "must be a path, an address, bytes or base64, found int"),
         (asked({"type": "video", "video": "a.mp4"}), "video and audio cannot be trained on"),
         (asked(text("a \U0010ff7f")), "U\\+10FF7F"),
@@ -158,10 +162,15 @@ def test_a_row_that_cannot_be_trained_on_says_why(row, reason, folder, bases, tm
         prepared(bases("qwen2_5_vl"), folder, tmp_path / "out", row)
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../a.png", "b/../../a.png"])
-def test_an_address_s_rows_name_nothing_outside_of_it(name):
+OUTSIDE = ["/etc/passwd", "../a.png", "b/../../a.png", "file:///etc/passwd", "simplecache::s3://b/a.png"]
+
+
+@pytest.mark.parametrize("name", [*OUTSIDE, "ftp://host/a.png", "zip://a.png::/x.zip"])
+def test_rows_name_nothing_outside_of_their_folder(name, folder):
     with pytest.raises(DataError, match="not below the data's address"):
         content_of(name, "s3://bucket/data/rows.jsonl", "x")
+    with pytest.raises(DataError, match="not below the data's folder"):
+        content_of(name, str(folder / "rows.jsonl"), "x")
     with pytest.raises(DataError, match="has its images in its rows"):
         content_of(name, None, "x")
 

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
-from flytune.models import images, tokenizers
+from flytune.errors import ExportError
+from flytune.export import gate
+from flytune.models import images, loading, tokenizers
 from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from flytune.stages import local
 from tests.support import interrupted, vision_models
-from tests.support.tiny import tiny_recipe
+from tests.support.vision_rows import content, write_rows
 
 pytestmark = pytest.mark.slow
-COLORS = {"red": (220, 20, 20), "green": (20, 180, 20), "blue": (20, 20, 220)}
 TOWER = ("visual.", "vision_tower.", "vision_model.", "projector.", "connector.")
 
 
@@ -40,34 +41,6 @@ def bases(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("FLYTUNE_OUT", str(tmp_path / "artifacts"))
-
-
-def write_rows(folder, count, text_rows=0):
-    """Write `count` questions about drawn pictures, and some about none."""
-    rows = []
-    for number in range(count):
-        name = list(COLORS)[number % 3]
-        picture = Image.new("RGB", (40 + number, 56), "white")
-        ImageDraw.Draw(picture).rectangle((8, 8, 30, 30), fill=COLORS[name])
-        picture.save(folder / f"{number}.png")
-        question = [{"type": "image", "image": f"{number}.png"}, {"type": "text", "text": "Which color?"}]
-        rows.append(
-            [{"role": "user", "content": question}, {"role": "assistant", "content": f"It is {name}."}]
-        )
-    rows += [
-        [{"role": "user", "content": f"Say {number}."}, {"role": "assistant", "content": str(number)}]
-        for number in range(text_rows)
-    ]
-    file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
-    return file
-
-
-def content(base, rows, **changes):
-    own = {"data.images": True, "data.max_length": 512, "data.too_long": "drop"}
-    recipe = tiny_recipe(base, rows, own | changes)
-    recipe["checkpoints"]["folder"] = str(rows.parent / "checkpoints")
-    return recipe
 
 
 def tensors(artifact):
@@ -126,6 +99,24 @@ def test_the_tower_is_trained_where_the_recipe_says_so(bases, tmp_path):
     assert any("visual." in name and not torch.equal(before[name], after[name]) for name in before)
 
 
+def test_the_gate_asks_about_a_picture(bases, tmp_path):
+    changes = {"data.heldout_fraction": 0, "evaluation.sample_answers": 0, "training.max_steps": 2}
+    recipe = Recipe.model_validate(content(bases("qwen2_5_vl"), write_rows(tmp_path, 4), **changes))
+    artifact = Path(local.run(recipe))
+    model = loading.exported_model(recipe, artifact)
+    gate._check_answers(recipe, artifact, model)
+    with torch.no_grad():
+        for parameter in model.model.visual.parameters():
+            parameter.add_(1.0)
+    with pytest.raises(ExportError, match="what reads images is not what was trained"):
+        gate._check_answers(recipe, artifact, model)
+    settings = json.loads((artifact / "preprocessor_config.json").read_text())
+    settings["size"]["longest_edge"] //= 4
+    (artifact / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ExportError, match="the exported processor writes"):
+        gate._check_answers(recipe, artifact, model)
+
+
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_an_adapter_is_on_the_language_model_alone(method, bases, tmp_path):
     artifact = local.run(
@@ -147,13 +138,36 @@ def test_two_processes_train_the_loss_of_one(sharding, bases, tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_samples_without_an_image_are_not_trained_where_processes_would_wait(bases, tmp_path):
-    rows = write_rows(tmp_path, 12, text_rows=6)
-    changes = {"sharding": "fsdp", "hardware.shape": "cpu-2"}
-    with pytest.raises(local.RunFailure, match="6 samples without an image \\(sharding fsdp\\)"):
-        local.run(Recipe.model_validate(content(bases("qwen2_5_vl"), rows, **changes)))
-    changes = {"sharding": "ddp", "hardware.shape": "cpu-2"}
-    local.run(Recipe.model_validate(content(bases("qwen2_5_vl"), rows, **changes)))
+@pytest.mark.parametrize(
+    ("sharding", "vision", "model_type"),
+    [
+        ("fsdp", "frozen", "llava_onevision"),
+        ("zero3", "frozen", "smolvlm"),
+        ("ddp", "train", "qwen3_vl"),
+        ("fsdp", "train", "qwen3_vl"),
+        ("zero3", "train", "qwen2_5_vl"),
+    ],
+)
+def test_samples_without_an_image_leave_no_process_waiting(sharding, vision, model_type, bases, tmp_path):
+    rows = write_rows(tmp_path, 4, text_rows=12)
+    runs = []
+    for name, shape in (("none", "cpu-1"), (sharding, "cpu-2")):
+        changes = {
+            "sharding": name,
+            "hardware.shape": shape,
+            "checkpoints.name": name,
+            "model.vision": vision,
+        }
+        artifact = local.run(Recipe.model_validate(content(bases(model_type), rows, **changes)))
+        losses = [step.loss for step in TrainingResult.read(Path(artifact) / "training.json").steps]
+        runs.append((losses, tensors(artifact)))
+    (plain, expected), (shared, weights) = runs
+    assert shared == pytest.approx(plain, rel=1e-4)
+    start = tensors(bases(model_type))
+    update = sum(float((expected[name] - start[name]).square().sum()) for name in expected)
+    difference = sum(float((weights[name] - expected[name]).square().sum()) for name in expected)
+    assert update > 0
+    assert difference < 1e-6 * update
 
 
 def test_a_run_that_is_ended_goes_on_to_the_same_weights(bases, tmp_path):

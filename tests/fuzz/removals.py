@@ -116,6 +116,10 @@ def _undamaged_alone(old: Any) -> Any:
     return stored
 
 
+def _any_place(name: str) -> tuple[str, str]:
+    return name.removeprefix("file://"), ""
+
+
 def _never_rolled_back(old: Any) -> Any:
     return lambda decisions: [decision for decision in decisions if decision.outcome == "accepted"]
 
@@ -571,6 +575,18 @@ REMOVALS = [
         "flytune/inference/prompts.py",
         ("prompts",),
         instead("flytune.inference.prompts:read_part", then(lambda rows: rows[1:])),
+    ),
+    Removal(
+        "rows name no image elsewhere",
+        "flytune/data/image_rows.py",
+        ("images",),
+        instead("flytune.data.image_rows:_below", lambda old: lambda name, *_: _any_place(name)),
+    ),
+    Removal(
+        "the pixels of an image are bounded",
+        "flytune/models/images.py",
+        ("images",),
+        instead("flytune.limits:PIXELS", lambda old: 10**12),
     ),
     Removal(
         "a saved data set names no file elsewhere",

@@ -1,6 +1,8 @@
 """Image files as a model sees them: upright, in RGB, of at most so many pixels; or refused, in a sentence."""
 
 import io
+import struct
+import zlib
 
 import pytest
 from PIL import Image
@@ -26,6 +28,18 @@ def rotated():
     return content(plain(size=(6, 4)), "JPEG", exif=exif)
 
 
+def deep():
+    """Return a PNG with 16 bits for each of three colours, of which Pillow writes none."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", 2, 1, 16, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(13))
+    parts = (chunk(b"IHDR", header), chunk(b"IDAT", pixels), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
 @pytest.mark.parametrize(
     ("file", "size", "corner"),
     [
@@ -34,6 +48,12 @@ def rotated():
         pytest.param(content(plain("1", color=1)), (6, 4), (255, 255, 255), id="one bit"),
         pytest.param(content(plain("RGBA", color=(9, 8, 7, 0))), (6, 4), (255, 255, 255), id="transparent"),
         pytest.param(content(plain("CMYK", color=(0, 0, 0, 255)), "TIFF"), (6, 4), (0, 0, 0), id="cmyk"),
+        pytest.param(
+            content(plain(color=(9, 9, 9)), "MPO", save_all=True, append_images=[plain()], quality=100),
+            (6, 4),
+            (9, 9, 9),
+            id="a telephone's",
+        ),
         pytest.param(rotated(), (4, 6), (0, 0, 0), id="on its side"),
     ],
 )
@@ -58,9 +78,11 @@ def test_a_large_picture_keeps_its_proportions():
         pytest.param(content(plain("I;16", color=900)), "more than 8 bits a channel", id="16 bits"),
         pytest.param(
             content(plain(), "GIF", save_all=True, append_images=[plain(color=(255, 0, 0))]),
-            r"is animated \(2 frames\)",
+            r"is animated, or has pages \(2 frames\)",
             id="animated",
         ),
+        pytest.param(content(plain(), "EPS"), "cannot be read as an image", id="a program"),
+        pytest.param(deep(), "more than 8 bits a channel", id="16 bits of colour"),
     ],
 )
 def test_what_is_no_picture_is_refused_by_name(file, reason):

@@ -66,7 +66,7 @@ def test_every_pair_computes_what_plain_training_does(pair, trials):
 def test_every_combination_is_a_cell():
     pairs = matrix.all_pairs()
     dense = 3 * (3 + len(OBJECTIVE_ROWS)) * len(SHARDINGS) + len(matrix.PACKED) + len(matrix.DIVIDED)
-    assert len(pairs) == len(set(pairs)) == dense + len(matrix.EXPERTS)
+    assert len(pairs) == len(set(pairs)) == dense + len(matrix.IMAGES) + len(matrix.EXPERTS)
     further = [str(pair) for pair in matrix.FURTHER]
     assert matrix.pairs_named(",".join(further)) == matrix.FURTHER
     assert not {*further} & {str(pair) for pair in pairs}

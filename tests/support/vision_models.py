@@ -23,6 +23,8 @@ TOWER: dict[str, Any] = {
     "num_attention_heads": 2,
     "patch_size": 8,
     "image_size": 32,
+    # Nothing of a frozen tower is dropped out.
+    "attention_dropout": 0.5,
 }
 QWEN_TOWER: dict[str, Any] = {
     "depth": 2,

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from flytune.data.check import Check, judged
 from flytune.data.formats import Chat, Sample
+from flytune.data.image_rows import PIXELS, READ, TOKENS
 from flytune.data.labels import Encoded
 from flytune.data.rows.answers import TrainedAnswers
 from flytune.data.rows.base import Label
@@ -43,11 +44,14 @@ class ImageAnswers(TrainedAnswers):
     def checks(self, manifest: Manifest) -> Iterator[Check]:
         rows = manifest.train.samples + manifest.heldout.samples
         without = manifest.notes.get(WITHOUT_IMAGES, 0)
+        read = manifest.notes.get(READ, 0)
+        means = [round(manifest.notes.get(name, 0) / max(read, 1)) for name in (PIXELS, TOKENS)]
         yield judged(
             "images",
             without,
             rows,
-            f"{counted(manifest.notes.get(IMAGES, 0), 'image')}; "
+            f"{counted(manifest.notes.get(IMAGES, 0), 'image')}, of {counted(means[0], 'pixel')} and "
+            f"{counted(means[1], 'token')} on average; "
             f"{counted_of(without, rows, 'sample', 'has', 'have')} none",
             "only warns if all have none",
             is_fine=without < rows,
