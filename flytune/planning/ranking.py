@@ -114,13 +114,13 @@ def layouts(recipe: Recipe, geometry: Geometry) -> Iterator[Recipe]:
 
 
 def _sharding(recipe: Recipe, name: str, offload: str) -> Mapping[str, Any]:
-    """Return a sharding; the recipe's own with its options."""
+    """Return a sharding that divides samples as the recipe's does, if it can; the recipe's own with its
+    options."""
     asked = recipe.sharding
-    return (
-        asked.model_dump()
-        if (name, offload) == (asked.name, asked.offload)
-        else {"name": name, "offload": offload}
-    )
+    if (name, offload) == (asked.name, asked.offload):
+        return asked.model_dump()
+    parts = asked.sequence_parallel if SHARDINGS[name].divides_sequences else 1
+    return {"name": name, "offload": offload, "sequence_parallel": parts}
 
 
 def changes(recipe: Recipe, other: Recipe) -> str:
@@ -130,12 +130,11 @@ def changes(recipe: Recipe, other: Recipe) -> str:
     if recipe.method.name != other.method.name:
         fields.append(f"method: {other.method.name}")
     if recipe.sharding != other.sharding and not recipe.sharding.is_auto:
-        offload = f", offload: {other.sharding.offload}" if other.sharding.offload != "none" else ""
-        fields.append(
-            f"sharding: {{name: {other.sharding.name}{offload}}}"
-            if offload
-            else f"sharding: {other.sharding.name}"
-        )
+        name, offload = other.sharding.name, other.sharding.offload
+        parts = other.sharding.sequence_parallel
+        options = f", offload: {offload}" * (offload != "none")
+        options += f", sequence_parallel: {parts}" * (parts > 1)
+        fields.append(f"sharding: {{name: {name}{options}}}" if options else f"sharding: {name}")
     if recipe.training.activation_checkpointing != other.training.activation_checkpointing:
         fields.append(
             f"training.activation_checkpointing: {str(other.training.activation_checkpointing).lower()}"

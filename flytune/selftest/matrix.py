@@ -109,9 +109,11 @@ PACKED = [
 ]
 # Pairs that are also trained by two processes that divide each sample.
 DIVIDED = [
-    Pair(method, sharding, parallel="sp2")
+    Pair(method, sharding, rows=rows, parallel="sp2")
     for sharding, kind in SHARDINGS.items()
     for method in kind.divided_selftests
+    for rows in get_args(Rows)
+    if rows == "chats" or (rows == "packed" and method in kind.packed_selftests)
 ]
 # Pairs that are also trained with these objectives, without offload; one is refused with the reason where it
 # cannot run.
