@@ -61,13 +61,13 @@ def test_a_teacher_runs_once_and_is_in_report_and_lineage(kept, tmp_path):
     changes = content(tmp_path, objective=section, **{"training.max_steps": 2})
     write_teacher(tmp_path / "tiny", tmp_path / "teacher")
     first = Path(local.run(Recipe.model_validate(changes)))
-    (stored,) = (kept / "prepared").glob("reference_log_probs-*")
+    (stored,) = (kept / "prepared").glob("reference-*")
     rows = next(stored.rglob("train.parquet"))
     written = rows.stat().st_mtime_ns
     changes["objective"] = section | {"beta": 1.0}
     changes["training"] |= {"learning_rate": 2e-3}
     local.run(Recipe.model_validate(changes))
-    assert [*(kept / "prepared").glob("reference_log_probs-*")] == [stored]
+    assert [*(kept / "prepared").glob("reference-*")] == [stored]
     assert rows.stat().st_mtime_ns == written
     assert "own held-out loss" in (first / "report.html").read_text()
     (run,) = lineage.of_artifact(Storage(first, "model.name_or_path")).runs
