@@ -107,6 +107,8 @@ class Geometry(Immutable):
     """Source of the sizes: config.json (closed form), safetensors headers, or transformers' own code."""
     decoder: str | None = None
     """Name of the text decoder in a model of several parts; None if there is one part."""
+    outside: int = 0
+    """Parameters outside of that decoder, its embedding and head: of what reads images or sound."""
     embedding: str = "model.embed_tokens"
     """Name of the module of the input embedding."""
     head: str = "lm_head"

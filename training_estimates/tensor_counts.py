@@ -170,7 +170,15 @@ def of_built(built: Built, config: Config, quantized: str | None) -> Geometry:
     tied = built.head is None or built.head == built.embedding
     shapes = {parameter.name: parameter.shape for parameter in built.parameters}
     table = shapes.get(built.embedding or "", ())
-    sizes = _of(built.parameters, {built.embedding, built.head} - {None}, table, tied, merged)
+    tables = {built.embedding, built.head}
+    sizes = _of(built.parameters, tables - {None}, table, tied, merged)
+    outside = sum(
+        math.prod(parameter.shape)
+        for parameter in built.parameters
+        if built.decoder
+        and not parameter.name.startswith(f"{built.decoder}.")
+        and parameter.name not in tables
+    )
     return sizes.model_copy(
         update={
             "model_type": config.kind,
@@ -178,6 +186,7 @@ def of_built(built: Built, config: Config, quantized: str | None) -> Geometry:
             "quantized": quantized,
             "counted": "transformers' own code",
             "decoder": built.decoder,
+            "outside": outside,
             "embedding": built.tables[0],
             "head": built.tables[1],
         }

@@ -80,6 +80,8 @@ class Workload:
     head_outputs: int | None = None
     """Outputs of a head that is trained completely, also beside an adapter; None for the logits of the
     vocabulary."""
+    frozen: int = 0
+    """Parameters that a full fine-tune does not train."""
     reference: Literal["none", "adapter", "copy"] = "none"
     """Frozen model that a step also runs forward: the model without its adapter, or a second copy of the
     weights."""
@@ -252,7 +254,7 @@ class Workload:
     def trained(self) -> int:
         """Parameters that the optimizer updates."""
         if self.method == "full":
-            return self.geometry.parameters
+            return self.geometry.parameters - self.frozen
         rows = self.token_rows * self.geometry.hidden_size * len(self.tables_by_row)
         head = self.geometry.hidden_size * (self.head_outputs or 0)
         return self.lora_parameters + self.magnitudes + self.fully_trained + rows + head

@@ -238,11 +238,13 @@ def _below(name: str, source: str, where: str) -> tuple[str, str]:
 
 def _folder_of(source: str) -> str:
     """Return the folder, or its address, that the images of a file, a pattern or a folder are named in."""
-    folder = _FOLDERS.sub("", source)
-    if "://" in folder:
+    if "://" in source:
+        folder = _FOLDERS.sub("", source)
         is_file = "." in folder.rpartition("/")[2]
         return folder.rpartition("/")[0] if is_file else folder
-    path = Path(folder).expanduser()
+    path = Path(source).expanduser()
+    if not path.exists():
+        path = Path(_FOLDERS.sub("", str(path)))
     return str(path if path.is_dir() else path.parent)
 
 

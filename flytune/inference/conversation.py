@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flytune import files, limits
 from flytune.data.messages import Message
 from flytune.errors import DataError
 from flytune.inference.batch import InferenceModel
@@ -52,7 +53,7 @@ class Conversation:
         if not self.remembers:
             raise DataError(f"{file}: the model has no chat template, which would say where an image is")
         try:
-            content = file.expanduser().read_bytes()
+            content = files.read_regular(file.expanduser(), limits.IMAGE_BYTES)
         except OSError as error:
             raise DataError(f"{file}: {error.strerror}; name an image file") from None
         picture = images.opened(content, self.format.columns.max_pixels, str(file))

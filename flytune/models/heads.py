@@ -303,6 +303,10 @@ class Head:
     def freeze(self, model: Any, recipe: Recipe) -> None:
         """Freeze what a full fine-tune of a base model does not train."""
 
+    def frozen(self, geometry: Geometry, recipe: Recipe) -> int:
+        """Return the number of parameters that `freeze` freezes."""
+        return 0
+
     def complete(self, model: Any, pad_token_id: Callable[[], int]) -> None:
         """Set what a base model's configuration may lack, before its adapter is loaded."""
 
@@ -427,6 +431,9 @@ class VisionHead(Head):
     def freeze(self, model: Any, recipe: Recipe) -> None:
         if recipe.model.vision != "train":
             towers.freeze(model)
+
+    def frozen(self, geometry: Geometry, recipe: Recipe) -> int:
+        return 0 if recipe.model.vision == "train" else geometry.outside
 
 
 LANGUAGE_MODEL, VISION_LANGUAGE_MODEL = Head(), VisionHead()

@@ -72,6 +72,7 @@ def workload(
     return Workload(
         geometry=heads.head_of(recipe).geometry(geometry),
         head_outputs=heads.head_of(recipe).outputs,
+        frozen=heads.head_of(recipe).frozen(geometry, recipe),
         method=method,
         layout=sharding.layout,
         gpus=shape.world_size,

@@ -165,6 +165,17 @@ def test_a_row_that_cannot_be_trained_on_says_why(row, reason, folder, bases, tm
 OUTSIDE = ["/etc/passwd", "../a.png", "b/../../a.png", "file:///etc/passwd", "simplecache::s3://b/a.png"]
 
 
+@pytest.mark.parametrize("pattern", ["rows.jsonl", "*.jsonl", "", "../[1]/rows.jsonl"])
+def test_images_are_below_the_folder_of_a_file_a_pattern_or_a_folder(pattern, tmp_path):
+    folder = tmp_path / "[1]"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text("")
+    (folder / "a.png").write_bytes(b"content")
+    if pattern == "*.jsonl":
+        folder = folder.rename(tmp_path / "plain")
+    assert content_of("./a.png", f"{folder}/{pattern}", "x") == b"content"
+
+
 @pytest.mark.parametrize("name", [*OUTSIDE, "ftp://host/a.png", "zip://a.png::/x.zip"])
 def test_rows_name_nothing_outside_of_their_folder(name, folder):
     with pytest.raises(DataError, match="not below the data's address"):
