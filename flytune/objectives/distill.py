@@ -149,7 +149,8 @@ def batch(collate: Collator, rows: list[Row]) -> dict[str, Any]:
     import torch
 
     collated = collate(rows)
-    tokens = int((collated["labels"][:, 1:] != IGNORED).sum())
+    # Counted in the rows: tensors of a dry run have no values.
+    tokens = sum(label != IGNORED for row in rows for label in row["labels"][1:])
     ids = torch.tensor([value for row in rows for value in row.get(IDS, [])], dtype=torch.int64)
     log_probs = torch.tensor([value for row in rows for value in row.get(LOG_PROBS, [])])
     # A teacher with fewer tokens than loss_top_k has all of them.

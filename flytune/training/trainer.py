@@ -285,8 +285,10 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         published.make_savable(model)
     heads.head_of(recipe).freeze(model, recipe)
     stored = data.shards.stored_images(run.dataset) if recipe.data.images else None
-    is_shared = sharding.layout.shards_parameters or recipe.model.vision == "train"
-    if stored and is_shared and run.plan.world_size > 1:
+    is_shared = sharding.layout.shards_parameters and run.plan.world_size > 1
+    # A tower that is trained has gradients of zero in a step without images, however many processes there
+    # are: without any, the optimizer would leave its momentum out.
+    if stored and (is_shared or recipe.model.vision == "train"):
         towers.run_always(model, stored.processor)
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")

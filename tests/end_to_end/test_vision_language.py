@@ -145,7 +145,7 @@ def test_two_processes_train_the_loss_of_one(sharding, bases, tmp_path):
         ("zero3", "frozen", "smolvlm"),
         ("ddp", "train", "qwen3_vl"),
         ("fsdp", "train", "qwen3_vl"),
-        ("zero3", "train", "qwen2_5_vl"),
+        ("zero3", "train", "qwen3_vl"),
     ],
 )
 def test_samples_without_an_image_leave_no_process_waiting(sharding, vision, model_type, bases, tmp_path):
