@@ -164,7 +164,10 @@ def test_what_is_not_built_is_refused_with_the_reason(changes, said, inputs):
 @pytest.mark.parametrize(
     ("objective", "said"),
     [
-        ({"name": "reward", "beta": 0.2}, "beta: only for name: dpo or kto or grpo or distill, and this is reward"),
+        (
+            {"name": "reward", "beta": 0.2},
+            "beta: only for name: dpo or kto or grpo or distill, and this is reward",
+        ),
         (
             {"name": "dpo", "center_rewards_coefficient": 0.01},
             "center_rewards_coefficient: only for name: reward, and",
