@@ -140,7 +140,7 @@ class Plan(Record):
     processes: int
     """Processes per node; 1 under device_map, for any number of GPUs."""
     world_size: int
-    sequence_parallel: int = Field(default=1, exclude_if=lambda parts: parts == 1)
+    sequence_parallel: int = Field(default=1)
     """Processes that divide the positions of each sample among themselves."""
     global_batch_size: int
     per_device_train_batch_size: int

@@ -20,6 +20,8 @@ OTHER_MEANING = {
     ("LLaMA-Factory", "top_k"),
     ("LLaMA-Factory", "top_p"),
     ("LLaMA-Factory", "task"),
+    # Megatron's, which divides norms between the processes of tensor parallelism.
+    ("LLaMA-Factory", "sequence_parallel"),
 }
 
 
