@@ -14,6 +14,7 @@ from tasks.plan import make_plan
 from tasks.promote import COMPARE, promote_challenger, rollback_accepted
 from tasks.refresh import decide_refresh, skip_refresh
 from tasks.report import report_failure
+from tasks.runtime.schema import without_schema
 from workflows import routing
 from workflows.routing import route_to, run_inline
 from workflows.wiring import stages_of, values_of, wire
@@ -28,6 +29,7 @@ class ChallengerOutput(NamedTuple):
     base: FlyteDirectory
 
 
+@without_schema
 @workflow(on_failure=report_failure)
 def train_challenger(recipe: Recipe) -> ChallengerOutput:
     """Fine-tune, and also return the inputs of the comparison."""
@@ -35,6 +37,7 @@ def train_challenger(recipe: Recipe) -> ChallengerOutput:
     return ChallengerOutput(results["artifact"], results["shape"], results["dataset"], results["base_files"])
 
 
+@without_schema
 @workflow
 def challenge(recipe: Recipe, challenger: Recipe, accepted: str, champion: str, fingerprint: str) -> str:
     """Fine-tune the recipe `challenger`, compare its model with the champion, and record the decision under

@@ -1,4 +1,5 @@
-"""Task interfaces without JSON schemas, which every workflow that has the task would carry."""
+"""Interfaces of tasks, and of workflows inside of others, without JSON schemas, which every workflow that has
+them would carry."""
 
 from functools import cache
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from flytekit.models.types import LiteralType, SimpleType, TypeStructure, UnionT
 
 from flytune.schema import Strict
 
-_Task = TypeVar("_Task", bound=Any)
+_Part = TypeVar("_Part", bound=Any)
 
 
 class ModelTransformer(PydanticTransformer):
@@ -35,18 +36,19 @@ def _literal_type(kind: Any) -> LiteralType:
 TypeEngine.register(ModelTransformer())
 
 
-def without_schema(task: _Task) -> _Task:
-    """Remove the JSON schemas from a task's interface, and return the task.
+def without_schema(part: _Part) -> _Part:
+    """Remove the JSON schemas from the interface of a task, or of a workflow that others contain, and return
+    it.
 
     A recipe's schema is 50 kB, and a workflow carries those of all its tasks for each shape: more than the 2
-    MB that flyteadmin reads by default, and than etcd stores. Workflows keep theirs for the console's form;
-    Flyte compares the schemas of two structures only where both have one (flytepropeller,
+    MB that flyteadmin reads by default, and than etcd stores. Workflows that people start keep theirs for the
+    console's form; Flyte compares the schemas of two structures only where both have one (flytepropeller,
     pkg/compiler/validators/typing.go).
     """
-    interface = task.interface
+    interface = part.interface
     # New variables: flytekit shares one object between all tasks that use a type.
-    task._interface = TypedInterface(_variables(interface.inputs), _variables(interface.outputs))
-    return task
+    part._interface = TypedInterface(_variables(interface.inputs), _variables(interface.outputs))
+    return part
 
 
 def _variables(variables: dict[str, Variable]) -> dict[str, Variable]:

@@ -280,7 +280,7 @@ def test_the_longest_pairs_are_trained_first(base, tmp_path):
         ({"training.torch_compile": True}, "training.torch_compile: not tested with objective: dpo"),
         (
             {"objective": {"name": "sft", "beta": 0.2}},
-            "beta: only for name: dpo or kto or grpo, and this is sft",
+            "beta: only for name: dpo or kto or grpo or distill, and this is sft",
         ),
         ({"objective": {"name": "dpo", "loss_type": ["sft"]}}, "loss_type: sft alone compares nothing"),
         ({"objective": {"name": "dpo", "loss_type": ["ipo", "ipo"]}}, "loss_type: name each loss once"),
