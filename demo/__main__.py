@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 from rich.console import Console
@@ -36,21 +37,30 @@ def run(recipe: Path, console: Console) -> tuple[Path, float]:
 
 
 def run_one(
-    recipe: Path, title: str, make: Callable[[Path], None], verdict: Callable[[Metrics], str]
-) -> Metrics:
-    """Make the inputs, run one recipe and show its result; return its metrics."""
+    recipe: Path,
+    title: str,
+    make: Callable[[Path], None],
+    verdict: Callable[[Metrics], str],
+    worse: str,
+    is_better: Callable[[Metrics], bool] = attrgetter("is_better"),
+) -> int:
+    """Make the inputs, run one recipe and show its result; return 1, and say `worse`, if the tuned model is
+    not better."""
     console = Console()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     console.print(f"[bold]Flytune demo:[/] {title} on this machine.")
     make(HOME)
     artifact, seconds = run(recipe, console)
-    found = Metrics.read(artifact / "metrics.json")
+    metrics = Metrics.read(artifact / "metrics.json")
     console.rule()
-    console.print(f"{verdict(found)}; {seconds / 60:.1f} minutes", highlight=False, soft_wrap=True)
+    console.print(f"{verdict(metrics)}; {seconds / 60:.1f} minutes", highlight=False, soft_wrap=True)
     console.print(
         f"  artifact {artifact}\n  report   {artifact / 'report.html'}", highlight=False, soft_wrap=True
     )
-    return found
+    if is_better(metrics):
+        return 0
+    console.print(f"[red]{worse}")
+    return 1
 
 
 def accuracy(metrics: Metrics) -> str:

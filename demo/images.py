@@ -75,7 +75,8 @@ def verdict(metrics: Metrics) -> str:
 
 def main() -> int:
     """Run the demo; return 1 if the tuned model is not better than its base."""
-    return 0 if run_one(RECIPE, "a model learns to name drawn figures", make, verdict).is_better else 1
+    worse = "The tuned model is not better than its base."
+    return run_one(RECIPE, "a model learns to name drawn figures", make, verdict, worse)
 
 
 if __name__ == "__main__":

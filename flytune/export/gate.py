@@ -238,17 +238,11 @@ def _check_loss(recipe: Recipe, trained: Path, dataset: Path, loss: float) -> No
 def _gate_samples(folder: Path, dataset: Path, recipe: Recipe) -> tuple[Any, int]:
     """Return the held-out split and number of samples scored: from an artifact's own records, else from data
     set and recipe."""
-    manifest = folder / "manifest.json"
-    exported_recipe = folder / "recipe.yaml"
-    return (
-        Manifest.read(manifest if manifest.is_file() else dataset / "manifest.json").heldout,
-        min(
-            GATE_SAMPLES,
-            (
-                Recipe.from_yaml(exported_recipe) if exported_recipe.is_file() else recipe
-            ).evaluation.max_samples,
-        ),
-    )
+    manifest, recipe_file = folder / "manifest.json", folder / "recipe.yaml"
+    if recipe_file.is_file():
+        recipe = Recipe.from_yaml(recipe_file)
+    heldout = Manifest.read(manifest if manifest.is_file() else dataset / "manifest.json").heldout
+    return heldout, min(GATE_SAMPLES, recipe.evaluation.max_samples)
 
 
 def _check_config(recipe: Recipe, folder: Path) -> None:

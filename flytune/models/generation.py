@@ -67,7 +67,7 @@ def end_markers(tokenizer: Any, model: Any) -> list[int]:
     """
     ids = model.generation_config.eos_token_id if model.generation_config else None
     owns = ids if isinstance(ids, list) else [ids]
-    if wrong := [ids for ids in owns if ids is not None and (type(ids) is not int or ids < 0)]:
+    if wrong := [number for number in owns if number is not None and (type(number) is not int or number < 0)]:
         raise ExportError(
             f"generation_config.json: eos_token_id: must be ids of tokens; found {wrong[0]!r:.60}"
         )
