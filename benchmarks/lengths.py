@@ -8,22 +8,17 @@ and longer rows than the limit are left out.
 
 import argparse
 import math
-import pickle
 import random
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measured_runs, reserved
-from flytune.dryrun import Case, allocator, trace
+from benchmarks.allocator import CachingAllocator, ledger_of
 from flytune.dryrun.allocations import OPTIMIZER, AllocationLedger
-from flytune.dryrun.allocator import CachingAllocator
 from training_estimates.memory import GIB
 
 ROW, TRACED = "365", (512, 1024)
@@ -36,32 +31,12 @@ def ledgers() -> tuple[AllocationLedger, AllocationLedger]:
     """Return the ledgers of the step with both lengths, whose entries are the same but for sizes."""
     run = next(run for run in measured_runs.read()[0] if run.row == ROW)
     assert run.workload is not None
-    made = []
+    pair = []
     for length in TRACED:
         other = replace(run, workload=replace(run.workload, sequence_length=length))
         with tempfile.TemporaryDirectory() as folder:
-            given = reserved.case(other, Path(folder)).model_dump_json()
-            command = [sys.executable, "-m", "benchmarks.lengths", "--trace"]
-            made.append(
-                pickle.loads(
-                    subprocess.run(command, input=given.encode(), capture_output=True, check=True).stdout
-                )
-            )
-    return made[0], made[1]
-
-
-def write_ledger() -> None:
-    """Trace the case on standard input, and write its ledger to standard output."""
-    found: list[AllocationLedger] = []
-    serve = allocator.replay
-
-    def replay(ledger: AllocationLedger, *rest: Any) -> CachingAllocator:
-        found.append(ledger)
-        return serve(ledger, *rest)
-
-    allocator.replay = replay  # type: ignore[assignment]
-    trace.trace(Case.parse(sys.stdin.read()))
-    sys.stdout.buffer.write(pickle.dumps(found[0]))
+            pair.append(ledger_of(reserved.case(other, Path(folder))))
+    return pair[0], pair[1]
 
 
 def drawn(most: int, seed: int, rows: int) -> list[int]:
@@ -110,11 +85,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few rows")
-    parser.add_argument("--trace", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.trace:
-        write_ledger()
-        return
     pair, rows = ledgers(), 3 if given.quick else ROWS
     vocabulary = next(run for run in measured_runs.read()[0] if run.row == ROW).workload.geometry.vocab_size  # type: ignore[union-attr]
     table = Table(title=f"GiB reserved by {rows} steps", title_justify="left")

@@ -19,10 +19,11 @@ from rich.table import Table
 
 from benchmarks import dryrun as rows_of_dryrun
 from benchmarks import estimates, measured_runs
+from benchmarks.allocator import CachingAllocator, least_capacity, ledger_of, replay
 from benchmarks.frameworks import HF, HF_4_45
 from benchmarks.measured_runs import MeasuredRun
 from flytune import dryrun
-from flytune.dryrun import Case, DryRun
+from flytune.dryrun import Case
 from flytune.errors import FlytuneError
 from training_estimates import Memory
 from training_estimates.memory import GIB
@@ -64,10 +65,7 @@ def case(run: MeasuredRun, folder: Path) -> Case:
     if work.layout.fsdp:
         sections["sharding"] = {"name": "fsdp"}
     profile = dryrun.Profile(
-        loss="full",
-        weight_dtype=work.weight_dtype,
-        autocast=work.precision == "autocast",
-        expandable_segments=False,
+        loss="full", weight_dtype=work.weight_dtype, autocast=work.precision == "autocast"
     )
     config = json.loads(measured_runs.MODELS.read_text(encoding="utf-8"))[run.model]
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -77,26 +75,31 @@ def case(run: MeasuredRun, folder: Path) -> Case:
     )
 
 
-def traced(run: MeasuredRun) -> DryRun:
-    """Return the dry run of a published run.
+def served(run: MeasuredRun) -> tuple[CachingAllocator, int]:
+    """Return the allocator that has served the dry run of a published run, and the least capacity with which
+    it could.
 
     Raises:
         RecipeError: transformers cannot build the model on fake tensors.
     """
     with tempfile.TemporaryDirectory() as folder:
-        given = case(run, Path(folder))
-        return dryrun.run(given.recipe, Path(folder), given.degrees, given.micro_batch, given.profile)
+        ledger = ledger_of(case(run, Path(folder)))
+    unlimited = replay(ledger, CachingAllocator())
+    return unlimited, least_capacity(ledger, unlimited)
 
 
-def reserved(run: MeasuredRun, closed: Memory, dry: DryRun) -> float:
+def reserved(run: MeasuredRun, closed: Memory, most: int, least: int) -> float:
     """Return GiB as the row counts them: on a GPU of its size, with what is beside the allocator if the
-    driver counted."""
+    driver counted.
+
+    Args:
+        most: bytes that the allocator reserves where there is room.
+        least: bytes that it must be able to reserve.
+    """
     assert run.workload is not None
     outside = sum(closed.outside.values())
     room = run.workload.gpu_memory_gib * GIB - outside
-    return (
-        max(dry.least_bytes, min(dry.reserved_bytes, room)) + (outside if run.reserved_on_device else 0)
-    ) / GIB
+    return (max(least, min(most, room)) + (outside if run.reserved_on_device else 0)) / GIB
 
 
 def main() -> None:
@@ -120,7 +123,6 @@ def main() -> None:
         "closed form",
         "simulated",
         "errors",
-        "s",
     ):
         table.add_column(column, justify="left" if column == "run" else "right")
     errors: list[tuple[float, float]] = []
@@ -133,16 +135,17 @@ def main() -> None:
         )
         pairs = estimates.estimates(run, closed)
         try:
-            dry = traced(run)
+            allocator, least = served(run)
         except FlytuneError as error:
             table.add_row(run.row, f"{said}: {error}")
             continue
-        simulated, (measured, estimated) = reserved(run, closed, dry), pairs["reserved"]
+        simulated = reserved(run, closed, allocator.peak_reserved, least)
+        measured, estimated = pairs["reserved"]
         errors.append((estimated / measured - 1, simulated / measured - 1))
         allocated = pairs.get("allocated", (float("nan"), closed.allocated / GIB))
-        sizes = [*allocated, dry.peak_bytes / GIB, measured, estimated, simulated]
+        sizes = [*allocated, allocator.peak_allocated / GIB, measured, estimated, simulated]
         shown = " ".join(f"{error:+.1%}" for error in errors[-1])
-        table.add_row(run.row, said, *(f"{size:.2f}" for size in sizes), shown, f"{dry.seconds:.0f}")
+        table.add_row(run.row, said, *(f"{size:.2f}" for size in sizes), shown)
     console = Console(width=160)
     console.print(table)
     for name, found in zip(("closed form", "simulated"), zip(*errors, strict=True), strict=True):

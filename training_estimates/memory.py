@@ -22,9 +22,9 @@ CUDA_CONTEXT_GIB, NCCL_GIB = 0.55, 0.9
 # for in 2 and 4 bytes; gathering parameters mixes sizes. The first is above its median, 0.12, by the verdicts
 # on published runs near the limit (docs/measured/memory.md).
 FRAGMENTATION, FRAGMENTATION_SHARDED, FRAGMENTATION_LOGITS = 0.14, 0.2, 0.4
-# What it holds where there is room, as the simulated allocator shows the causes (dryrun/allocator.py): a
-# share of the same parts, since segments are not joined; where parameters are gathered, those units once
-# more, on a stream of their own.
+# What it holds where there is room, by causes that a simulation of the allocator shows
+# (benchmarks/allocator.py): a share of the same parts, since segments are not joined; where parameters are
+# gathered, those units once more, on a stream of their own.
 CACHED, CACHED_SHARDED, CACHED_UNITS = 0.12, 0.16, 1.0
 # While the loss has logits of all tokens, which fit into no segment of a layer: the share of one layer's
 # bytes that stays cached, and float32 copies of the logits whose segments nothing else can use (the 16-bit

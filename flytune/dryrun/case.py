@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from flytune.objectives.bound import BoundRecipe
 from flytune.recipe import Recipe
 from flytune.schema import Record, Strict
 from training_estimates.degrees import Degrees
@@ -21,11 +22,9 @@ class Profile(Strict):
     fixed_length: bool = True
     """True if every row is data.max_length long; otherwise sdpa gets a mask of all pairs (unpacked batches of
     several)."""
-    expandable_segments: bool = True
-    """True if torch's allocator has segments that grow, as flytune.hardware.devices configures it."""
 
 
-class Case(Strict):
+class Case(Strict, BoundRecipe):
     """Input of one dry run."""
 
     recipe: Recipe
@@ -47,8 +46,8 @@ class PeakStorage(Strict):
 
 
 class DryRun(Record):
-    """Bytes of torch's allocator on one rank (rank 0), without those of CUDA and NCCL; without fragmentation
-    unless stated."""
+    """Bytes of torch's allocator on one rank (rank 0), without those of CUDA and NCCL, and without
+    fragmentation."""
 
     phases: dict[str, int]
     """Peak of each phase: load (its remaining bytes); forward, backward and optimizer of the first and of a
@@ -60,11 +59,6 @@ class DryRun(Record):
     peak_module: str
     largest: list[PeakStorage]
     """The ten largest at the peak."""
-    reserved_bytes: int = 0
-    """Peak that CUDA's caching allocator reserves (allocator.py); 0 where a CPU is predicted."""
-    least_bytes: int = 0
-    """Least that it must be able to reserve for the run not to fail; it gives back to CUDA what it can
-    before."""
     drawing_bytes: int = 0
     """Peak while answers are drawn, with the optimizer's states; 0 where none are."""
     host_bytes: int

@@ -164,12 +164,6 @@ def _need(planned: Need, traced: DryRun) -> Need:
         for phase, table in planned.phases.items()
     }
     first = max(size for phase, size in traced.phases.items() if phase.startswith("first step"))
-    if traced.least_bytes:
-        # What the simulated allocator cannot give back. The closed form's share stays where it is more: no
-        # published run is near enough to its limit to show that less is enough (docs/measured/dry-run.md).
-        simulated = traced.least_bytes - max(first, traced.peak_bytes)
-        for phase in (FIRST_STEP, STEP):
-            beside[phase]["fragmentation"] = max(beside[phase].get("fragmentation", 0), simulated)
     phases = dict(planned.phases)
     phases[LOAD] = {"parameters": traced.phases["load"]} | beside[LOAD]
     phases[FIRST_STEP] = {"all of the step's peak": first} | beside[FIRST_STEP]
@@ -197,6 +191,5 @@ def _describe(recipe: Recipe, fit: Fit, traced: DryRun, is_known: bool = True) -
             if traced.drawing_bytes
             else ""
         )
-        + f"; by the simulated allocator {traced.reserved_bytes / GIB:.2f} reserved where there is room, "
-        f"{traced.least_bytes / GIB:.2f} at the least; {traced.seconds:.0f} s{ignored}"
+        + f"; {traced.seconds:.0f} s{ignored}"
     )

@@ -19,7 +19,6 @@ from flytune.dryrun.allocations import (
     AllocationLedger,
 )
 from flytune.dryrun.case import Case
-from flytune.sharding import sharding_of
 from training_estimates.zero import ZeroParts
 
 
@@ -115,7 +114,7 @@ def of(case: Case, model: Any) -> Partitions | None:
     it."""
     import torch
 
-    layout = sharding_of(case.recipe).layout
+    layout = case.sharding.layout
     if not layout.deepspeed:
         return None
     dtype = getattr(torch, case.recipe.model.dtype)
@@ -132,8 +131,7 @@ def of(case: Case, model: Any) -> Partitions | None:
 
 def on_host(case: Case) -> set[str]:
     """Return the kinds that are not on the GPU."""
-    recipe = case.recipe
-    offload, layout = recipe.sharding.offload, sharding_of(recipe).layout
+    offload, layout = case.recipe.sharding.offload, case.sharding.layout
     if not layout.deepspeed:
         return {PARAMETERS, GRADIENTS, OPTIMIZER} if offload == "cpu" else set()
     kinds = set[str]()

@@ -5,15 +5,13 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
-from flytune.data import Collator, row_kind
+from flytune.data import Collator
 from flytune.dryrun.allocations import FORWARD, AllocationLedger
 from flytune.dryrun.case import Case
 from flytune.models import host_memory, own_logits
 from flytune.models.sequence_parallel import WHOLE, SequenceGroup, SequencePart
-from flytune.objectives import objective_of
 from flytune.records.plan import DRAW
 from flytune.rollouts import Drawing, chosen
-from flytune.sharding import sharding_of
 
 REFERENCE = "reference"
 """Stage of the passes without gradients, of which one is traced."""
@@ -25,7 +23,7 @@ def is_flash(case: Case) -> bool:
 
 def prepare(case: Case, model: Any) -> None:
     """Give a language model the head of its loss, and switch dropout off where the objective does."""
-    objective = objective_of(case.recipe)
+    objective = case.objective
     objective.set_dropout(model)
     if case.profile.loss == "chunked" and objective.head_outputs:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -58,7 +56,7 @@ def forward(case: Case, model: Any, reference: Any, ledger: AllocationLedger) ->
         ledger.stage(REFERENCE)
         return _reference(case, model, reference, batch)
 
-    loss, known = objective_of(case.recipe).run_passes(trained, frozen)
+    loss, known = case.objective.run_passes(trained, frozen)
     # What the losses of preferences do with a number of each row has no size.
     return (loss if known is None else loss - known).mean()
 
@@ -71,11 +69,11 @@ def draw(case: Case, model: Any, ledger: AllocationLedger) -> None:
     """
     import torch
 
-    recipe, section = case.recipe, objective_of(case.recipe).draws()
+    recipe, section = case.recipe, case.objective.draws()
     assert section is not None
     rows, longest = section.at_a_time or case.micro_batch, recipe.data.max_length
     prompt = max(1, longest - section.tokens)
-    drawing = Drawing(ends=(0,), pad=0, temperature=objective_of(recipe).temperature())
+    drawing = Drawing(ends=(0,), pad=0, temperature=case.objective.temperature())
     ledger.stage(DRAW)
     with torch.no_grad(), ledger.paths(model.eval()), _autocast(case):
         output = _token(model, rows, prompt, prompt, None, drawing)
@@ -126,8 +124,8 @@ def _batch(case: Case) -> dict[str, Any]:
     """Return a micro batch of rows of data.max_length tokens, of pairs of such answers; all tokens are
     trained."""
     data, flash, length = case.recipe.data, is_flash(case), case.recipe.data.max_length
-    objective = objective_of(case.recipe)
-    row = row_kind(case.recipe.row_kind).traced(length, data.packing)
+    objective = case.objective
+    row = case.row_kind.traced(length, data.packing)
     part = SequencePart(0, case.degrees.copies)
     collate = objective.collator(0) or Collator(0, length, flatten=flash, part=part)
     batch = objective.model_inputs(collate([row] * case.micro_batch))
@@ -142,7 +140,7 @@ def _batch(case: Case) -> dict[str, Any]:
 def _outputs(case: Case, model: Any, batch: dict[str, Any]) -> Any:
     from accelerate.utils.operations import convert_to_fp32
 
-    fused = case.profile.loss == "chunked" and objective_of(case.recipe).head_outputs
+    fused = case.profile.loss == "chunked" and case.objective.head_outputs
     with _autocast(case) as is_cast:
         outputs = model(**batch, use_cache=False, **({"fused_lm_head": True} if fused else {}))
     return outputs if is_cast is None else convert_to_fp32(outputs)
@@ -153,7 +151,7 @@ def _autocast(case: Case) -> AbstractContextManager[Any]:
     import torch
 
     dtype = case.recipe.model.dtype
-    if case.profile.autocast and dtype != "float32" and sharding_of(case.recipe).precision != "pure":
+    if case.profile.autocast and dtype != "float32" and case.sharding.precision != "pure":
         return torch.autocast("cpu", dtype=getattr(torch, dtype))
     return nullcontext()
 
@@ -161,7 +159,7 @@ def _autocast(case: Case) -> AbstractContextManager[Any]:
 def _loss(case: Case, outputs: Any) -> Any:
     """Return the loss as TRL's compute_loss or the model has it; of preferences and rewards a number of each
     row."""
-    if (numbers := objective_of(case.recipe).row_numbers(outputs)) is not None:
+    if (numbers := case.objective.row_numbers(outputs)) is not None:
         return numbers
     if case.profile.loss != "chunked":
         return outputs.loss

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flytune import patches
-from flytune.dryrun import allocator, cuda_kernels, layers, partitions, passes, quantized
+from flytune.dryrun import cuda_kernels, layers, partitions, passes, quantized
 from flytune.dryrun.allocations import (
     COMMUNICATION,
     GATHERED,
@@ -26,10 +26,8 @@ from flytune.dryrun.allocations import (
 )
 from flytune.dryrun.case import Case, DryRun, PeakStorage
 from flytune.dryrun.partitions import Partitions
-from flytune.models import heads, loading, sharded_loading, vocabulary
-from flytune.objectives import objective_of
+from flytune.models import loading, sharded_loading, vocabulary
 from flytune.recipe import OPTIMIZERS
-from flytune.sharding import sharding_of
 from training_estimates.degrees import Degrees
 
 
@@ -85,24 +83,37 @@ def trace(case: Case, every_layer: bool = False) -> DryRun:
     """Build the model as training does, and run one step; of layers that repeat, a few (layers.py) unless
     `every_layer`."""
     started = time.monotonic()
-    kernels = cuda_kernels.cuda() if _on_cuda(case) else nullcontext()
-    with (
-        fake_group(sharding_of(case.recipe).layout.degrees(case.degrees.world, case.degrees.nodes)),
-        masks(case),
-        cuda_kernels.any_dtype(),
-        _four_bits(case),
-        kernels,
-    ):
+    with _faked(case):
         ledger = None if every_layer else _few_layers(case)
-        if ledger is None:
-            model = _adapted(case)
-            zero = partitions.of(case, model)
-            ledger, model = _ledger(case), _shard(case, model, zero)
-            with ledger.watch(fake=True):
-                _passes(case, model, ledger, zero)
-                _finish(case, model, _trained(model), ledger, zero)
+        ledger = ledger or _all_layers(case)
         drawn = _drawn_bytes(case)
     return _result(case, ledger, drawn, time.monotonic() - started)
+
+
+def ledger_of(case: Case) -> AllocationLedger:
+    """Return the ledger of the step that `trace` runs."""
+    with _faked(case):
+        return _few_layers(case) or _all_layers(case)
+
+
+@contextmanager
+def _faked(case: Case) -> Iterator[None]:
+    """Replace what fake tensors cannot do, and start a group of processes that do not exist."""
+    kernels = cuda_kernels.cuda() if _on_cuda(case) else nullcontext()
+    group = fake_group(case.sharding.layout.degrees(case.degrees.world, case.degrees.nodes))
+    with group, masks(case), cuda_kernels.any_dtype(), _four_bits(case), kernels:
+        yield
+
+
+def _all_layers(case: Case) -> AllocationLedger:
+    """Return the ledger of a step of which every layer is traced."""
+    model = _adapted(case)
+    zero = partitions.of(case, model)
+    ledger, model = _ledger(case), _shard(case, model, zero)
+    with ledger.watch(fake=True):
+        _passes(case, model, ledger, zero)
+        _finish(case, model, _trained(model), ledger, zero)
+    return ledger
 
 
 def _few_layers(case: Case) -> AllocationLedger | None:
@@ -174,16 +185,15 @@ def _local_model(case: Case) -> Any:
 
 def _base(case: Case) -> Any:
     """Return the base model on the meta device; with the head that is trained."""
-    recipe = case.recipe
-    dtype = case.profile.weight_dtype or sharding_of(recipe).load_dtype
-    model = sharded_loading.meta_model(_local_model(case), dtype, heads.head_of(recipe))
+    dtype = case.profile.weight_dtype or case.sharding.load_dtype
+    model = sharded_loading.meta_model(_local_model(case), dtype, case.head)
     model.config.use_cache = False
-    heads.head_of(recipe).complete(model, lambda: 0)
+    case.head.complete(model, lambda: 0)
     return model
 
 
 def _has_copy(case: Case) -> bool:
-    return objective_of(case.recipe).reference() == "copy"
+    return case.objective.reference() == "copy"
 
 
 def _reference_model(case: Case) -> Any:
@@ -200,7 +210,7 @@ def _adapted(case: Case) -> Any:
     import torch
     from peft import get_peft_model
 
-    recipe, sharding = case.recipe, sharding_of(case.recipe)
+    recipe, sharding = case.recipe, case.sharding
     model = _base(case)
     if recipe.method.name == "qlora":
         model = quantized.replace_layers(model, recipe, sharding.quant_storage)
@@ -221,7 +231,7 @@ def _shard(case: Case, model: Any, zero: Partitions | None) -> Any:
     """Set checkpointing, loss and sharding as flytune.training.trainer.build does."""
     import torch
 
-    recipe, sharding = case.recipe, sharding_of(case.recipe)
+    recipe, sharding = case.recipe, case.sharding
     if recipe.method.name == "qlora":
         quantized.pack(model)
     if zero is not None:
@@ -252,7 +262,7 @@ def _passes(case: Case, model: Any, ledger: AllocationLedger, zero: Partitions |
 
 def _drawn_bytes(case: Case) -> int:
     """Return the peak while answers are drawn, without the optimizer's states; 0 where none are."""
-    if objective_of(case.recipe).draws() is None:
+    if case.objective.draws() is None:
         return 0
     model = _adapted(case)
     zero = partitions.of(case, model)
@@ -279,7 +289,7 @@ def _load(case: Case, model: Any, ledger: AllocationLedger, zero: Partitions | N
         for name, layer in quantized.layers(model).items():
             for tensor in quantized.scales(layer, case.recipe):
                 _loaded(ledger, tensor, name)
-    if sharding_of(case.recipe).estimated_as.copies_gradients:
+    if case.sharding.estimated_as.copies_gradients:
         # torch's Reducer has buckets for all gradients, of which each parameter's part is recorded here.
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
@@ -367,7 +377,7 @@ def _step(
     """Run the optimizer's step; under ZeRO, one part of the master copies after the other has gradients."""
     import torch
 
-    name = sharding_of(case.recipe).optimizer
+    name = case.sharding.optimizer
     if OPTIMIZERS[name].library == "bitsandbytes":
         ledger.mark(
             quantized.optimizer_states(parameters, OPTIMIZERS[name], _on_cuda(case), embeddings), OPTIMIZER
@@ -422,12 +432,6 @@ def _result(case: Case, ledger: AllocationLedger, drawn: int, seconds: float) ->
     alive += [life for life in ledger.alive(peak) if life.kind not in host | {OPTIMIZER}]
     kinds = {kind: sum(life.bytes for life in alive if life.kind == kind) for kind in KINDS}
     largest = sorted(alive, key=lambda life: -life.bytes)[:LARGEST]
-    reserved = least = 0
-    if case.profile.kernels == "cuda":
-        served = allocator.replay(
-            ledger, allocator.CachingAllocator(expandable=case.profile.expandable_segments), host
-        )
-        reserved, least = served.peak_reserved, allocator.least_capacity(ledger, served, host)
     return DryRun(
         phases=phases,
         kinds={kind: size for kind, size in kinds.items() if size},
@@ -443,8 +447,6 @@ def _result(case: Case, ledger: AllocationLedger, drawn: int, seconds: float) ->
             )
             for storage in largest
         ],
-        reserved_bytes=reserved,
-        least_bytes=least,
         drawing_bytes=drawn + states if drawn else 0,
         host_bytes=sum(life.bytes for life in ledger.lives if life.kind in host),
         seconds=seconds,

@@ -9,6 +9,7 @@ from flytune.hardware import Shape, this_machine
 from flytune.hardware.shapes import GIB
 from flytune.models import base_problems, model_types, rope
 from flytune.objectives import objective_of
+from flytune.objectives.bound import BoundRecipe
 from flytune.planning import requirements, workloads
 from flytune.planning.calibration import load_factors
 from flytune.recipe import Recipe, learning_rates
@@ -30,7 +31,7 @@ CPU_ACTIVATIONS_GIB = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(BoundRecipe):
     """A recipe on a shape with one micro batch."""
 
     recipe: Recipe

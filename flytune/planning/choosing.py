@@ -11,7 +11,7 @@ from flytune.planning import candidates, ranking
 from flytune.planning.candidates import Fit
 from flytune.recipe import Hardware, Recipe, Sharding
 from flytune.sentences import counted
-from flytune.sharding import SHARDINGS, sharding_of
+from flytune.sharding import SHARDINGS
 from training_estimates.sizes import Geometry
 
 
@@ -113,7 +113,7 @@ def replica_note(fit: Fit, geometry: Geometry) -> list[str]:
     """Return the plan's line on the other way of sharding over several nodes: in each node alone, or over
     all of them."""
     shape, sharding = fit.shape, fit.recipe.sharding
-    if shape.nodes == 1 or fit.time is None or not sharding_of(fit.recipe).replicates:
+    if shape.nodes == 1 or fit.time is None or not fit.sharding.replicates:
         return []
     count: Any = "nodes" if sharding.replicas == 1 else 1
     changed = fit.recipe.model_copy(update={"sharding": sharding.model_copy(update={"replicas": count})})
@@ -140,7 +140,7 @@ def best_layout(ways: Sequence[Recipe], shape: Shape, geometry: Geometry) -> Fit
         return tried[0][1]
     if not fits:
         return _least_missing(ways, shape, geometry)
-    plain = next((fit for fit in fits if sharding_of(fit.recipe).is_plain), None)
+    plain = next((fit for fit in fits if fit.sharding.is_plain), None)
     # Shardings are listed in the order of how much they shard; the first of equals is taken.
     best = plain or min(fits, key=lambda fit: (fit.is_tight, -fit.tokens_per_second))
     return replace(best, sharding_reason=_why_sharding(best, len(fits)))
@@ -164,7 +164,7 @@ def _named(sharding: Sharding) -> str:
 
 def _why_sharding(fit: Fit, ways: int) -> str:
     beginning = f"sharding {_named(fit.recipe.sharding)}, which the recipe leaves to the plan: "
-    if sharding_of(fit.recipe).is_plain:
+    if fit.sharding.is_plain:
         return beginning + "one process has nothing to share"
     if ways == 1:
         return beginning + f"the only one that fits on {fit.shape.name}"

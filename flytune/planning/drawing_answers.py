@@ -79,7 +79,7 @@ def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
     )
     word = "cheaper" if theirs < ours else "dearer"
     # A server of one's own may be on any machine.
-    draws = objective_of(fit.recipe).draws()
+    draws = fit.objective.draws()
     is_elsewhere = drawn.by_vllm and draws is not None and draws.gpu_share is None
     beside = ", without the machine of the server" if is_elsewhere else ""
     return [

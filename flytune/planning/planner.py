@@ -31,7 +31,6 @@ from flytune.recipe import Hardware, Recipe, learning_rates, run_length
 from flytune.records import Calibration, Plan
 from flytune.records.plan import TIGHT
 from flytune.sentences import counted, sharers
-from flytune.sharding import sharding_of
 from training_estimates.sizes import Geometry
 
 Trace = Callable[[Recipe, Shape, Geometry], Fit | str]
@@ -254,7 +253,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
     steps = steps_of(recipe, samples)
     if steps and (wrong := recipe.training.schedule_problem(steps)):
         raise RecipeError(f"recipe {recipe.name}: training.{wrong}")
-    each = samples * objective_of(recipe).repeats() if samples else None
+    each = samples * fit.objective.repeats() if samples else None
     hour = time.seconds * steps / 3600 if time and steps else 0.0
     hours = (
         [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)]
@@ -308,8 +307,8 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
             f"{work.micro_batch} x {work.accumulation} accumulated x "
             f"{sharers(degrees.data_parallel, degrees.copies)} = {batch}, the global batch",
             *filter(None, [learning_rates.doubt(recipe)]),
-            *sharding_of(recipe).reasons(),
-            *objective_of(recipe).reasons(),
+            *fit.sharding.reasons(),
+            *fit.objective.reasons(),
             *(run_length.notes(recipe, steps, each) if steps else []),
             *drawing_answers.reasons(fit),
             *stage_shapes.reference_reasons(fit, samples, steps),

@@ -4,17 +4,17 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from flytune.data import row_kind
 from flytune.errors import RecipeError
 from flytune.hardware import Shape, accelerator_named
 from flytune.hardware.accelerators import chip_of
-from flytune.models import adapter_targets, heads, scoring
+from flytune.models import adapter_targets, scoring
 from flytune.models.host_memory import CPU_LOSS_TOKENS
 from flytune.objectives import objective_of
+from flytune.objectives.bound import BoundRecipe
 from flytune.planning.calibration import load_factors
 from flytune.recipe import OPTIMIZERS, Recipe
 from flytune.sentences import counted
-from flytune.sharding import ShardingBase, sharding_of
+from flytune.sharding import ShardingBase
 from training_estimates import Decoding, Optimizer, StepTime, Workload, step_time
 from training_estimates.accelerators import workspace_bytes
 from training_estimates.framework import CHUNKED, Framework, Loss
@@ -63,16 +63,12 @@ def workload(
     recipe: Recipe, geometry: Geometry, shape: Shape, micro_batch: int, accumulation: int
 ) -> Workload:
     """Return one step of a recipe on a shape."""
-    method, model, objective, sharding = (
-        recipe.method.name,
-        recipe.model,
-        objective_of(recipe),
-        sharding_of(recipe),
-    )
+    bound, method, model = BoundRecipe(recipe), recipe.method.name, recipe.model
+    objective, sharding, head = bound.objective, bound.sharding, bound.head
     return Workload(
-        geometry=heads.head_of(recipe).geometry(geometry),
-        head_outputs=heads.head_of(recipe).outputs,
-        frozen=heads.head_of(recipe).frozen(geometry, recipe),
+        geometry=head.geometry(geometry),
+        head_outputs=head.outputs,
+        frozen=head.frozen(geometry, recipe),
         method=method,
         layout=sharding.layout,
         gpus=shape.world_size,
@@ -85,7 +81,7 @@ def workload(
         sequence_length=recipe.data.max_length,
         micro_batch=micro_batch,
         accumulation=accumulation,
-        sequences_per_row=row_kind(recipe.row_kind).sequences,
+        sequences_per_row=bound.row_kind.sequences,
         reference="none" if (reference := objective.reference()) == "precomputed" else reference,
         frozen_passes=objective.frozen_passes(),
         quantization=recipe.method.quantized if method == "qlora" else "none",
@@ -138,7 +134,8 @@ def own_logits(recipe: Recipe, geometry: Geometry) -> str | None:
     )
     if is_adapted:
         return "an adapter on the head"
-    return objective_of(recipe).reads_logits or heads.head_of(recipe).own_logits(geometry)
+    bound = BoundRecipe(recipe)
+    return bound.objective.reads_logits or bound.head.own_logits(geometry)
 
 
 def optimizer(sharding: ShardingBase, shape: Shape) -> Optimizer:

@@ -11,8 +11,8 @@ from flytune.data import shards
 from flytune.errors import TrainingError
 from flytune.export import write
 from flytune.hardware import Shape, devices
-from flytune.models import chat_templates, clean_process, heads, loading, probe, rope, scoring
-from flytune.objectives import objective_of, of_gate
+from flytune.models import chat_templates, clean_process, loading, probe, rope, scoring
+from flytune.objectives import of_gate
 from flytune.recipe import Recipe
 from flytune.records import Attempt, Plan, TrainingResult, environment
 from flytune.records.plan import EVALUATE, EXPORT
@@ -104,7 +104,7 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     rows = scored_rows(run.dataset, min(scoring.GATE_SAMPLES, recipe.evaluation.max_samples))
     heldout_loss = live_loss(trainer, run.plan.degrees, *of_gate(recipe, rows)) if rows else None
     if heldout_loss is not None:
-        recorder.score(heldout_loss, len(rows), heads.head_of(recipe).loss_unit)
+        recorder.score(heldout_loss, len(rows), run.head.loss_unit)
     # PiSSA trains on what its singular values leave of the base.
     on_base = recipe.method.name != "full" and not recipe.method.is_pissa
     beyond = rope.tokens_beyond(recipe)
@@ -143,7 +143,7 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         rope=rope.arguments(recipe.model),
     )
     if trainer.is_world_process_zero():
-        objective_of(recipe).finish(trainer, out)
+        run.objective.finish(trainer, out)
         recorder.finish(out, result)
         result.write(out / "training.json")
     saver.finish()

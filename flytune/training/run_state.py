@@ -11,11 +11,10 @@ from flytune import data
 from flytune.console import run_lines, step_lines
 from flytune.errors import DataError
 from flytune.hardware import Shape
-from flytune.objectives import objective_of
+from flytune.objectives.bound import BoundRecipe
 from flytune.planning import budget
 from flytune.recipe import Recipe
 from flytune.records import Plan
-from flytune.sharding import ShardingBase, sharding_of
 from flytune.training import reference
 from flytune.training.attempt import AttemptWriter
 from flytune.training.checkpoints import Saver
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RunState:
+class RunState(BoundRecipe):
     """The inputs of a run, and the parts that follow it from loading to export. All exist before the model is
     loaded."""
 
@@ -42,7 +41,6 @@ class RunState:
     """Folder of the prepared data set."""
     reference: Reference | None
     """Log-probabilities of the reference model, where no step runs it."""
-    sharding: ShardingBase
     saver: Saver
     stopper: Stopper
     watch: Watch
@@ -67,8 +65,8 @@ class RunState:
             DataError: the data set is incomplete, is of another objective, or has nothing to score;
                 log-probabilities of the reference are needed, and are missing, or of another one.
         """
-        sharding, manifest = sharding_of(recipe), data.read_manifest(dataset)
-        wanted = data.row_kind(recipe.row_kind)
+        bound, manifest = BoundRecipe(recipe), data.read_manifest(dataset)
+        wanted = bound.row_kind
         if (found_kind := data.row_kind(manifest.row_kind)) != wanted:
             raise DataError(
                 f"{dataset}: its rows are {found_kind.meaning}, and the recipe's objective, "
@@ -79,7 +77,7 @@ class RunState:
                 f"{dataset}: its labels are {', '.join(manifest.classes)[:200]}, in this order, and the "
                 f"recipe's {', '.join(recipe.objective.classes)[:200]}; prepare again"
             )
-        for line in objective_of(recipe).warnings(manifest):
+        for line in bound.objective.warnings(manifest):
             log.warning("%s", line)
         needed = reference.is_needed(recipe)
         known_answers = (
@@ -97,7 +95,7 @@ class RunState:
         watch = Watch(recipe.training.hang_minutes)
         peaks = Peaks([watch.enter])
         gpu_monitor = GpuMonitor()
-        recorder = Recorder(recipe, sharding, plan.degrees, scorer, peaks, gpu_monitor)
+        recorder = Recorder(recipe, bound.sharding, plan.degrees, scorer, peaks, gpu_monitor)
         attempt = AttemptWriter(
             saver.address,
             plan,
@@ -120,4 +118,4 @@ class RunState:
                     recipe.name, checkpoints.save_steps, checkpoints.save_total_limit, saver.address
                 )
             )
-        return cls(recipe, plan, shape, dataset, known_answers, sharding, *followers)
+        return cls(recipe, plan, shape, dataset, known_answers, *followers)

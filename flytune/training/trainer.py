@@ -18,12 +18,11 @@ from typing import Any
 
 from flytune import data, patches
 from flytune.console import step_lines
-from flytune.data import Collator, order, row_kind
+from flytune.data import Collator, order
 from flytune.errors import TrainingError
 from flytune.export.write import write_weights
 from flytune.hardware import Shape
 from flytune.models import (
-    heads,
     host_memory,
     initial_adapter,
     liger,
@@ -137,7 +136,7 @@ def trainer_class(objective: str) -> Any:
             super().__init__(**arguments)
             self.run, self.guard, self.learning = run, guard, LearningGuard()
             self.sequence: SequenceGroup | None = None
-            self.log_means = LogMeans(objective_of(run.recipe).log_counts)
+            self.log_means = LogMeans(run.objective.log_counts)
             # TRL accepts only its own kinds of data set; from here on the Trainer only reads it.
             self.train_dataset = stream
             # It prints the logs as they are.
@@ -238,7 +237,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     from transformers import set_seed
 
     recipe, shape, sharding, plan = run.recipe, run.shape, run.sharding, notes.applied(run.plan)
-    objective = objective_of(recipe)
+    objective = run.objective
     if not shape.is_gpu:
         host_memory.use_small_loss_tiles()
     args = arguments(recipe, plan, shape, run.saver.home)
@@ -259,7 +258,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         load_arguments = sharding.load_arguments(plan, shape)
         return loading.base_model(recipe, dtype, sharding.quant_storage, **load_arguments)
 
-    random_weights = heads.head_of(recipe), recipe.training.seed
+    random_weights = run.head, recipe.training.seed
     model = sharded_loading.meta_model(recipe.model, dtype, *random_weights) if sliced else load()
     if recipe.training.activation_checkpointing and not model.supports_gradient_checkpointing:
         # The plan refuses the types that it knows.
@@ -283,7 +282,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     if model.can_generate():
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         published.make_savable(model)
-    heads.head_of(recipe).freeze(model, recipe)
+    run.head.freeze(model, recipe)
     stored = data.shards.stored_images(run.dataset) if recipe.data.images else None
     is_shared = sharding.layout.shards_parameters and run.plan.world_size > 1
     # A tower that is trained has gradients of zero in a step without images, however many processes there
@@ -293,7 +292,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
     rows = run.reference.beside(rows) if run.reference else rows
-    stream = order.Stream(rows, recipe.training, row_kind(recipe.row_kind), objective.repeats())
+    stream = order.Stream(rows, recipe.training, run.row_kind, objective.repeats())
     stream.left_out, stream.joined = notes.left_out, objective.joined()
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")

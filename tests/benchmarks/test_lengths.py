@@ -1,9 +1,8 @@
 from statistics import mean, pstdev
 
-from benchmarks import lengths
-from flytune.dryrun import allocator
+from benchmarks import allocator, lengths
+from benchmarks.allocator import MIB
 from flytune.dryrun.allocations import OPTIMIZER, AllocationLedger, Life
-from flytune.dryrun.allocator import MIB
 
 BASE, STATES, LOGITS = 30 * MIB, 20 * MIB, 100 * MIB
 

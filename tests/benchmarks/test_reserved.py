@@ -1,5 +1,4 @@
 from benchmarks import estimates, measured_runs, reserved
-from flytune.dryrun import DryRun
 from training_estimates.memory import GIB
 
 
@@ -12,21 +11,9 @@ def test_what_is_reserved_is_limited_by_the_gpu_and_at_the_least_what_is_needed(
     ((run, closed),) = (
         pair for pair in estimates.estimable(measured_runs.read()[0])[0] if pair[0].row == "1"
     )
-    sizes = {
-        "phases": {},
-        "kinds": {},
-        "peak_bytes": 0,
-        "peak_phase": "",
-        "peak_module": "",
-        "largest": [],
-        "host_bytes": 0,
-    }
 
-    def said(reserved_gib, least_gib):
-        dry = DryRun(
-            **sizes, reserved_bytes=round(reserved_gib * GIB), least_bytes=round(least_gib * GIB), seconds=1.0
-        )
-        return round(reserved.reserved(run, closed, dry), 2)
+    def counted(most_gib, least_gib):
+        return round(reserved.reserved(run, closed, most_gib * GIB, least_gib * GIB), 2)
 
     # One GPU of 79.2 GiB, of which CUDA's context takes 0.55; the driver counted.
-    assert (said(60, 50), said(100, 50), said(100, 90)) == (60.55, 79.2, 90.55)
+    assert (counted(60, 50), counted(100, 50), counted(100, 90)) == (60.55, 79.2, 90.55)

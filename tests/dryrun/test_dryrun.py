@@ -306,7 +306,6 @@ def test_a_model_of_405_billion_parameters_on_64_gpus_needs_no_gpu(tmp_path):
     assert dry.peak_module.startswith("model.")
     assert len(dry.largest) == 10
     assert sum(dry.kinds.values()) == dry.peak_bytes == max(dry.phases.values())
-    assert dry.peak_bytes <= dry.least_bytes <= dry.reserved_bytes < 2 * dry.peak_bytes
 
 
 def gradient_of_a_tied_embedding():

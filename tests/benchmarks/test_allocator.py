@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flytune.dryrun.allocations import GRADIENTS, OPTIMIZER, PARAMETERS, AllocationLedger, Life
-from flytune.dryrun.allocator import (
+from benchmarks.allocator import (
     BLOCK,
     LARGE_SEGMENT,
     MIB,
@@ -18,6 +17,7 @@ from flytune.dryrun.allocator import (
     least_capacity,
     replay,
 )
+from flytune.dryrun.allocations import GRADIENTS, OPTIMIZER, PARAMETERS, AllocationLedger, Life
 
 PAGES = SMALL_SEGMENT + LARGE_SEGMENT
 SIZES = st.one_of(

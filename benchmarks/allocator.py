@@ -8,11 +8,17 @@ blocks of one size.
 """
 
 import math
+import os
+import pickle
+import subprocess
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from flytune.dryrun import Case, trace
 from flytune.dryrun.allocations import OPTIMIZER, AllocationLedger
+from flytune.errors import RecipeError
 
 MIB = 2**20
 # c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kLargeBuffer,
@@ -27,6 +33,25 @@ STEPS = 3
 """Steps that are simulated: the second is the first with optimizer states from its start."""
 _APART = 2**26 * LARGE_SEGMENT
 """Address space of an expandable segment; more than any GPU has."""
+
+
+def ledger_of(case: Case) -> AllocationLedger:
+    """Return the ledger of a dry run, which is made in a subprocess: `flytune.dryrun.run` gives its figures
+    alone.
+
+    Raises:
+        RecipeError: the model cannot be built on fake tensors.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.allocator"],
+        input=case.model_dump_json().encode(),
+        capture_output=True,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"},
+    )
+    if done.returncode:
+        raise RecipeError((done.stderr.decode().strip().splitlines() or ["no output"])[-1][:300])
+    ledger: AllocationLedger = pickle.loads(done.stdout)
+    return ledger
 
 
 class NoRoomError(Exception):
@@ -318,3 +343,7 @@ def _rounded(size: int) -> int:
 
 def _up(size: int, step: int) -> int:
     return -(-size // step) * step
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(pickle.dumps(trace.ledger_of(Case.parse(sys.stdin.read()))))
