@@ -53,8 +53,10 @@ class Verification(Record):
     """Mean divergence KL(trained || served) of the next token, in nats per token."""
     agreement: Annotated[float, Field(ge=0, le=1)]
     """Share of prompts after which both models predict the same next token."""
+    bounded: Literal["difference", "divergence"]
+    """Figure that has a bound: `divergence` if one was given, and `difference` otherwise."""
     bound: float
-    """Bound of `divergence` if one was given, and of `difference` otherwise."""
+    """Bound of that figure."""
     prompts: int
     """Number of prompts."""
     tokenizer: Compared
@@ -70,9 +72,10 @@ class Verification(Record):
     def sentence(self) -> str:
         """Result in a line."""
         equal = counted_of(round(self.agreement * self.prompts), self.prompts, "next token", "equal", "equal")
+        bounds = {self.bounded: f" (bound {self.bound:g})"}
         figures = (
-            f"largest difference {self.difference:.2g} nats, {self.divergence:.2g} nats per token, {equal}; "
-            f"bound {self.bound:g}"
+            f"largest difference {self.difference:.2g} nats{bounds.get('difference', '')}, "
+            f"{self.divergence:.2g} nats per token{bounds.get('divergence', '')}, {equal}"
         )
         doubts = "".join(f"; {doubt}" for doubt in self.doubts)
         if self.is_served:
@@ -118,10 +121,9 @@ def verify(
     answers = _answers(folder)
     tokenizer = tokenizers.load(folder, trust_remote_code=consent.trust_remote_code)
     served = [server.next_tokens(prompt) for prompt in answers.prompts]
-    if bound is None:
-        measured = likeness(answers, served, BOUND[recipe.model.dtype])
-    else:
-        measured = likeness(answers, served, bound, of="divergence")
+    bounded: Literal["difference", "divergence"] = "difference" if bound is None else "divergence"
+    least = BOUND[recipe.model.dtype]
+    measured = likeness(answers, served, bound or least, of=bounded)
     tokens = _compared(_token_pairs(server, tokenizer))
     chat = _compared(_chat_pairs(server, tokenizer))
     problems = [*_problem(measured, bound)]
@@ -139,12 +141,13 @@ def verify(
         difference=measured.difference,
         divergence=measured.divergence,
         agreement=measured.agreement,
-        bound=BOUND[recipe.model.dtype] if bound is None else bound,
+        bounded=bounded,
+        bound=bound or least,
         prompts=len(answers.prompts),
         tokenizer=tokens,
         chat=chat,
         problems=problems,
-        doubts=[*_doubts(measured, tokenizer, tokens, chat, BOUND[recipe.model.dtype])],
+        doubts=[*_doubts(measured, tokenizer, tokens, chat, least)],
     )
 
 

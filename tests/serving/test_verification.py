@@ -41,7 +41,9 @@ def test_the_trained_model_is_served(server, trained, capsys):
     assert cli.main(["verify", server.address, str(trained.folder)]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"{server.address}: ours is ours (largest difference ")
-    assert text.endswith("16 of 16 next tokens equal; bound 0.01)\n")
+    assert " nats (bound " in text
+    assert text.endswith("16 of 16 next tokens equal)\n")
+    assert " nats per token (bound 0.5)" in verify(server.address, trained.folder, bound=0.5).sentence
     assert cli.main(["verify", f"{server.address}/v1/", str(trained.folder), "--json"]) == 0
     assert Verification.parse(capsys.readouterr().out) == result
 
