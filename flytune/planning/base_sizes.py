@@ -110,8 +110,9 @@ def _with_loss(sizes: Geometry, config: dict[str, Any], model: Model) -> Geometr
 def _own_labels(config: dict[str, Any]) -> tuple[str, ...] | None:
     """Return the names of the labels of a base model that is a classifier already, in order; None for
     others."""
-    architectures, names = config.get("architectures") or [], config.get("id2label") or {}
-    if not any(str(name).endswith("ForSequenceClassification") for name in architectures):
+    architectures, names = config.get("architectures"), config.get("id2label") or {}
+    listed = architectures if isinstance(architectures, list) else []
+    if not any(str(name).endswith("ForSequenceClassification") for name in listed):
         return None
     if not isinstance(names, dict) or not all(str(place).isdecimal() for place in names):
         return ()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from flytune import data
 from flytune.adapters import combining, gguf, loading, merging
-from flytune.artifacts import catalog, fetch, reproduction
+from flytune.artifacts import catalog, fetch, opening, reproduction
 from flytune.errors import FlytuneError
 from flytune.inference import batch
 from flytune.models import base
@@ -251,7 +251,8 @@ class _Runs:
 
 
 def _answers(artifact: Path, out: Path) -> None:
-    model = batch.InferenceModel(artifact, {})
+    # As in a cluster's pods.
+    model = batch.InferenceModel(artifact, {}, opening.Consent(base_at_address=True))
     row = {"where": "x:1", "row": {"messages": [{"role": "user", "content": "a"}]}}
     model.formats["artifact"].tokens(row["row"], "x:1")
 

@@ -493,6 +493,14 @@ def test_a_known_name_is_counted_as_published_while_the_hub_does_not_answer(
     assert "the hub did not answer; its sizes are those that Flytune knows of this name" in caplog.text
 
 
+@pytest.mark.parametrize("architectures", [3, "LlamaForSequenceClassification", {"a": 1}, [3]])
+def test_a_config_that_lists_no_architectures_is_that_of_no_classifier(architectures, tmp_path):
+    known = json.loads((ROOT / "flytune/models/known_models.json").read_text())["models"][0]["config"]
+    (tmp_path / "config.json").write_text(json.dumps(known | {"architectures": architectures}))
+    geometry = base_sizes.read_geometry(recipe_of(model={"name_or_path": str(tmp_path)}).model)
+    assert geometry.own_labels is None
+
+
 def test_every_known_model_is_counted():
     rows = json.loads((ROOT / "flytune/models/known_models.json").read_text())["models"]
     assert all(config_sizes.geometry(row["config"], row["names"][0]).parameters for row in rows)
