@@ -98,7 +98,7 @@ class ObjectiveBase:
         return []
 
     def misfit(self, gpus: int) -> str | None:
-        """Return why it cannot run on nodes with so many GPUs that train, 0 of a CPU row; None if it can."""
+        """Return why it cannot run with so many GPUs in each process, 0 on a CPU row; None if it can."""
         return None
 
     def model_problem(self, model_type: str) -> str | None:

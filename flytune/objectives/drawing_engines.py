@@ -1,9 +1,10 @@
 """Engines that draw the answers of a step for a trainer: the trained model itself, or a server of vLLM.
 
 All processes of a run call an engine together. With vLLM the first process of each node writes the weights
-before a drawing, and its server loads them; each process then asks for its own answers, and the trained model
-scores them. vLLM rounds otherwise than the trainer, so that its log-probabilities are near to the trainer's,
-not equal; answers whose log-probabilities are further away are of other weights, and are not used.
+before a drawing, and the node's servers, one on each GPU, load them; each process then asks for its own
+answers, and the trained model scores them. vLLM rounds otherwise than the trainer, so that its
+log-probabilities are near to the trainer's, not equal; answers whose log-probabilities are further away are
+of other weights, and are not used.
 """
 
 import json
@@ -139,15 +140,17 @@ class Served(DrawingEngine):
     def _hand_over(self, trainer: Any, step: int) -> str:
         """Give the weights before `step` to the server, which is started where it does not run; return the
         model's name there."""
-        keeps = _is_keeper(trainer, self._section)
+        writes, keeps = _is_writer(trainer, self._section), _is_keeper(trainer, self._section)
         if keeps and self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="flytune-weights-", dir=self._place(trainer)))
             if self._section.folder is not None:
                 self._folder.chmod(0o755)  # a server elsewhere may be another user's process
-        folder = (self._folder or Path(os.devnull)) / f"step-{step:08}"
-        write.write_weights(trainer, self._recipe, trainer.run.dataset / "tokenizer", folder, writes=keeps)
-        if keeps and self._is_full and trainer.args.device.type == "cpu":
-            _untie(trainer.model, folder)
+        own_folder = (self._folder or Path(os.devnull)) / f"step-{step:08}"
+        tokenizer = trainer.run.dataset / "tokenizer"
+        write.write_weights(trainer, self._recipe, tokenizer, own_folder, writes=writes)
+        if writes and self._is_full and trainer.args.device.type == "cpu":
+            _untie(trainer.model, own_folder)
+        folder = _nearest(trainer, own_folder if writes else None)
         if self._server is None:
             started = self._agreed(trainer, lambda: self._start(trainer, folder) if keeps else None)
             self._server = _nearest(trainer, started)
@@ -155,6 +158,8 @@ class Served(DrawingEngine):
             self._api = VllmServer(client)
         name = f"{self._server.run}-{step}"
         self._agreed(trainer, lambda: self._load(name, folder) if keeps else None)
+        if writes:
+            shutil.rmtree(folder)
         self._loaded = name
         return self._server.base if self._is_full else name
 
@@ -164,7 +169,9 @@ class Served(DrawingEngine):
         model = folder if self._is_full else loading.local_folder(self._recipe.model)
         if section.address is None:
             assert self._folder is not None
-            self._process = VllmProcess(section.python, self._options(trainer, model), self._folder)
+            self._process = VllmProcess(
+                section.python, self._options(trainer, model), self._folder, gpu=trainer.args.device.index
+            )
             key = self._process.key
         address = section.address or (self._process.address if self._process else "")
         api = VllmServer(Client(address, key, self._seconds))
@@ -221,7 +228,6 @@ class Served(DrawingEngine):
             if self._loaded or self._process is None:  # it was not started with them
                 self._api.load_weights(folder)
             self._api.name_weights(name)
-        shutil.rmtree(folder)
 
     def _place(self, trainer: Any) -> str | None:
         """Return where the weights are written; None for the temporary folder."""
@@ -292,11 +298,17 @@ def _untie(model: Any, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def _is_keeper(trainer: Any, section: VllmEngine) -> bool:
+def _is_writer(trainer: Any, section: VllmEngine) -> bool:
     """Return whether a process writes the weights: the first of its node, or of all for a server that is
     there."""
     args = trainer.args
     return (args.local_process_index if section.address is None else args.process_index) == 0
+
+
+def _is_keeper(trainer: Any, section: VllmEngine) -> bool:
+    """Return whether a process has a server to look after: each on a GPU of its own, or the one that
+    writes."""
+    return _shares_gpu(trainer, section) or _is_writer(trainer, section)
 
 
 def _shares_gpu(trainer: Any, section: VllmEngine) -> bool:
@@ -304,10 +316,10 @@ def _shares_gpu(trainer: Any, section: VllmEngine) -> bool:
     return section.address is None and trainer.args.device.type == "cuda"
 
 
-def _nearest(trainer: Any, started: Server | None) -> Server:
-    """Return the server of this process's node, or the only one: that of the last keeper up to this rank."""
-    servers = gathered(trainer, [started])
-    return next(server for server in reversed(servers[: trainer.args.process_index + 1]) if server)
+def _nearest(trainer: Any, mine: _Result | None) -> _Result:
+    """Return what this process has, or else the last one before it, which is on its node, or the only one."""
+    every = gathered(trainer, [mine])
+    return next(each for each in reversed(every[: trainer.args.process_index + 1]) if each is not None)
 
 
 def _scored(

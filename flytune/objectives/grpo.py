@@ -198,8 +198,8 @@ class GroupPolicy(ObjectiveBase):
         if gpus <= 1 or not self.section.engine.shares_gpus:
             return None
         return (
-            f"objective.engine: vllm starts one server a node, on its first GPU, and here "
-            f"{counted(gpus, 'GPU')} train; start servers of your own, and give their address"
+            f"objective.engine: vllm starts a server on the GPU of each process, and here a process has "
+            f"{counted(gpus, 'GPU')}; start servers of your own, and give their address"
         )
 
     def base_problems(self, geometry: Geometry) -> list[str]:

@@ -268,7 +268,8 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
         return f"{sharding.name} {misfit}"
     if misfit := sharding.sequence_misfit(shape):
         return misfit
-    if misfit := objective_of(recipe).misfit(shape.processes if shape.is_gpu else 0):
+    gpus = sharding.degrees(shape).gpus_per_process if shape.is_gpu else 0
+    if misfit := objective_of(recipe).misfit(gpus):
         return misfit
     if recipe.model.dtype == "bfloat16" and not shape.bf16:
         return f"{shape.accelerator} does not compute in bfloat16"
@@ -308,6 +309,8 @@ def lacks(fit: Fit) -> str:
         f"({need.peak_phase}; most of it {name}, {size / GIB:.1f}), has {need.available_bytes / GIB:.1f}, "
         f"with micro batch {fit.workload.micro_batch}"
     )
+    if need.resource == requirements.VLLM:
+        lacking += "; raise objective.engine.gpu_memory_utilization"
     return lacking if fit.recipe.hardware.shape == "auto" else lacking + _arithmetic(fit, need)
 
 

@@ -1,6 +1,7 @@
 """Memory and time of a run's own answers as lines of its plan, and the larger batch of them that is
 faster."""
 
+from bisect import bisect_left
 from dataclasses import replace
 
 from flytune.hardware.shapes import GIB
@@ -64,18 +65,24 @@ def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
     engine = TransformersEngine() if drawn.by_vllm else VllmEngine(name="vllm")
     section = fit.recipe.objective.model_copy(update={"engine": engine})
     recipe = fit.recipe.model_copy(update={"objective": section})
-    objective, gpus = objective_of(recipe), fit.shape.processes if fit.shape.is_gpu else 0
+    objective = objective_of(recipe)
+    gpus = fit.sharding.degrees(fit.shape).gpus_per_process if fit.shape.is_gpu else 0
     geometry = fit.workload.geometry
     if recipe.refusals() or objective.base_problems(geometry) or objective.misfit(gpus):
         return []
     other = replace(fit.workload, decoding=replace(drawn, by_vllm=not drawn.by_vllm))
     states = model_states.of(other)
-    need = requirements.of(recipe, fit.shape, other, states)[0]
-    time = workloads.time_of(other, fit.shape, states)
-    if fit.time is None or time is None or need.share > candidates.allowed_share(recipe):
+    with_other = replace(
+        fit,
+        recipe=recipe,
+        workload=other,
+        needs=requirements.of(recipe, fit.shape, other, states),
+        time=workloads.time_of(other, fit.shape, states),
+    )
+    if fit.time is None or with_other.time is None or not with_other.fits:
         return []
     ours, theirs = (
-        step_time.seconds / 3600 * fit.shape.total_price_per_hour for step_time in (fit.time, time)
+        time.seconds / 3600 * fit.shape.total_price_per_hour for time in (fit.time, with_other.time)
     )
     word = "cheaper" if theirs < ours else "dearer"
     # A server of one's own may be on any machine.
@@ -83,9 +90,31 @@ def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
     is_elsewhere = drawn.by_vllm and draws is not None and draws.gpu_share is None
     beside = ", without the machine of the server" if is_elsewhere else ""
     return [
-        f"objective.engine: {engine.name} would be {word}: {time.drawing:.3g} s of drawing, and "
-        f"${theirs:.2g} a step instead of ${ours:.2g}{beside}"
+        f"objective.engine: {engine.name} would be {word}: {with_other.time.drawing:.3g} s of drawing, and "
+        f"${theirs:.2g} a step instead of ${ours:.2g}{beside}; {_where_vllm_is_faster(fit, drawn)}"
     ]
+
+
+def _where_vllm_is_faster(fit: Fit, drawn: Decoding) -> str:
+    """Return from which length of answers on vLLM draws faster, as a clause."""
+
+    def seconds(tokens: int, by_vllm: bool) -> float:
+        work = replace(fit.workload, decoding=replace(drawn, tokens=tokens, by_vllm=by_vllm))
+        time = workloads.time_of(work, fit.shape, model_states.of(work))
+        assert time is not None, "the caller has one"
+        return time.drawing
+
+    def is_faster(tokens: int) -> bool:
+        return seconds(tokens, True) < seconds(tokens, False)
+
+    # A prompt has a token at least.
+    lengths = range(1, fit.recipe.data.max_length)
+    shortest = bisect_left(lengths, True, key=is_faster)
+    if shortest == len(lengths):
+        return "vLLM is faster at no length of answers"
+    if shortest == 0:
+        return "vLLM is faster at every length of answers"
+    return f"vLLM is faster where answers have {lengths[shortest]:,} tokens or more"
 
 
 def _larger(fit: Fit) -> list[str]:

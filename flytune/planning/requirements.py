@@ -24,7 +24,7 @@ from flytune.recipe import Recipe, VllmEngine
 from flytune.records import Loading, Need
 from flytune.records.plan import DRAW, EXPORT, LOAD, PHASES, SAVE
 from flytune.sharding import sharding_of
-from training_estimates import Memory, Workload, model_states
+from training_estimates import Memory, Workload, decoding, model_states
 from training_estimates import memory as estimates_memory
 from training_estimates.memory import GIB
 from training_estimates.model_states import States
@@ -119,6 +119,11 @@ NCCL_SHM_GIB = 1.0
 # Host memory of weights that are converted while they are loaded, over that of the result: Llama 2 7B, 25,704
 # MiB in float32, took 32,744 less a process of 1,506 (docs/measured/loading.md).
 CONVERTED = 1.22
+VLLM = "vLLM's GPU memory"
+"""Resource: the part of a GPU that a server of vLLM takes."""
+# GiB that vLLM keeps free for activations: Llama 3 8B, with its defaults
+# (github.com/vllm-project/vllm/pull/10511, comment of 2024-12-14).
+VLLM_ACTIVATIONS_GIB = 1.26
 # Bytes of an exported file at most; the process that writes holds one (flytune/export/write.py).
 EXPORT_FILE = 5e9
 
@@ -141,6 +146,7 @@ def of(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> lis
         _host(recipe, shape, workload, lasting),
         _shared(shape, workload),
         _disk(recipe, shape, workload, lasting),
+        *_server(recipe, shape, workload),
     ]
 
 
@@ -218,6 +224,20 @@ def _server_share(recipe: Recipe) -> float | None:
     return draws.gpu_share if draws else None
 
 
+def _server(recipe: Recipe, shape: Shape, workload: Workload) -> list[Need]:
+    """Return what a server of vLLM needs at the least of its part of a GPU, to start and to draw one answer;
+    empty without one."""
+    if not (share := _server_share(recipe)):
+        return []
+    # It refuses to start where not even one sample of data.max_length fits.
+    drawn = {
+        "weights": BYTES[workload.compute_dtype] * float(workload.geometry.parameters),
+        "activations": VLLM_ACTIVATIONS_GIB * GIB,
+        "KV cache": decoding.cache_bytes(workload, 1, workload.sequence_length),
+    }
+    return [_need(VLLM, share * shape.gpu_memory_gib, {DRAW: drawn})]
+
+
 def _server_bytes(recipe: Recipe, workload: Workload) -> float:
     """Return bytes of host memory of a server that the run starts: its weights, where they are on a CPU or
     asleep."""
@@ -270,7 +290,8 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> 
         },
     }
     # CUDA evicts them from the GPU for whatever else is allocated there.
-    paged = {"paged optimizer states": processes * lasting.paged, "vLLM": _server_bytes(recipe, workload)}
+    server = processes * _server_bytes(recipe, workload)
+    paged = {"paged optimizer states": processes * lasting.paged, "vLLM": server}
     return _need(
         "host memory",
         shape.memory_gib - shape.shared_memory_gib,

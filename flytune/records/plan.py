@@ -29,8 +29,9 @@ within 10 % of the limit, and for about one in a hundred of those further away (
 class Need(Strict):
     """The need of one resource: its peak in each phase of the run, by component."""
 
-    resource: Literal["GPU memory", "process memory", "host memory", "/dev/shm", "disk"]
-    """Resource of one GPU; on a cpu shape of one process; otherwise of a node."""
+    resource: Literal["GPU memory", "process memory", "host memory", "/dev/shm", "disk", "vLLM's GPU memory"]
+    """Resource of one GPU, or of the part of it that a server of vLLM takes; on a cpu shape of one process;
+    otherwise of a node."""
     available_bytes: int
     phases: dict[str, dict[str, int]]
     """Phase (one of PHASES) -> component -> bytes."""

@@ -8,6 +8,7 @@ import pytest
 
 from flytune.objectives import drawing_engines
 from flytune.records.rollouts import Group
+from flytune.rollouts.engines import vllm_process
 from tests.support import objective_runs, ranks, rollout_kills, saved_runs, vllm_server
 from tests.support.prompts import section, write_prompts
 
@@ -137,6 +138,40 @@ def test_two_processes_ask_one_server_and_draw_what_one_does(inputs, tmp_path, m
         for groups in drawn
     )
     assert together == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "sharding"), [("lora", "ddp"), ("full", "fsdp")])
+def test_processes_with_gpus_of_their_own_have_a_server_each(inputs, tmp_path, method, sharding):
+    drawn = []
+    for processes, name in ((1, "none"), (2, sharding)):
+        recipe = recipe_of(inputs, tmp_path / name, method, name)
+        notes = tmp_path / f"notes-{name}"
+        ranks.run(processes, fit_as_on_a_gpu, notes, recipe, inputs, tmp_path / f"out-{name}")
+        asked = vllm_server.noted(notes)
+        assert [path for path, _ in asked].count("/v1/models") == processes
+        drawn.append(groups_of(tmp_path / name))
+        loads = "/v1/load_lora_adapter" if method == "lora" else "/collective_rpc"
+        folders = [
+            content.get("lora_path") or content["kwargs"]["weights_path"]
+            for path, content in asked
+            if path == loads
+        ]
+        # The servers of a node read one copy of the weights.
+        assert len(folders) == processes * len(set(folders))
+        assert not any(os.path.exists(folder) for folder in folders)
+    alone, together = (
+        [(group.step, group.prompt, [answer.tokens for answer in group.completions]) for group in groups]
+        for groups in drawn
+    )
+    assert together == alone
+
+
+def test_a_server_sees_the_gpu_of_its_process_alone(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert vllm_process._visible_gpu(1) == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    assert vllm_process._visible_gpu(1) == "GPU-b"
 
 
 @pytest.mark.slow

@@ -150,10 +150,49 @@ def test_a_plan_says_which_engine_is_cheaper_where_both_can_run():
     (line,) = (line for line in reasons if "engine: transformers" in line)
     assert line.startswith("objective.engine: transformers would be dearer: ")
     assert [line for line in reasons if "fitted to published speeds of one answer at a time" in line]
-    # With several GPUs the run starts no server; with qlora none has the quantized base.
-    for cannot in ({}, ALONE | {"method": "qlora"}):
-        reasons = planner.plan_of(fit_of(recipe(**cannot), 4)).reasons
-        assert not [line for line in reasons if "engine: vllm" in line]
+    # No server has the quantized base.
+    reasons = planner.plan_of(fit_of(recipe(**ALONE | {"method": "qlora"}), 4)).reasons
+    assert not [line for line in reasons if "engine: vllm" in line]
+
+
+def test_a_plan_says_from_which_length_of_answers_on_vllm_is_faster():
+    def drawing(tokens, engine):
+        longest = {"max_completion_length": tokens, "engine": engine}
+        return fit_of(recipe(GRPO | longest), 4).time.drawing
+
+    reasons = planner.plan_of(fit_of(recipe(), 4)).reasons
+    (tokens,) = (
+        int(length)
+        for line in reasons
+        for length in re.findall(r"vLLM is faster where answers have (\d+) tokens or more", line)
+    )
+    assert drawing(tokens, "vllm") < drawing(tokens, "transformers")
+    assert drawing(tokens - 1, "vllm") >= drawing(tokens - 1, "transformers")
+
+
+def test_each_gpu_has_a_server_whose_part_of_it_holds_the_model_and_an_answer():
+    alone, together = (fit_of(recipe(VLLM, **layout), 4) for layout in (ALONE, {}))
+    hosts = [
+        next(need for need in fit.needs if need.resource == "host memory").phases[STEP]["vLLM"]
+        for fit in (alone, together)
+    ]
+    assert hosts[1] == pytest.approx(8 * hosts[0])
+    part = alone.needs[-1]
+    assert part.resource == "vLLM's GPU memory"
+    assert part.available_bytes == round(0.4 * alone.workload.gpu_memory_gib * 2**30)
+    assert part.phases == {
+        DRAW: {
+            "weights": pytest.approx(2 * GEOMETRY.parameters),
+            "activations": round(1.26 * 2**30),
+            "KV cache": round(decoding.cache_bytes(alone.workload, 1, alone.workload.sequence_length)),
+        }
+    }
+    engine = {"name": "vllm", "gpu_memory_utilization": 0.05}
+    refusal = candidates.best_fit(
+        recipe(GRPO | {"engine": engine}, **ALONE), shape_named("a100-80gb-1"), GEOMETRY
+    )
+    assert "of vLLM's GPU memory missing" in refusal
+    assert "raise objective.engine.gpu_memory_utilization" in refusal
 
 
 def test_answers_that_do_not_fit_the_memory_are_refused_although_their_training_fits():

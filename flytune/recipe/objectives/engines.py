@@ -36,8 +36,8 @@ class VllmEngine(Section):
     python: Annotated[str, Field(pattern=r"^/[^\x00-\x1f]+$", max_length=limits.PATH)] = (
         "/opt/vllm/bin/python"
     )
-    """Interpreter of the environment with vLLM, which the first process of each node starts; the train image
-    has it with the build argument VLLM."""
+    """Interpreter of the environment with vLLM, which each process with a GPU starts, and on CPUs the first
+    process of each node; the train image has it with the build argument VLLM."""
     address: Annotated[str, Field(min_length=1, max_length=limits.PATH)] | None = None
     """Address of a server that is there already, instead of one that the run starts: https://HOST, or
     http://127.0.0.1:PORT in the pod; its key is in FLYTUNE_API_KEY."""

@@ -44,13 +44,14 @@ _SET = {
 class VllmProcess:
     """A server that this process has started. It ends with this process; a guard (guard.py) sees to it."""
 
-    def __init__(self, python: str, options: Sequence[str], folder: Path) -> None:
+    def __init__(self, python: str, options: Sequence[str], folder: Path, gpu: int | None = None) -> None:
         """Start it; `wait` returns when it answers.
 
         Args:
             python: the interpreter of vLLM's environment.
             options: the server's options, beside those of its address.
             folder: folder of the weights that are handed over, which is deleted when the server ends.
+            gpu: number of its GPU among those that this process sees; None: it sees the same.
 
         Raises:
             EngineError: the interpreter cannot be started.
@@ -69,6 +70,7 @@ class VllmProcess:
             [sys.executable, "-I", "-B", str(_GUARD), str(os.getpid()), str(folder), *command],
             env={"VLLM_CPU_KVCACHE_SPACE": str(VllmEngine.cpu_cache_gib)}
             | variables
+            | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": _visible_gpu(gpu)})
             | _SET
             | {"VLLM_API_KEY": self.key},
             stdin=subprocess.DEVNULL,
@@ -115,6 +117,12 @@ class VllmProcess:
         self._guard.terminate()
         self._guard.wait()
         self._log.close()
+
+
+def _visible_gpu(number: int) -> str:
+    """Return the name by which CUDA knows one of the GPUs that this process sees."""
+    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return names[number] if names else str(number)
 
 
 def _free_port() -> int:
