@@ -97,10 +97,6 @@ class ObjectiveBase:
         each."""
         return []
 
-    def misfit(self, gpus: int) -> str | None:
-        """Return why it cannot run with so many GPUs in each process, 0 on a CPU row; None if it can."""
-        return None
-
     def model_problem(self, model_type: str) -> str | None:
         """Return why a type of base model cannot be trained for it; None if it can."""
         return None

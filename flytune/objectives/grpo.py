@@ -194,14 +194,6 @@ class GroupPolicy(ObjectiveBase):
             )
         return sentences
 
-    def misfit(self, gpus: int) -> str | None:
-        if gpus <= 1 or not self.section.engine.shares_gpus:
-            return None
-        return (
-            f"objective.engine: vllm starts a server on the GPU of each process, and here a process has "
-            f"{counted(gpus, 'GPU')}; start servers of your own, and give their address"
-        )
-
     def base_problems(self, geometry: Geometry) -> list[str]:
         problems, engine = super().base_problems(geometry), self.section.engine
         if not engine.draws_as_trained and geometry.model_type not in vllm_types.LOADED:

@@ -268,9 +268,6 @@ def _misfit(recipe: Recipe, shape: Shape) -> str | None:
         return f"{sharding.name} {misfit}"
     if misfit := sharding.sequence_misfit(shape):
         return misfit
-    gpus = sharding.degrees(shape).gpus_per_process if shape.is_gpu else 0
-    if misfit := objective_of(recipe).misfit(gpus):
-        return misfit
     if recipe.model.dtype == "bfloat16" and not shape.bf16:
         return f"{shape.accelerator} does not compute in bfloat16"
     if recipe.model.attn_implementation.startswith("flash") and not shape.is_gpu:

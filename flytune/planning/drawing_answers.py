@@ -66,9 +66,8 @@ def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
     section = fit.recipe.objective.model_copy(update={"engine": engine})
     recipe = fit.recipe.model_copy(update={"objective": section})
     objective = objective_of(recipe)
-    gpus = fit.sharding.degrees(fit.shape).gpus_per_process if fit.shape.is_gpu else 0
     geometry = fit.workload.geometry
-    if recipe.refusals() or objective.base_problems(geometry) or objective.misfit(gpus):
+    if recipe.refusals() or objective.base_problems(geometry):
         return []
     other = replace(fit.workload, decoding=replace(drawn, by_vllm=not drawn.by_vllm))
     states = model_states.of(other)
@@ -114,7 +113,7 @@ def _where_vllm_is_faster(fit: Fit, drawn: Decoding) -> str:
         return "vLLM is faster at no length of answers"
     if shortest == 0:
         return "vLLM is faster at every length of answers"
-    return f"vLLM is faster where answers have {lengths[shortest]:,} tokens or more"
+    return f"vLLM is faster where answers have {counted(lengths[shortest], 'token')} or more"
 
 
 def _larger(fit: Fit) -> list[str]:

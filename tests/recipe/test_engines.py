@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from flytune.errors import RecipeError
-from flytune.hardware import shape_named
 from flytune.objectives import objective_of
 from flytune.planning import candidates, planner
 from flytune.recipe import Recipe
@@ -93,13 +92,3 @@ def test_types_of_models_without_code_in_vllm_are_refused(tmp_path):
     said = objective_of(recipe_of("vllm")).base_problems(other)
     assert [line for line in said if "vllm with model type olmo2: vLLM 0.32.0 has no code of its own" in line]
     assert not objective_of(recipe_of("transformers")).base_problems(other)
-
-
-def test_a_server_of_the_run_shares_one_gpu_alone():
-    several = shape_named("a10g-8")
-    for engine, is_refused in (("vllm", True), (VLLM | {"address": "http://127.0.0.1:1"}, False)):
-        recipe = recipe_of(engine, sharding="ddp", **{"training.global_batch_size": 16})
-        said = candidates._misfit(recipe, several)
-        assert (
-            said is not None and said.startswith("objective.engine: vllm starts one server")
-        ) == is_refused
