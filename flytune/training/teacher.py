@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from flytune import data
-from flytune.console import output
 from flytune.errors import DataError, ExportError
 from flytune.files import sha256_of
-from flytune.models import Row, loading, tokenizers
+from flytune.models import BaseRequest, Row, loading, tokenizers
+from flytune.models import base as models_base
 from flytune.models.scoring import IGNORED, padded, tiles_of_logits
 from flytune.objectives import distill
 from flytune.recipe import Distill, Method, Recipe, Sharding
 from flytune.sentences import counted
+from flytune.training.frozen import SPLITS, FrozenModel
 
 log = logging.getLogger(__name__)
 NLL = "teacher_nll"
@@ -26,64 +27,79 @@ COMPARED = 256
 """First rows whose texts both tokenizers must make the same tokens of."""
 
 
-def recipe_of(recipe: Recipe) -> Recipe:
-    """Return the recipe of which the teacher is the base model, complete and in one process."""
-    teacher = recipe.objective.teacher(recipe.model)
-    assert teacher is not None, "the plan refuses a recipe without one"
-    changes = {"model": teacher, "method": Method(name="full"), "sharding": Sharding(name="none")}
-    return recipe.model_copy(update=changes)
+class Teacher(FrozenModel):
+    """The teacher that a recipe names, complete and in one process."""
+
+    results = "the teacher's tokens"
+
+    @property
+    def section(self) -> Distill:
+        """Return its section of a recipe."""
+        assert isinstance(self.recipe.objective, Distill)
+        return self.recipe.objective
+
+    @property
+    def own_recipe(self) -> Recipe:
+        """The recipe of which it is the base model."""
+        teacher = self.section.teacher(self.recipe.model)
+        assert teacher is not None, "the plan refuses a recipe without one"
+        changes = {"model": teacher, "method": Method(name="full"), "sharding": Sharding(name="none")}
+        return self.recipe.model_copy(update=changes)
+
+    def requested(self, base: BaseRequest) -> tuple[Recipe, BaseRequest]:
+        recipe = self.own_recipe
+        own_base = models_base.request(recipe.model)
+        # Its task loads the commit that is part of the key, also where a branch has moved on.
+        section = self.section.model_copy(update={"teacher_model_revision": own_base.commit})
+        return recipe.model_copy(update={"objective": section}), own_base
+
+    def key_parts(self) -> tuple[str, ...]:
+        section = self.section.model_dump_json(include={"loss_top_k", "temperature"})
+        return self.own_recipe.model.model_dump_json(exclude={"revision"}), section
+
+    def commit(self) -> str | None:
+        return loading.commit(self.own_recipe.model, local=True)
+
+    def compute(self, dataset: Path, out: Path) -> list[Path]:
+        from pyarrow import parquet
+
+        recipe, own_recipe = self.recipe, self.own_recipe
+        tokenizer = data.stored_tokenizer(dataset, recipe.model.trust_remote_code)
+        manifest = data.read_manifest(dataset)
+        first = data.load(dataset, "train")
+        check_tokenizer(own_recipe, tokenizer, first.select(range(min(COMPARED, len(first)))))
+        model = loading.base_model(own_recipe, recipe.model.dtype, device_map=loading.device_map()).eval()
+        files = []
+        for split in SPLITS if manifest.heldout.samples else SPLITS[:1]:
+            rows, file = data.load(dataset, split), _file(out, split)
+            with parquet.ParquetWriter(file, _schema()) as writer:
+                for start in range(0, len(rows), ROWS_AT_A_TIME):
+                    places = range(start, min(start + ROWS_AT_A_TIME, len(rows)))
+                    batch = [rows[place] for place in places]
+                    writer.write_table(_table(model, batch, recipe, tokenizer.pad_token_id, len(tokenizer)))
+            files.append(file)
+        return files
+
+    def beside(self, rows: Any, folder: Path) -> Any:
+        import tempfile
+
+        from datasets import Dataset, concatenate_datasets
+
+        file = _file(folder, "train")
+        cache = Path(tempfile.gettempdir()) / "flytune-datasets" / f"teacher-{sha256_of(file)[:16]}"
+        stored = Dataset.from_parquet(str(file), cache_dir=str(cache))
+        return concatenate_datasets([rows, stored], axis=1)
+
+    def beside_heldout(self, rows: Sequence[Row], folder: Path) -> list[Row]:
+        from pyarrow import parquet
+
+        groups = parquet.ParquetFile(_file(folder, "heldout")).iter_batches(batch_size=ROWS_AT_A_TIME)
+        stored = itertools.chain.from_iterable(group.to_pylist() for group in groups)
+        return [row | columns for row, columns in zip(rows, stored, strict=False)]
 
 
-def compute(recipe: Recipe, dataset: Path, out: Path) -> dict[str, str]:
-    """Write the teacher's tokens for all rows of a prepared data set into the folder `out`, which exists;
-    return the SHA-256 of each file, by name.
-
-    Raises:
-        DataError: the data set is incomplete, or the teacher has another tokenizer.
-        ExportError: the teacher has an output that is not finite.
-    """
-    output.install()
-    loading.import_libraries()
-    from pyarrow import parquet
-
-    assert isinstance(recipe.objective, Distill)
-    of_teacher = recipe_of(recipe)
-    tokenizer = data.stored_tokenizer(dataset, recipe.model.trust_remote_code)
-    manifest = data.read_manifest(dataset)
-    splits = ["train", *(["heldout"] if manifest.heldout.samples else [])]
-    first = data.load(dataset, "train")
-    check_tokenizer(of_teacher, tokenizer, first.select(range(min(COMPARED, len(first)))))
-    model = loading.base_model(of_teacher, recipe.model.dtype, device_map=loading.device_map()).eval()
-    files = {}
-    for split in splits:
-        rows, file = data.load(dataset, split), out / f"{split}.parquet"
-        with parquet.ParquetWriter(file, _schema()) as writer:
-            for start in range(0, len(rows), ROWS_AT_A_TIME):
-                places = range(start, min(start + ROWS_AT_A_TIME, len(rows)))
-                batch = [rows[place] for place in places]
-                writer.write_table(_table(model, batch, recipe, tokenizer.pad_token_id, len(tokenizer)))
-        files[file.name] = sha256_of(file)
-    return files
-
-
-def beside(rows: Any, file: Path) -> Any:
-    """Return prepared rows, a `datasets.Dataset`, with the teacher's tokens in a file."""
-    import tempfile
-
-    from datasets import Dataset, concatenate_datasets
-
-    cache = Path(tempfile.gettempdir()) / "flytune-datasets" / f"teacher-{sha256_of(file)[:16]}"
-    stored = Dataset.from_parquet(str(file), cache_dir=str(cache))
-    return concatenate_datasets([rows, stored], axis=1)
-
-
-def beside_rows(rows: Sequence[Row], file: Path) -> list[Row]:
-    """Return the first rows with the teacher's tokens in a file."""
-    from pyarrow import parquet
-
-    groups = parquet.ParquetFile(file).iter_batches(batch_size=ROWS_AT_A_TIME)
-    stored = itertools.chain.from_iterable(group.to_pylist() for group in groups)
-    return [row | columns for row, columns in zip(rows, stored, strict=False)]
+def _file(folder: Path, split: str) -> Path:
+    return folder / f"{split}.parquet"
 
 
 def heldout_loss(rows: Sequence[Row]) -> float | None:
