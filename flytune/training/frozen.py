@@ -15,9 +15,9 @@ class FrozenModel:
     """The frozen model of one recipe. Subclasses say which model it is, and what its results are."""
 
     results: ClassVar[str]
-    """Its results as errors name them."""
+    """Phrase of its results in errors."""
     again: ClassVar[str] = "compute them again (reference_log_probs)"
-    """What to do where they are missing or wrong."""
+    """Remedy where they are missing or wrong."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
