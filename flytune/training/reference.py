@@ -97,7 +97,7 @@ def compute(recipe: Recipe, dataset: Path, out: Path) -> None:
     loading.import_libraries()
     out.mkdir(parents=True)
     model, content = frozen_model(recipe), data.read_manifest(dataset).content_sha256
-    files = {file.name: sha256_of(file) for file in model.compute(dataset, out)}
+    files = {file.relative_to(out).as_posix(): sha256_of(file) for file in model.compute(dataset, out)}
     manifest = ReferenceManifest(key=_key(model, content), files=files, commit=model.commit())
     manifest.write(out / MANIFEST)
 
