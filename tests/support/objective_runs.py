@@ -45,7 +45,8 @@ def prepare(folder, objective, write):
     `folder`."""
     base, rows = tiny_base(folder), write(folder / "pairs.jsonl", 64)
     write_teacher(base, folder / TEACHER)
-    recipe = Recipe.model_validate(tiny_recipe(base, rows, {"objective": objective.split()[0]}))
+    prepared_for = "distill" if objective == ON_POLICY else objective
+    recipe = Recipe.model_validate(tiny_recipe(base, rows, {"objective": prepared_for}))
     data.prepare(DataRequest.of(recipe, "x"), folder / "dataset")
     named = recipe_for(folder, objective)
     if objective_of(named).teacher():
