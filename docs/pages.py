@@ -68,6 +68,8 @@ EXPLAINED = {
     "objective.teacher_model_revision": "objectives.md#distillation",
     "objective.loss_top_k": "objectives.md#distillation",
     "objective.alpha": "objectives.md#distillation",
+    "objective.on_policy": "objectives.md#answers-of-the-student",
+    "objective.drawing_temperature": "objectives.md#answers-of-the-student",
     "objective.labels": "objectives.md#classifiers",
     "objective.problem_type": "objectives.md#classifiers",
     "objective.class_weight": "objectives.md#classifiers",

@@ -35,6 +35,7 @@ LEAST_MINUTES = 0.01
 LEAST_SECONDS = 0.01
 LEAST_TEMPERATURE = 1e-3
 """Logits that are divided by less are the most probable token alone."""
+LARGEST_TEMPERATURE = 100.0
 LEAST_NUMBER = 1e-30
 """Smaller numbers than this one that are not 0 are a slip wherever they are: float32 rounds 1e-46 to 0."""
 DROPOUT = 0.99

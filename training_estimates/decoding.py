@@ -77,7 +77,44 @@ def seconds(workload: Workload, accelerator: Accelerator) -> float:
     cache = cache_bytes(workload, decoding.at_a_time, workload.sequence_length - decoding.tokens / 2)
     first = _pass(prompts, accelerator, attention_seconds(prompts, accelerator))
     each = _pass(token, accelerator, memory_seconds(CACHE_PASSES * cache, accelerator))
-    return batches * (first + (decoding.tokens - 1) * each)
+    drawn = batches * (first + (decoding.tokens - 1) * each)
+    return drawn + (_teacher_seconds(workload, accelerator) if decoding.teacher else 0.0)
+
+
+def teacher_bytes(workload: Workload) -> float:
+    """Return bytes of the frozen model that scores the answers, in the dtype that training computes in."""
+    teacher = _decoding(workload).teacher
+    assert teacher is not None, "asked only where there is one"
+    return float(BYTES[workload.compute_dtype] * teacher.parameters)
+
+
+def of_teacher(workload: Workload) -> Workload:
+    """Return a forward pass of that model over a micro batch of complete answers."""
+    teacher = _decoding(workload).teacher
+    assert teacher is not None, "asked only where there is one"
+    whole = _passing(workload, workload.micro_batch, workload.sequence_length)
+    return replace(
+        whole,
+        geometry=teacher,
+        method="full",
+        weight_dtype=workload.compute_dtype,
+        precision="pure",
+        quantization="none",
+        lora_r=0,
+        lora_targets=(),
+        lora_leaves_out=(),
+        lora_ranks=(),
+        dora=False,
+        token_rows=0,
+        frozen=0,
+    )
+
+
+def _teacher_seconds(workload: Workload, accelerator: Accelerator) -> float:
+    """Return seconds in which the frozen model scores the answers of an optimizer step."""
+    whole = of_teacher(workload)
+    each = _pass(whole, accelerator, attention_seconds(whole, accelerator))
+    return -(-_decoding(workload).answers // workload.micro_batch) * each
 
 
 def vllm_token_seconds(workload: Workload, accelerator: Accelerator, rows: int, length: float) -> float:

@@ -97,6 +97,8 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     resident = lasting.resident | {"cuBLAS": workload.workspaces}
     if workload.reference == "copy":
         resident["reference model"] = model_states.reference_bytes(workload)
+    if workload.decoding and workload.decoding.teacher:
+        resident["teacher"] = decoding.teacher_bytes(workload)
     steady = {**resident, **lasting.optimizer}
     # The first update is the first to have the optimizer's states.
     first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]
@@ -108,7 +110,7 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     }
     row = workload.framework.evaluated_row * workload.sequence_length * workload.outputs
     evaluated["logits and loss"] = max(evaluated["logits and loss"], row)
-    if workload.decoding:
+    if workload.decoding and workload.decoding.evaluated_at_a_time:
         # The live model answers the held-out prompts.
         answering = decoding.held_bytes(workload, workload.decoding.evaluated_at_a_time)
         evaluated = {
@@ -161,6 +163,11 @@ def _drawn(workload: Workload, lasting: model_states.States) -> dict[str, float]
         # What it has drawn is scored by a forward pass, and by the loss of a step.
         scored = activations.count(replace(workload, micro_batch=workload.decoding.at_a_time))
         held = {"activations": scored.working + scored.stream, "logits and loss": scored.loss}
+    if workload.decoding.teacher:
+        # It scores them when all are drawn.
+        scored = activations.count(decoding.of_teacher(workload))
+        held["activations"] = max(held["activations"], scored.working + scored.stream)
+        held["logits and loss"] = max(held["logits and loss"], scored.loss)
     return {**held, "gathered units": lasting.root + lasting.units}
 
 

@@ -47,11 +47,14 @@ class Decoding:
     at_a_time: int
     """Answers that are drawn together."""
     evaluated_at_a_time: int
-    """Answers that are drawn together while the live model is scored."""
+    """Answers that are drawn together while the live model is scored; 0 where none are."""
     tokens: int
     """Tokens of an answer, at most; what they leave of sequence_length is the prompt's."""
     by_vllm: bool = False
     """True if a server of vLLM draws them, all together, and the trained model scores them `at_a_time`."""
+    teacher: Geometry | None = None
+    """Sizes of a frozen model that each process holds beside the trained one, and that scores a micro batch
+    of them at a time; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,17 +96,23 @@ def _objective(draft: Draft, objective: str) -> None:
 
 
 def _distillation(draft: Draft) -> None:
-    """Set the section by the arguments of GKDTrainer, which trains the answers of the data where lmbda is
-    0."""
-    if training.number(draft, "lmbda") != 0:
-        draft.refuse(
-            "TRL's trainers of distillation draw the answers that they train, but for GKD with lmbda: 0; "
-            "objective: distill trains those of the data (docs/objectives.md)"
-        )
+    """Set the section by the arguments of GKDTrainer, whose student draws the answers of a share lmbda of the
+    batches."""
     draft.put("objective.beta", training.number(draft, "beta", 0.5))
     draft.same(("teacher_model_name_or_path", "objective.teacher_model_name_or_path"))
-    draft.leave("temperature", "GKD draws answers by it, and its loss divides by no temperature")
-    draft.leave("max_new_tokens", "no answers are drawn")
+    if (share := training.number(draft, "lmbda")) is None:
+        draft.refuse(
+            "lmbda is missing, the share of the answers that the student draws: write 0.5, GKD's default, or "
+            "1 of TRL's DistillationTrainer, which has no other"
+        )
+    if share:
+        draft.put("objective.on_policy", share)
+        draft.put("objective.drawing_temperature", training.number(draft, "temperature", 0.9))
+        draft.put("objective.max_completion_length", training.number(draft, "max_new_tokens", 128))
+        draft.note("lmbda", "GKD draws the answers of whole micro batches, by chance; here rows are chosen")
+    else:
+        draft.leave("temperature", "GKD draws answers by it, and its loss divides by no temperature")
+        draft.leave("max_new_tokens", "no answers are drawn")
     draft.note(
         "(the trained tokens)",
         "GKD trains the last answer of a chat, and compares all tokens of the vocabulary; here all answers "

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 PLACE = "place"
-"""Key of a repeated row's place in its step."""
+"""Key of a row's place in its step, where answers are drawn."""
 
 
 def steps_of(training: Training, rows: int, repeats: int = 1) -> int:
@@ -59,14 +59,21 @@ class Stream:
     """
 
     def __init__(
-        self, dataset: Any, training: Training, kind: RowKind = ROW_KINDS[ANSWERS], repeats: int = 1
+        self,
+        dataset: Any,
+        training: Training,
+        kind: RowKind = ROW_KINDS[ANSWERS],
+        repeats: int = 1,
+        has_places: bool = False,
     ) -> None:
         """Make the stream of all rows of `dataset`, which are of one kind, or packed blocks.
 
         Args:
             repeats: number of times that a row follows itself in its step; it divides the global batch.
+            has_places: rows have their place in their step (PLACE).
         """
         self._dataset, self._seed, self._positions = dataset, training.seed, training.global_batch_size
+        self._has_places = has_places
         self._repeats, self._batch = repeats, training.global_batch_size // repeats
         self.steps = steps_of(training, len(dataset), repeats)
         self._first: Any = None
@@ -107,7 +114,7 @@ class Stream:
         rows: list[dict[str, Any]] = self._dataset.__getitems__(
             [self.row_at(position) for position in positions]
         )
-        if self._repeats > 1:
+        if self._repeats > 1 or self._has_places:
             return [
                 row | {PLACE: position % self._positions}
                 for row, position in zip(rows, positions, strict=True)

@@ -27,6 +27,7 @@ from flytune.dryrun.allocations import (
 from flytune.dryrun.case import Case, DryRun, PeakStorage
 from flytune.dryrun.partitions import Partitions
 from flytune.models import loading, sharded_loading, vocabulary
+from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import OPTIMIZERS
 from training_estimates.degrees import Degrees
 
@@ -284,6 +285,12 @@ def _load(case: Case, model: Any, ledger: AllocationLedger, zero: Partitions | N
         sharded_loading.allocate(module, "cpu")
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             _loaded(ledger, tensor, name.rpartition(".")[0])
+    draws = case.objective.draws()
+    if draws and draws.teacher:
+        # It scores the drawn answers before the forward pass, whose activations are not there yet.
+        dtype = getattr(torch, draws.teacher.dtype)
+        model.teacher_weights = torch.empty(read_geometry(draws.teacher).parameters, dtype=dtype)
+        _loaded(ledger, model.teacher_weights, "teacher")
     if case.recipe.method.name == "qlora":
         model.table_of_scales = quantized.make_table()  # kept as long as the model
         for name, layer in quantized.layers(model).items():

@@ -31,6 +31,11 @@ class Draws(NamedTuple):
     """True if a server of vLLM draws them."""
     gpu_share: float | None = None
     """Share of a GPU's memory of a server that the run starts; None without one."""
+    share: float = 1.0
+    """Share of the rows of a step whose answers are drawn."""
+    teacher: Model | None = None
+    """Frozen model that each process holds beside the trained one, and that scores the drawn answers; none
+    are drawn to held-out rows then. None without one."""
 
 
 def tables_beside_adapter(recipe: Recipe) -> list[str]:

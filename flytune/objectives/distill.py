@@ -2,27 +2,33 @@
 2306.13649, eq. 1) of a teacher's distributions, with TRL's SFTTrainer.
 
 The teacher is run once, before training: the rows have its `loss_top_k` most probable tokens for each trained
-token. What both models leave for all other tokens together is one more outcome, as TRL's
+token. Where the student draws answers (on_policy), each process has the teacher too, and these answers get
+as many tokens. What both models leave for all other tokens together is one more outcome, as TRL's
 ServerDistillationTrainer has it (loss_add_tail): without it, a student that puts all of its mass on other
 tokens would have no loss.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from flytune.data import Collator
+from flytune.data.order import PLACE
 from flytune.models import Row
 from flytune.models.own_logits import TOKENS
 from flytune.models.scoring import IGNORED
-from flytune.objectives.base import ObjectiveBase, ReferenceKind
+from flytune.objectives.base import Draws, ObjectiveBase, ReferenceKind, tables_beside_adapter
+from flytune.objectives.student_answers import StudentAnswers
+from flytune.objectives.teacher_tokens import COLUMNS, IDS, LOG_PROBS
 from flytune.recipe import Distill
-from flytune.records.figures import LOSS, PERPLEXITY, Figure
+from flytune.records import Manifest
+from flytune.records.figures import ANSWER_TOKENS, LOSS, PERPLEXITY, TRUNCATED, Figure
+from flytune.records.training import ROLLOUTS
+from flytune.rollouts import RolloutLedger
 from flytune.sentences import counted
+from flytune.sharding import sharding_of
 
-IDS, LOG_PROBS = "teacher_ids", "teacher_log_probs"
-"""Keys of a row, and of a batch: the teacher's most probable tokens for each trained token, the most probable
-first, and their log-probabilities at the recipe's temperature."""
 LEAST_TAIL = 1e-7
 """Smallest mass of all other tokens: rounding may leave less than none."""
 
@@ -34,6 +40,11 @@ class Distillation(ObjectiveBase):
     name = "distill"
     references: ClassVar[tuple[ReferenceKind, ...]] = ("precomputed",)
     reads_logits = "the teacher's tokens"
+    logged: ClassVar[Mapping[str, str]] = {
+        "answer_tokens": "completions/mean_length",
+        "truncated": "completions/clipped_ratio",
+        "rollout_seconds": "rollout_seconds",
+    }
 
     @property
     def section(self) -> Distill:
@@ -55,7 +66,8 @@ class Distillation(ObjectiveBase):
                 "scaled_by": ["objective"],
             }
         )
-        return [PERPLEXITY, LOSS.model_copy(update={"step": "", "eval_step": ""}), divergence]
+        of_drawing = [ANSWER_TOKENS, TRUNCATED] if self.section.on_policy else []
+        return [PERPLEXITY, LOSS.model_copy(update={"step": "", "eval_step": ""}), divergence, *of_drawing]
 
     def reference(self) -> ReferenceKind:
         return "precomputed"
@@ -82,13 +94,101 @@ class Distillation(ObjectiveBase):
                 "objective: distill with model.extra_special_tokens: the teacher has no such tokens; remove "
                 "them"
             )
+        return [*problems, *(self._drawing_problems() if self.section.on_policy else [])]
+
+    def _drawing_problems(self) -> list[str]:
+        """List what cannot work with answers that the student draws, and a teacher beside it."""
+        section, recipe, method, sharding = (
+            self.section,
+            self.recipe,
+            self.recipe.method,
+            self.recipe.sharding,
+        )
+        where, problems = f"objective.on_policy: {section.on_policy:g}", []
+        if section.max_completion_length >= recipe.data.max_length:
+            problems.append(
+                f"objective.max_completion_length: {section.max_completion_length} leaves no token of "
+                f"data.max_length {recipe.data.max_length} for the prompt; raise data.max_length, which "
+                "counts both, or lower it"
+            )
+        bound = sharding_of(recipe)
+        if bound.no_drawn_answers or bound.no_reference_copy or sharding.offload != "none":
+            problems.append(
+                f"{where} with sharding {sharding.name}, offload {sharding.offload}: each process holds the "
+                "teacher complete beside the student, which is tested with none and ddp alone; use one of "
+                "these without offload, or on_policy: 0"
+            )
+        if method.name == "qlora":
+            problems.append(
+                f"{where} with method qlora: a teacher beside a quantized student is not tested; use method "
+                "lora, or on_policy: 0"
+            )
+        named = [
+            *(["method.adapter"] if method.adapter else []),
+            *([f"method.init_lora_weights {method.init_lora_weights}"] if method.is_pissa else []),
+            *tables_beside_adapter(recipe),
+        ]
+        if named:
+            problems.append(
+                f"{where} with {', '.join(named)}: drawing answers is not tested with it; remove it"
+            )
+        if recipe.model.attn_implementation.startswith("flash"):
+            problems.append(
+                f"{where} with {recipe.model.attn_implementation}: its batches are padded; write sdpa"
+            )
+        if recipe.training.on_bad_loss == "skip":
+            problems.append(
+                f"training.on_bad_loss: skip with {where}: the loss of a step follows from what was drawn "
+                "too, not from its data alone; write stop"
+            )
         return problems
 
-    def reasons(self) -> list[str]:
+    def warnings(self, manifest: Manifest) -> list[str]:
+        texts = [source.name for source in manifest.sources if source.format == "text"]
+        if not texts or not self.section.on_policy:
+            return []
         return [
-            f"objective: {self.name}: the teacher {self.section.teacher_model_name_or_path} is run once, "
-            f"before training, and {self.section.bytes_of_a_token:,} bytes are stored for each trained token "
-            f"({counted(self.section.loss_top_k, 'token')} with the log-probability of each)"
+            f"objective.on_policy: {', '.join(texts)}: texts without a prompt, to which no answers are "
+            "drawn: they are trained as they are"
+        ]
+
+    def draws(self) -> Draws | None:
+        section = self.section
+        if not section.on_policy:
+            return None
+        return Draws(
+            section.max_completion_length,
+            section.per_device_generation_batch_size,
+            share=section.on_policy,
+            teacher=self.teacher(),
+        )
+
+    def finish(self, trainer: Any, out: Path) -> None:
+        if self.section.on_policy:
+            sample = RolloutLedger(trainer.run.saver.address).sample(trainer.state.global_step)
+            (out / ROLLOUTS).write_text(sample, encoding="utf-8")
+
+    def clear(self, address: str) -> None:
+        if self.section.on_policy:
+            RolloutLedger(address).clear()
+
+    def reasons(self) -> list[str]:
+        section = self.section
+        kept = (
+            f"{section.bytes_of_a_token:,} bytes are stored for each trained token "
+            f"({counted(section.loss_top_k, 'token')} with the log-probability of each)"
+        )
+        once = (
+            f"objective: {self.name}: the teacher {section.teacher_model_name_or_path} is run once, before "
+            f"training, and {kept}"
+        )
+        if not section.on_policy:
+            return [once]
+        return [
+            once + (", of held-out rows alone" if section.on_policy == 1 else ""),
+            f"objective.on_policy: {section.on_policy:g}: each step draws the answers of this share of its "
+            f"rows, of up to {counted(section.max_completion_length, 'token')} each, and the teacher, which "
+            "each process holds too, scores them",
         ]
 
     def arguments_class(self) -> Any:
@@ -104,11 +204,15 @@ class Distillation(ObjectiveBase):
     def trainer_class(cls) -> Any:
         return _trainer_class()
 
+    def trainer_arguments(self, load: Callable[[], Any]) -> dict[str, Any]:
+        return {"student_answers": StudentAnswers(self.recipe)} if self.section.on_policy else {}
+
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], dict[str, Any]]:
-        return functools.partial(batch, Collator(pad_token_id, self.recipe.data.max_length))
+        collate = functools.partial(batch, Collator(pad_token_id, self.recipe.data.max_length))
+        return Undrawn(collate) if self.section.on_policy else collate
 
     def model_inputs(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in batch.items() if name not in (IDS, LOG_PROBS, "labels")}
+        return {name: value for name, value in batch.items() if name not in (*COLUMNS, "labels")}
 
     def row_numbers(self, outputs: Any) -> Any:
         return outputs.logits.logsumexp(dim=-1)
@@ -118,7 +222,16 @@ class Distillation(ObjectiveBase):
         return (
             "Distilled from a teacher (objective.teacher_model_name_or_path in recipe.yaml): its "
             f"{section.loss_top_k} most probable tokens for each trained token, beta {section.beta}, "
-            f"temperature {section.temperature}, alpha {section.alpha}."
+            f"temperature {section.temperature}, alpha {section.alpha}." + self._card_text_of_drawing()
+        )
+
+    def _card_text_of_drawing(self) -> str:
+        section = self.section
+        if not section.on_policy:
+            return ""
+        return (
+            f" The student drew the answers of {section.on_policy:.0%} of the rows itself, at temperature "
+            f"{section.drawing_temperature}, in the step that trained them; {ROLLOUTS} has some of them."
         )
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
@@ -141,6 +254,19 @@ class Distillation(ObjectiveBase):
 
 
 OBJECTIVE = Distillation
+
+
+class Undrawn:
+    """Collator of rows whose answers are drawn when all of their step are there: it leaves them as they are.
+
+    Rows of another place (held-out ones, those of a dry run) are a batch at once.
+    """
+
+    def __init__(self, collate: Callable[[list[Row]], dict[str, Any]]) -> None:
+        self.collate = collate
+
+    def __call__(self, rows: list[Row]) -> Any:
+        return rows if PLACE in rows[0] else self.collate(rows)
 
 
 def batch(collate: Collator, rows: list[Row]) -> dict[str, Any]:
@@ -240,6 +366,18 @@ def _trainer_class() -> Any:
 
     class TeacherTrainer(SFTTrainer):  # type: ignore[misc]
         """SFTTrainer on prepared rows with a teacher's tokens."""
+
+        def __init__(self, *, student_answers: StudentAnswers | None = None, **arguments: Any) -> None:
+            super().__init__(**arguments)
+            self.student_answers = student_answers
+
+        def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+            batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+            if self.student_answers is None or not batches:
+                return batches, items
+            rows_of_batches = self.student_answers.rows(self, batches)
+            drawn = [self.data_collator.collate(rows) for rows in rows_of_batches]
+            return drawn, self._get_num_items_in_batch(drawn, device)
 
         def compute_loss(
             self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -59,9 +59,8 @@ class PromptRows(HeldoutRows):
 
     def _texts(self, model: Any, index: int, bar: Any) -> list[str]:
         """Return an answer to each prompt: the most probable ones with index -1."""
-        drawing = drawing_of(
-            self._section, self.tokenizer, model, 0.0 if index < 0 else self._section.temperature
-        )
+        temperature = 0.0 if index < 0 else self._section.temperature
+        drawing = drawing_of(self.tokenizer, model, temperature, self._section)
         completions, size = list[Completion](), self.recipe.evaluation.batch_size
         prompts = [row["input_ids"][: prompt_length(row)] for row in self.rows]
         for start in range(0, len(prompts), size):

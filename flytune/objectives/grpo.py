@@ -23,7 +23,7 @@ from flytune.objectives.drawing_engines import evaluated
 from flytune.objectives.drawn_answers import PromptRows
 from flytune.objectives.rollout_steps import Rollouts
 from flytune.recipe import Grpo, Recipe, VllmEngine
-from flytune.records.figures import LOSS, Figure, of_answers
+from flytune.records.figures import ANSWER_TOKENS, LOSS, TRUNCATED, Figure, of_answers, of_step
 from flytune.records.training import ROLLOUTS
 from flytune.rewards import walls_of
 from flytune.rollouts import RolloutLedger, vllm_types
@@ -52,30 +52,24 @@ POLICY_LOSS = LOSS.model_copy(
 )
 
 
-def _of_step(name: str, title: str, meaning: str, unit: str = "") -> Figure:
-    return Figure(name=name, title=title, unit=unit, better="neither", meaning=meaning, step=name)
-
-
 STEPS = (
-    _of_step(
+    of_step(
         "equal_rewards", "prompts without a gradient", "all answers have the same reward", "share of prompts"
     ),
-    _of_step("answer_tokens", "length of an answer", "mean over the drawn answers", "tokens"),
-    _of_step("truncated", "truncated answers", "no end marker was drawn", "share of answers"),
-    _of_step("entropy", "entropy", "of the trained tokens", "nats per token"),
+    ANSWER_TOKENS,
+    TRUNCATED,
+    of_step("entropy", "entropy", "of the trained tokens", "nats per token"),
 )
 WEIGHTS = (
-    _of_step(
+    of_step(
         "importance_mean",
         "mean importance weight",
         "probability of a drawn answer by the trained model over that by the engine; 1 where they agree",
     ),
-    _of_step("importance_max", "largest importance weight", "before it was cut"),
-    _of_step("importance_cut", "cut importance weights", "outside of their bounds", "share"),
+    of_step("importance_max", "largest importance weight", "before it was cut"),
+    of_step("importance_cut", "cut importance weights", "outside of their bounds", "share"),
 )
-KL = _of_step(
-    "kl", "KL divergence", "from the reference, estimated from the trained tokens", "nats per token"
-)
+KL = of_step("kl", "KL divergence", "from the reference, estimated from the trained tokens", "nats per token")
 PASS = Figure(
     name="pass_at_1",
     title="pass@1",

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 from flytune import __version__
@@ -157,7 +157,7 @@ class Rollouts:
     def _made_by(self, trainer: Any, step: int, rows: list[tuple[list[int], str]]) -> dict[str, str]:
         """Return the keys of all that the answers of a step and their rewards follow from."""
         section, recipe = self.section, self._recipe
-        drawing = drawing_of(section, trainer.processing_class, trainer.model, section.temperature)
+        drawing = drawing_of(trainer.processing_class, trainer.model, section.temperature, section)
         limits = (
             recipe.training.seed,
             section.group_size,
@@ -166,10 +166,10 @@ class Rollouts:
         )
         engine = {} if section.engine.draws_as_trained else {"engine": section.engine.name}
         return engine | {
-            "rows": _hash(rows),
-            "drawing": _hash([*astuple(drawing), *limits]),
+            "rows": hash_of(rows),
+            "drawing": hash_of([*astuple(drawing), *limits]),
             # The project's own rewards are of its version.
-            "rewards": _hash([as_json(section.rewards), __version__]),
+            "rewards": hash_of([as_json(section.rewards), __version__]),
             "weights": trainer.run.saver.weights_after(step - 1),
         }
 
@@ -180,7 +180,7 @@ class Rollouts:
         from accelerate.utils import broadcast_object_list
 
         section = self.section
-        drawing = drawing_of(section, trainer.processing_class, trainer.model, section.temperature)
+        drawing = drawing_of(trainer.processing_class, trainer.model, section.temperature, section)
         rows = [row for batch in batches for row in batch]
         wanted = [self._wanted(row, step) for row in rows]
         each = section.per_device_generation_batch_size or len(batches[0])
@@ -241,7 +241,7 @@ class Rollouts:
         """Return the reward of the most probable answer to each held-out prompt. Every process calls it with
         equally many."""
         drawing, each, drawn = (
-            drawing_of(self.section, trainer.processing_class, trainer.model, 0.0),
+            drawing_of(trainer.processing_class, trainer.model, 0.0, self.section),
             self._recipe.evaluation.batch_size,
             list[Completion](),
         )
@@ -260,11 +260,14 @@ class Rollouts:
         return self._ledger
 
 
-def drawing_of(section: Grpo, tokenizer: Any, model: Any, temperature: float) -> Drawing:
-    """Return the settings of a recipe, with a temperature."""
+def drawing_of(tokenizer: Any, model: Any, temperature: float, section: Grpo | None = None) -> Drawing:
+    """Return the settings of a drawing with a temperature; `section` may leave improbable tokens out."""
     ends = tuple(end_markers(tokenizer, model))
     pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
-    return Drawing(ends, pad, temperature, section.top_p, section.top_k, section.min_p)
+    drawing = Drawing(ends, pad, temperature)
+    if section is None:
+        return drawing
+    return replace(drawing, top_p=section.top_p, top_k=section.top_k, min_p=section.min_p)
 
 
 def most_tokens(recipe: Recipe, prompt: Sequence[int]) -> int:
@@ -314,7 +317,8 @@ def advantages_of(section: Grpo, values: Sequence[Sequence[float]]) -> tuple[Any
     return advantages, logs | logged
 
 
-def _hash(content: Any) -> str:
+def hash_of(content: Any) -> str:
+    """Return 16 hex digits of what answers follow from."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 

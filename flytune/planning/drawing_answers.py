@@ -35,10 +35,11 @@ def _of_model(fit: Fit, drawn: Decoding) -> list[str]:
     )
     if time is None:
         return [f"{each}; its time is not known on {fit.shape.name}"]
+    scoring = ", with the scoring by the teacher" if drawn.teacher else ""
     return [
         f"{each}; {counted(drawn.tokens, 'token')} of each take {time.drawing:.3g} s of a step's "
-        f"{time.seconds:.3g}, less where answers end before. That time follows from the bytes and kernels of "
-        "a token; no published run was compared",
+        f"{time.seconds:.3g}{scoring}, less where answers end before. That time follows from the bytes and "
+        "kernels of a token; no published run was compared",
         *_larger(fit),
         *_by_the_other(fit, drawn),
     ]
@@ -62,12 +63,13 @@ def _of_vllm(fit: Fit, drawn: Decoding) -> list[str]:
 def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
     """Return the line about the price of a step with the other engine on the same shape; none where that
     cannot run there."""
+    draws = fit.objective.draws()
+    if draws is None or draws.teacher:
+        return []  # a student that is distilled has one engine
     engine = TransformersEngine() if drawn.by_vllm else VllmEngine(name="vllm")
     section = fit.recipe.objective.model_copy(update={"engine": engine})
     recipe = fit.recipe.model_copy(update={"objective": section})
-    objective = objective_of(recipe)
-    geometry = fit.workload.geometry
-    if recipe.refusals() or objective.base_problems(geometry):
+    if recipe.refusals() or objective_of(recipe).base_problems(fit.workload.geometry):
         return []
     other = replace(fit.workload, decoding=replace(drawn, by_vllm=not drawn.by_vllm))
     states = model_states.of(other)
@@ -85,8 +87,7 @@ def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
     )
     word = "cheaper" if theirs < ours else "dearer"
     # A server of one's own may be on any machine.
-    draws = fit.objective.draws()
-    is_elsewhere = drawn.by_vllm and draws is not None and draws.gpu_share is None
+    is_elsewhere = drawn.by_vllm and draws.gpu_share is None
     beside = ", without the machine of the server" if is_elsewhere else ""
     return [
         f"objective.engine: {engine.name} would be {word}: {with_other.time.drawing:.3g} s of drawing, and "

@@ -351,6 +351,8 @@ def _disk(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> 
     base = {"base model": 2.0 * workload.geometry.parameters}  # as it is stored: 16 bits
     if shape.is_gpu and volume_of(recipe.model.name_or_path, shape, load_cluster()):
         base = {}  # read from the volume
+    if workload.decoding and workload.decoding.teacher:
+        base["teacher"] = 2.0 * workload.decoding.teacher.parameters  # its files came with its tokens
     running = dict(base)
     running["offloaded"] = workload.degrees.processes * lasting.on_disk
     saved = dict(running)

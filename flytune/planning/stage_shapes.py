@@ -188,6 +188,21 @@ def _teacher_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[s
         return reasons
     seconds = passes[1].seconds - passes[0].seconds
     before = seconds * samples / work.degrees.samples(fit.recipe.training.global_batch_size) / 3600
+    if (draws := objective_of(fit.recipe).draws()) is not None:
+        known = draws.share < 1
+        stored = known * samples * length * fit.recipe.objective.bytes_of_a_token / GIB
+        once = (
+            f"its tokens for the rows of the data, computed once on {task.name}, take {before:.2g} h, "
+            f"${before * task.price_per_hour:.2f}, and at most {stored:.2g} GiB of disk, twice that on a "
+            "node that trains"
+            if known
+            else f"held-out rows alone are computed once, on {task.name}"
+        )
+        return [
+            *reasons,
+            f"teacher: {held:.1f} GiB of weights in each process beside the student, and on the disk of a "
+            f"node that trains; {once}",
+        ]
     beside, stored = seconds * steps / 3600, samples * length * fit.recipe.objective.bytes_of_a_token / GIB
     return [
         *reasons,

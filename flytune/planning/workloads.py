@@ -1,5 +1,7 @@
 """The workload of a recipe on a shape, and the estimated time of its step."""
 
+import functools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,8 +13,9 @@ from flytune.models import adapter_targets, scoring
 from flytune.models.host_memory import CPU_LOSS_TOKENS
 from flytune.objectives import objective_of
 from flytune.objectives.bound import BoundRecipe
+from flytune.planning.base_sizes import read_geometry
 from flytune.planning.calibration import load_factors
-from flytune.recipe import OPTIMIZERS, Recipe
+from flytune.recipe import OPTIMIZERS, Model, Recipe
 from flytune.sentences import counted
 from flytune.sharding import ShardingBase
 from training_estimates import Decoding, Optimizer, StepTime, Workload, step_time
@@ -116,11 +119,20 @@ def _decoding(recipe: Recipe, micro_batch: int, accumulation: int) -> Decoding |
     """Return the answers that a process draws in each step; None where the objective draws none."""
     if (draws := objective_of(recipe).draws()) is None:
         return None
-    answers = micro_batch * accumulation
+    answers = math.ceil(draws.share * micro_batch * accumulation)
     # A prompt has a token at least.
     tokens = max(1, min(draws.tokens, recipe.data.max_length - 1))
     at_a_time = min(draws.at_a_time or micro_batch, answers)
-    return Decoding(answers, at_a_time, recipe.evaluation.batch_size, tokens, draws.by_vllm)
+    teacher = _sizes(draws.teacher.name_or_path, draws.teacher.revision) if draws.teacher else None
+    evaluated = 0 if teacher else recipe.evaluation.batch_size
+    return Decoding(answers, at_a_time, evaluated, tokens, draws.by_vllm, teacher)
+
+
+@functools.cache
+def _sizes(name_or_path: str, revision: str | None) -> Geometry:
+    """Return the sizes of a model, which is read once: it may be on the hub, and each candidate of a plan
+    asks."""
+    return read_geometry(Model(name_or_path=name_or_path, revision=revision))
 
 
 def own_logits(recipe: Recipe, geometry: Geometry) -> str | None:

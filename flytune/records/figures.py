@@ -118,6 +118,13 @@ class SampleScores(Strict):
     weights."""
 
 
+def of_step(name: str, title: str, meaning: str, unit: str = "") -> Figure:
+    """Return a figure of a logged step, which no objective aims at."""
+    return Figure(name=name, title=title, unit=unit, better="neither", meaning=meaning, step=name)
+
+
+ANSWER_TOKENS = of_step("answer_tokens", "length of an answer", "mean over the drawn answers", "tokens")
+TRUNCATED = of_step("truncated", "truncated answers", "no end marker was drawn", "share of answers")
 SHARE_OF_TEXTS = Figure(
     name="accuracy",
     title="accuracy",

@@ -2,93 +2,128 @@
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flytune import data
-from flytune.console import output
-from flytune.errors import DataError, ExportError
+from flytune.errors import DataError
 from flytune.files import sha256_of
-from flytune.models import Row, loading, tokenizers
-from flytune.models.scoring import IGNORED, padded, tiles_of_logits
-from flytune.objectives import distill
-from flytune.recipe import Distill, Method, Recipe, Sharding
+from flytune.models import BaseRequest, Row, loading, tokenizers
+from flytune.models import base as models_base
+from flytune.objectives import teacher_tokens
+from flytune.recipe import Distill, Recipe
 from flytune.sentences import counted
+from flytune.training.frozen import SPLITS, FrozenModel
 
 log = logging.getLogger(__name__)
-NLL = "teacher_nll"
-"""Column of the rows: minus the teacher's log-probability of each trained token, at temperature 1."""
-COLUMNS = (distill.IDS, distill.LOG_PROBS, NLL)
 ROWS_AT_A_TIME = 64
 """Rows that are held in memory, and sorted by length, at a time."""
 COMPARED = 256
 """First rows whose texts both tokenizers must make the same tokens of."""
 
 
-def recipe_of(recipe: Recipe) -> Recipe:
-    """Return the recipe of which the teacher is the base model, complete and in one process."""
-    teacher = recipe.objective.teacher(recipe.model)
-    assert teacher is not None, "the plan refuses a recipe without one"
-    changes = {"model": teacher, "method": Method(name="full"), "sharding": Sharding(name="none")}
-    return recipe.model_copy(update=changes)
+class Teacher(FrozenModel):
+    """The teacher that a recipe names, complete and in one process."""
+
+    results = "the teacher's tokens"
+
+    @property
+    def section(self) -> Distill:
+        """Return its section of a recipe."""
+        assert isinstance(self.recipe.objective, Distill)
+        return self.recipe.objective
+
+    @property
+    def own_recipe(self) -> Recipe:
+        """The recipe of which it is the base model."""
+        return teacher_tokens.recipe_of(self.recipe)
+
+    @property
+    def _share(self) -> float:
+        """Return the share of drawn answers as far as its results follow from it: 0, 1, or between."""
+        return self.section.on_policy if self.section.on_policy in (0, 1) else 0.5
+
+    def requested(self, base: BaseRequest) -> tuple[Recipe, BaseRequest]:
+        recipe = self.own_recipe
+        own_base = models_base.request(recipe.model)
+        # Its task loads the commit that is part of the key, also where a branch has moved on.
+        changes = {"teacher_model_revision": own_base.commit, "on_policy": self._share}
+        section = self.section.model_copy(update=changes)
+        return recipe.model_copy(update={"objective": section}), own_base
+
+    def key_parts(self) -> tuple[str, ...]:
+        section = self.section.model_dump_json(include={"loss_top_k", "temperature"})
+        parts = (self.own_recipe.model.model_dump_json(exclude={"revision"}), section)
+        return (*parts, f"on_policy {self._share}") if self._share else parts
+
+    def commit(self) -> str | None:
+        return loading.commit(self.own_recipe.model, local=True)
+
+    def compute(self, dataset: Path, out: Path) -> list[Path]:
+        from pyarrow import parquet
+
+        recipe, own_recipe = self.recipe, self.own_recipe
+        tokenizer = data.stored_tokenizer(dataset, recipe.model.trust_remote_code)
+        manifest = data.read_manifest(dataset)
+        first = data.load(dataset, "train")
+        check_tokenizer(own_recipe, tokenizer, first.select(range(min(COMPARED, len(first)))))
+        model = loading.base_model(own_recipe, recipe.model.dtype, device_map=loading.device_map()).eval()
+        has_rows = {"train": self._share < 1, "heldout": manifest.heldout.samples > 0}
+        files = self._copied(out / teacher_tokens.FOLDER) if self._share else []
+        for split in (split for split in SPLITS if has_rows[split]):
+            rows, file = data.load(dataset, split), _file(out, split)
+            with parquet.ParquetWriter(file, _schema()) as writer:
+                for start in range(0, len(rows), ROWS_AT_A_TIME):
+                    places = range(start, min(start + ROWS_AT_A_TIME, len(rows)))
+                    batch = [rows[place] for place in places]
+                    writer.write_table(_table(model, batch, recipe, tokenizer.pad_token_id, len(tokenizer)))
+            files.append(file)
+        return files
+
+    def _copied(self, folder: Path) -> list[Path]:
+        """Copy the teacher's weights and configuration to a new folder, for a run that also has it beside the
+        student: pods that train have no token of the hub."""
+        folder.mkdir()
+        source = loading.local_folder(self.own_recipe.model)
+        copies = []
+        for file in sorted([*source.glob("*.safetensors"), *source.glob("*.json")]):
+            copies.append(folder / file.name)
+            try:
+                os.link(file.resolve(), copies[-1])
+            except OSError:  # another file system
+                shutil.copyfile(file, copies[-1])
+        return copies
+
+    def beside(self, rows: Any, folder: Path) -> Any:
+        import tempfile
+
+        from datasets import Dataset, concatenate_datasets
+
+        file = _file(folder, "train")
+        if not file.is_file():
+            return rows  # the student draws all answers
+        cache = Path(tempfile.gettempdir()) / "flytune-datasets" / f"teacher-{sha256_of(file)[:16]}"
+        stored = Dataset.from_parquet(str(file), cache_dir=str(cache))
+        return concatenate_datasets([rows, stored], axis=1)
+
+    def beside_heldout(self, rows: Sequence[Row], folder: Path) -> list[Row]:
+        from pyarrow import parquet
+
+        groups = parquet.ParquetFile(_file(folder, "heldout")).iter_batches(batch_size=ROWS_AT_A_TIME)
+        stored = itertools.chain.from_iterable(group.to_pylist() for group in groups)
+        return [row | columns for row, columns in zip(rows, stored, strict=False)]
 
 
-def compute(recipe: Recipe, dataset: Path, out: Path) -> dict[str, str]:
-    """Write the teacher's tokens for all rows of a prepared data set into the folder `out`, which exists;
-    return the SHA-256 of each file, by name.
-
-    Raises:
-        DataError: the data set is incomplete, or the teacher has another tokenizer.
-        ExportError: the teacher has an output that is not finite.
-    """
-    output.install()
-    loading.import_libraries()
-    from pyarrow import parquet
-
-    assert isinstance(recipe.objective, Distill)
-    of_teacher = recipe_of(recipe)
-    tokenizer = data.stored_tokenizer(dataset, recipe.model.trust_remote_code)
-    manifest = data.read_manifest(dataset)
-    splits = ["train", *(["heldout"] if manifest.heldout.samples else [])]
-    first = data.load(dataset, "train")
-    check_tokenizer(of_teacher, tokenizer, first.select(range(min(COMPARED, len(first)))))
-    model = loading.base_model(of_teacher, recipe.model.dtype, device_map=loading.device_map()).eval()
-    files = {}
-    for split in splits:
-        rows, file = data.load(dataset, split), out / f"{split}.parquet"
-        with parquet.ParquetWriter(file, _schema()) as writer:
-            for start in range(0, len(rows), ROWS_AT_A_TIME):
-                places = range(start, min(start + ROWS_AT_A_TIME, len(rows)))
-                batch = [rows[place] for place in places]
-                writer.write_table(_table(model, batch, recipe, tokenizer.pad_token_id, len(tokenizer)))
-        files[file.name] = sha256_of(file)
-    return files
-
-
-def beside(rows: Any, file: Path) -> Any:
-    """Return prepared rows, a `datasets.Dataset`, with the teacher's tokens in a file."""
-    import tempfile
-
-    from datasets import Dataset, concatenate_datasets
-
-    cache = Path(tempfile.gettempdir()) / "flytune-datasets" / f"teacher-{sha256_of(file)[:16]}"
-    stored = Dataset.from_parquet(str(file), cache_dir=str(cache))
-    return concatenate_datasets([rows, stored], axis=1)
-
-
-def beside_rows(rows: Sequence[Row], file: Path) -> list[Row]:
-    """Return the first rows with the teacher's tokens in a file."""
-    from pyarrow import parquet
-
-    groups = parquet.ParquetFile(file).iter_batches(batch_size=ROWS_AT_A_TIME)
-    stored = itertools.chain.from_iterable(group.to_pylist() for group in groups)
-    return [row | columns for row, columns in zip(rows, stored, strict=False)]
+def _file(folder: Path, split: str) -> Path:
+    return folder / f"{split}.parquet"
 
 
 def heldout_loss(rows: Sequence[Row]) -> float | None:
     """Return the teacher's own loss in nats per trained token, of rows with its columns; None without any."""
-    losses = [loss for row in rows for loss in row.get(NLL, [])]
+    losses = [loss for row in rows for loss in row.get(teacher_tokens.NLL, [])]
     return sum(losses) / len(losses) if losses else None
 
 
@@ -133,9 +168,9 @@ def _schema() -> Any:
 
     return pyarrow.schema(
         {
-            distill.IDS: pyarrow.list_(pyarrow.int32()),
-            distill.LOG_PROBS: pyarrow.list_(pyarrow.float32()),
-            NLL: pyarrow.list_(pyarrow.float32()),
+            teacher_tokens.IDS: pyarrow.list_(pyarrow.int32()),
+            teacher_tokens.LOG_PROBS: pyarrow.list_(pyarrow.float32()),
+            teacher_tokens.NLL: pyarrow.list_(pyarrow.float32()),
         }
     )
 
@@ -148,53 +183,7 @@ def _table(model: Any, rows: list[Row], recipe: Recipe, pad: int, vocabulary: in
     by_place: dict[int, dict[str, Any]] = {}
     for start in range(0, len(order), recipe.evaluation.batch_size):
         places = order[start : start + recipe.evaluation.batch_size]
-        of_rows = _columns(model, [rows[place] for place in places], recipe, pad, vocabulary)
+        of_rows = teacher_tokens.columns(model, [rows[place] for place in places], recipe, pad, vocabulary)
         by_place |= dict(zip(places, of_rows, strict=True))
-    columns = {name: [by_place[place][name] for place in range(len(rows))] for name in COLUMNS}
+    columns = {name: [by_place[place][name] for place in range(len(rows))] for name in teacher_tokens.COLUMNS}
     return pyarrow.table(columns, schema=_schema())
-
-
-def _columns(
-    model: Any, rows: list[Row], recipe: Recipe, pad: int, vocabulary: int
-) -> Iterator[dict[str, Any]]:
-    """Yield the columns of each row of one batch.
-
-    Rows of the table beyond the tokenizer's tokens are padding, and never a token: both models are compared
-    without the teacher's.
-    """
-    import torch
-
-    section = recipe.objective
-    assert isinstance(section, Distill)
-    device = next(model.parameters()).device
-    inputs = {
-        "input_ids": padded([row["input_ids"] for row in rows], pad).to(device),
-        "attention_mask": padded([[1] * len(row["input_ids"]) for row in rows], 0).to(device),
-        "use_cache": False,
-    }
-    wanted = padded([row["labels"] for row in rows], IGNORED)[:, 1:].to(device)
-    positions = (wanted != IGNORED).any(dim=0).nonzero().flatten()
-    top_k = min(section.loss_top_k, vocabulary)
-    parts: list[list[dict[str, Any]]] = [[] for _ in rows]
-    with torch.no_grad():
-        for tile, logits in tiles_of_logits(model, inputs, positions):
-            for number, of_row in enumerate(logits):
-                labels = wanted[number, tile]
-                is_trained = labels != IGNORED
-                kept = of_row[is_trained.to(of_row.device)][:, :vocabulary].float()
-                if not torch.isfinite(kept).all():
-                    raise ExportError(
-                        f"teacher {section.teacher_model_name_or_path}: a logit is not finite; it overflows "
-                        f"in {recipe.model.dtype}: use bfloat16 or float32 (model.dtype)"
-                    )
-                best = (kept / section.temperature).log_softmax(dim=1).topk(top_k, dim=1)
-                chosen = kept.gather(1, labels[is_trained].to(kept.device)[:, None])[:, 0]
-                parts[number].append(
-                    {
-                        distill.IDS: best.indices.flatten().cpu(),
-                        distill.LOG_PROBS: best.values.flatten().cpu(),
-                        NLL: (kept.logsumexp(dim=1) - chosen).cpu(),
-                    }
-                )
-    for tiles in parts:
-        yield {name: torch.cat([part[name] for part in tiles]).numpy() if tiles else [] for name in COLUMNS}

@@ -292,7 +292,13 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     flash = recipe.model.attn_implementation.startswith("flash_attention")
     rows = data.load(run.dataset, "train")
     rows = run.reference.beside(rows) if run.reference else rows
-    stream = order.Stream(rows, recipe.training, run.row_kind, objective.repeats())
+    stream = order.Stream(
+        rows,
+        recipe.training,
+        run.row_kind,
+        objective.repeats(),
+        has_places=objective.draws() is not None,
+    )
     stream.left_out, stream.joined = notes.left_out, objective.joined()
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")

@@ -86,7 +86,7 @@ def test_a_script_is_read_as_the_shell_reads_it(text, field, value, tmp_path):
         (f"trl sft {SFT} --learning_rate $LR", "--learning_rate $LR: a variable that this file does not set"),
         (f"python sft_vlm.py {SFT}", "sft_vlm: scripts for images, video and audio are not read"),
         (f"python dpo_online.py {SFT}", "dpo_online: the objectives are sft, dpo, kto, reward, grpo"),
-        (f"trl distillation {SFT}", "TRL's trainers of distillation draw the answers that they train"),
+        (f"trl distillation {SFT}", "lmbda is missing, the share of the answers that the student draws"),
         (f"trl sft {SFT} --loss_type dft", "loss_type: dft: sft has the cross entropy of each token"),
         ("llamafactory-cli train nowhere.yaml", "nowhere.yaml"),
         (f"trl grpo {SFT} --num_iterations 2", "num_iterations: 2: each answer is trained in one step"),

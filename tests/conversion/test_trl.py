@@ -126,7 +126,7 @@ def test_a_key_that_changes_what_is_trained_is_refused(key, tmp_path):
         converted(tmp_path, **{key: "keep_end"})
 
 
-def test_gkd_of_the_answers_of_the_data_is_distillation(tmp_path):
+def test_gkd_is_distillation_of_the_answers_of_data_and_student(tmp_path):
     content = BASE | {"teacher_model_name_or_path": "Qwen/Qwen3-4B"}
     recipe, text = support.converted(
         tmp_path, "gkd.yaml", content | {"lmbda": 0, "beta": 0.3, "temperature": 0.9}
@@ -135,6 +135,11 @@ def test_gkd_of_the_answers_of_the_data_is_distillation(tmp_path):
     assert (section.name, section.teacher_model_name_or_path) == ("distill", "Qwen/Qwen3-4B")
     assert (section.beta, section.temperature) == (0.3, 1.0), "TRL's loss divides by no temperature"
     assert "temperature: GKD draws answers by it" in text
-    for changes in ({}, {"lmbda": 0.5}, {"lmbda": 0, "seq_kd": True}):
-        with pytest.raises(RecipeError, match="trains (those|the answers) of the data"):
+    assert section.on_policy == 0
+    drawn, text = support.converted(tmp_path, "gkd.yaml", content | {"lmbda": 0.5, "max_new_tokens": 64})
+    section = drawn.objective
+    assert (section.on_policy, section.max_completion_length, section.drawing_temperature) == (0.5, 64, 0.9)
+    assert "lmbda: GKD draws the answers of whole micro batches" in text
+    for changes, said in (({}, "lmbda is missing"), ({"lmbda": 0, "seq_kd": True}, "not of a teacher")):
+        with pytest.raises(RecipeError, match=said):
             support.converted(tmp_path, "run.yaml", content | changes)

@@ -29,11 +29,12 @@ WRITERS = {
 """Functions that write rows, by the kind of rows."""
 
 
-@pytest.fixture(scope="session", params=sorted(OBJECTIVES))
+@pytest.fixture(scope="session", params=[*sorted(OBJECTIVES), objective_runs.ON_POLICY])
 def inputs(request, tmp_path_factory):
     """Return a folder with a tiny base model, rows and prepared data of one objective."""
     name = request.param
-    folder = objective_runs.prepare(tmp_path_factory.mktemp(name), name, WRITERS[SECTIONS[name].row_kind])
+    write = WRITERS[SECTIONS[name.split()[0]].row_kind]
+    folder = objective_runs.prepare(tmp_path_factory.mktemp(name.replace(" ", "_")), name, write)
     (folder / "objective").write_text(name)
     return folder
 

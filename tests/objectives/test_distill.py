@@ -13,7 +13,7 @@ from flytune.objectives import distill
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Distill, Recipe
 from flytune.training import loop, reference
-from tests.support import objective_runs, ranks
+from tests.support import distilled, objective_runs, ranks
 from tests.support.objective_runs import TEACHER
 from tests.support.saved_runs import KNOWN
 from tests.support.tiny import tiny_recipe, write_pairs
@@ -99,28 +99,6 @@ def losses_of_ours(recipe, inputs, known, out):
     return [(step.loss, step.grad_norm) for step in result.steps]
 
 
-def losses_of_gkd(recipe, inputs, out):
-    """Return the losses and gradient norms of TRL's own trainer on the same batches."""
-    from transformers import AutoModelForCausalLM
-    from trl.experimental.gkd import GKDConfig, GKDTrainer
-
-    stored = data.order.Stream(
-        data.load(inputs / "dataset", "train"), recipe.training, data.row_kind("answers")
-    )
-    rows = [stored[place] for place in range(3 * recipe.training.global_batch_size)]
-    pad = data.stored_tokenizer(inputs / "dataset", False).pad_token_id
-
-    def make_config(section, **arguments):
-        return GKDConfig(beta=section.beta, lmbda=0.0, disable_dropout=False, **arguments)
-
-    def make_trainer(model, **arguments):
-        teacher = AutoModelForCausalLM.from_pretrained(inputs / TEACHER, dtype="float32")
-        return GKDTrainer(model, teacher, data_collator=data.Collator(pad, 128), **arguments)
-
-    logs = objective_runs.logs_of_trl(make_config, make_trainer, recipe, rows, out)
-    return [(log["loss"], log["grad_norm"]) for log in logs]
-
-
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_run_has_the_losses_and_gradients_of_gkd(method, inputs, tmp_path, experimental):
     # All tokens of the vocabulary, and no clipping, which would hide a factor of the gradients.
@@ -128,7 +106,8 @@ def test_a_run_has_the_losses_and_gradients_of_gkd(method, inputs, tmp_path, exp
     recipe = recipe_for(inputs, method, objective=section, **{"training.max_grad_norm": 100.0})
     ranks.run(1, reference.compute, recipe, inputs / "dataset", tmp_path / "known")
     ours = ranks.run(1, losses_of_ours, recipe, inputs, tmp_path / "known", tmp_path / "ours")
-    theirs = ranks.run(1, losses_of_gkd, recipe, inputs, tmp_path / "theirs")
+    rows = distilled.rows_of(recipe, inputs)
+    theirs = ranks.run(1, distilled.losses_of_gkd, recipe, rows, inputs, tmp_path / "theirs")
     assert len(ours) == len(theirs) == 3
     for mine, other in zip(ours, theirs, strict=True):
         assert mine == pytest.approx(other, rel=1e-4)

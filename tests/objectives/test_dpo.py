@@ -15,7 +15,7 @@ from flytune.objectives import dpo, objective_of, preferences
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Metrics
-from flytune.training import loop, reference
+from flytune.training import log_probs, loop, reference
 from tests.support import objective_runs, ranks
 from tests.support.preferences import write_preferences
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
@@ -105,7 +105,8 @@ def test_other_log_probabilities_are_refused(inputs, tmp_path):
     recipe = recipe_for(inputs, objective={"name": "dpo", "precompute_ref_log_probs": True})
     content = data.read_manifest(inputs / "dataset").content_sha256
     ranks.run(1, reference.compute, recipe, inputs / "dataset", tmp_path / "known")
-    assert reference.Reference(tmp_path / "known", recipe, content).column("train").shape[1] == 2
+    reference.Reference(tmp_path / "known", recipe, content)
+    assert log_probs.column(tmp_path / "known", "train").shape[1] == 2
     with pytest.raises(DataError, match="of another model, or of other rows"):
         reference.Reference(tmp_path / "known", recipe, "0" * 64)
     other = recipe.model_copy(

@@ -7,6 +7,7 @@ import pytest
 
 from flytune.errors import RecipeError
 from flytune.hardware import accelerator_named, shape_named
+from flytune.models import config_json
 from flytune.planning import candidates, drawn, planner
 from flytune.records.plan import DRAW, EVALUATE, STEP
 from tests.support.plans import GEOMETRY, recipe_of
@@ -51,6 +52,27 @@ def test_drawing_is_a_phase_of_its_own_and_part_of_a_step_s_time():
     sft = fit_of(recipe({"name": "sft"}), micro_batch=4)
     assert DRAW not in sft.needs[0].phases
     assert fit.time.seconds - fit.time.drawing == pytest.approx(sft.time.seconds)
+
+
+def test_a_teacher_beside_the_student_is_counted_in_memory_time_and_disk():
+    teacher = config_json.shipped()["Qwen/Qwen2.5-7B-Instruct"]["config"]
+    distill = {"name": "distill", "teacher_model_name_or_path": "Qwen/Qwen2.5-7B-Instruct"}
+    drawing = {"on_policy": 0.5, "max_completion_length": 512}
+    fit, off = (fit_of(recipe(distill | changes), 4) for changes in (drawing, {}))
+    size = 2 * config_sizes.geometry(teacher, "a/b").parameters
+    assert {parts["teacher"] for parts in fit.needs[0].phases.values()} == {size}
+    [disk] = [need for need in fit.needs if need.resource == "disk"]
+    assert {parts["teacher"] for parts in disk.phases.values()} == {size}
+    assert "KV cache" not in fit.needs[0].phases[EVALUATE], "held-out answers are those of the data"
+    assert fit.workload.decoding.answers == 256 / 8 / 2, "half of a process's rows"
+    drawn_by = dataclasses.replace(fit.workload.decoding, teacher=None)
+    alone = dataclasses.replace(fit.workload, decoding=drawn_by)
+    a100 = accelerator_named("A100-80GB")
+    scored, drawn_alone = (decoding.seconds(work, a100) for work in (fit.workload, alone))
+    # Products of 16 answers of 1,024 tokens with the teacher's weights, at half of the data sheet's rate.
+    assert 0.5 < (scored - drawn_alone) / (2 * size / 2 * 16 * 1024 / (0.5 * 312e12)) < 2
+    assert fit.time.seconds - fit.time.drawing == pytest.approx(off.time.seconds)
+    assert not any("objective.engine" in line for line in planner.plan_of(fit).reasons)
 
 
 def test_time_grows_with_tokens_and_falls_with_the_answers_that_are_drawn_at_a_time():

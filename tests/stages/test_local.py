@@ -56,8 +56,10 @@ def test_prepared_data_is_used_again_and_made_again_where_it_is_damaged(kept, tm
 
 
 @pytest.mark.slow
-def test_a_teacher_runs_once_and_is_in_report_and_lineage(kept, tmp_path):
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_teacher_runs_once_and_is_in_report_and_lineage(share, kept, tmp_path):
     section = {"name": "distill", "teacher_model_name_or_path": str(tmp_path / "teacher"), "loss_top_k": 8}
+    section |= {"on_policy": share, "max_completion_length": 16}
     changes = content(tmp_path, objective=section, **{"training.max_steps": 2})
     write_teacher(tmp_path / "tiny", tmp_path / "teacher")
     first = Path(local.run(Recipe.model_validate(changes)))
@@ -70,6 +72,7 @@ def test_a_teacher_runs_once_and_is_in_report_and_lineage(kept, tmp_path):
     assert [*(kept / "prepared").glob("reference-*")] == [stored]
     assert rows.stat().st_mtime_ns == written
     assert "own held-out loss" in (first / "report.html").read_text()
+    assert (first / "rollouts.jsonl").is_file() == any(stored.rglob("teacher")) == bool(share)
     (run,) = lineage.of_artifact(Storage(first, "model.name_or_path")).runs
     assert (run.teacher, run.teacher_revision) == (str(tmp_path / "teacher"), None)
 

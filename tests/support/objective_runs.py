@@ -21,6 +21,8 @@ from tests.support.tiny import tiny_base, tiny_recipe
 
 SECTIONS = {"grpo": prompts.section()}
 """Sections of objectives whose defaults are not a tiny run's."""
+ON_POLICY = "distill on_policy"
+"""Name of distillation in these runs whose student draws answers."""
 TEACHER = "teacher"
 """Folder beside the base with a teacher of other weights."""
 
@@ -28,8 +30,9 @@ TEACHER = "teacher"
 def section_of(objective, inputs):
     """Return the section of an objective, a name or a section already, of a run whose inputs are in a
     folder."""
-    if objective == "distill":
-        return {"name": objective, "teacher_model_name_or_path": str(inputs / TEACHER), "loss_top_k": 8}
+    if objective in ("distill", ON_POLICY):
+        section = {"name": "distill", "teacher_model_name_or_path": str(inputs / TEACHER), "loss_top_k": 8}
+        return section | ({"on_policy": 0.5, "max_completion_length": 12} if objective == ON_POLICY else {})
     return SECTIONS.get(objective, {"name": objective}) if isinstance(objective, str) else objective
 
 
@@ -42,7 +45,8 @@ def prepare(folder, objective, write):
     `folder`."""
     base, rows = tiny_base(folder), write(folder / "pairs.jsonl", 64)
     write_teacher(base, folder / TEACHER)
-    recipe = Recipe.model_validate(tiny_recipe(base, rows, {"objective": objective}))
+    prepared_for = "distill" if objective == ON_POLICY else objective
+    recipe = Recipe.model_validate(tiny_recipe(base, rows, {"objective": prepared_for}))
     data.prepare(DataRequest.of(recipe, "x"), folder / "dataset")
     named = recipe_for(folder, objective)
     if objective_of(named).teacher():

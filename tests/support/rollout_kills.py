@@ -3,15 +3,23 @@
 import os
 import signal
 
-from flytune.objectives import drawing_engines, rollout_steps
+from flytune.objectives import drawing_engines, rollout_steps, student_answers
 from tests.support import saved_runs
 from tests.support.process_kills import kill_once_saved
+
+
+def maker_of(recipe):
+    """Return the class that draws the answers of a recipe's steps, and the name of its method for a step."""
+    if recipe.objective.name == "grpo":
+        return rollout_steps.Rollouts, "batches"
+    return student_answers.StudentAnswers, "rows"
 
 
 def fit_and_die(recipe, inputs, out, where, step):
     """Run until `step`, and be killed while its answers are drawn or judged, or when they are recorded and
     not trained yet."""
-    made, state = rollout_steps.Rollouts.batches, {}
+    maker, name = maker_of(recipe)
+    made, state = getattr(maker, name), {}
 
     def batches(self, trainer, rows):
         state["now"] = trainer.state.global_step + 1
@@ -28,7 +36,7 @@ def fit_and_die(recipe, inputs, out, where, step):
 
         return call
 
-    rollout_steps.Rollouts.batches = batches
+    setattr(maker, name, batches)
     if where == "generation":
         drawing_engines.draw_evaluated = killing(drawing_engines.draw_evaluated)
     if where == "reward":
@@ -38,14 +46,15 @@ def fit_and_die(recipe, inputs, out, where, step):
 
 def fit_without_drawing(recipe, inputs, out, step):
     """Run, and be killed if the answers of `step` are drawn again."""
-    drawn = rollout_steps.Rollouts._drawn
+    maker, _ = maker_of(recipe)
+    drawn = maker._drawn
 
     def draw(self, trainer, now, *arguments):
         if now == step:
             os.kill(os.getpid(), signal.SIGKILL)
         return drawn(self, trainer, now, *arguments)
 
-    rollout_steps.Rollouts._drawn = draw
+    maker._drawn = draw
     return saved_runs.fit(recipe, inputs, out)
 
 

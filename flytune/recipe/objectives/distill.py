@@ -16,7 +16,8 @@ MOST_TOKENS = 1024
 
 
 class Distill(ObjectiveSection):
-    """Distillation: it trains the distributions that a teacher has for the tokens of the answers."""
+    """Distillation: it trains the distributions that a teacher has for the tokens of the answers: those of
+    the data, or those that the student draws."""
 
     refused_formats: ClassVar[dict[str, str]] = {
         "preference": "has two answers in a row, and objective: distill trains one; write objective: dpo",
@@ -29,6 +30,7 @@ class Distill(ObjectiveSection):
         "teacher_model_revision",
         "loss_top_k",
         "temperature",
+        "on_policy",
     )
 
     name: Literal["distill"]
@@ -46,6 +48,17 @@ class Distill(ObjectiveSection):
     is the generalized Jensen-Shannon divergence (Agarwal et al. 2024, eq. 1)."""
     alpha: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Weight of the data's own loss; the divergence has 1 - alpha."""
+    on_policy: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the rows whose answers the student draws anew in the step that trains them (Agarwal et al.
+    2024, lambda); 0 trains the answers of the data alone."""
+    max_completion_length: Annotated[int, Field(ge=1, le=limits.TOKENS)] = 256
+    """Most tokens of a drawn answer, also limited by what the prompt leaves of data.max_length."""
+    drawing_temperature: Annotated[
+        float, Field(ge=limits.LEAST_TEMPERATURE, le=limits.LARGEST_TEMPERATURE)
+    ] = 1.0
+    """Divisor of the logits from which answers are drawn; the loss has its own, temperature."""
+    per_device_generation_batch_size: Annotated[int, Field(ge=1, le=limits.MICRO_BATCH)] | None = None
+    """Answers that a process draws at a time; by default as many as a micro batch has."""
 
     def teacher(self, model: Model) -> Model | None:
         if self.teacher_model_name_or_path is None:
@@ -73,4 +86,27 @@ class Distill(ObjectiveSection):
             problems.append(
                 "training.router_aux_loss_coef: objective: distill has no balance loss of experts; write 0"
             )
-        return problems
+        return [*problems, *(self._drawing_problems(data, training) if self.on_policy else [])]
+
+    def _drawing_problems(self, data: Data, training: Training) -> list[str]:
+        """List the fields that contradict answers that the student draws."""
+        formats = {source.format for source in data.all_sources.values()}
+        drawn = f"objective.on_policy: {self.on_policy:g}"
+        refused = [
+            ("objective.alpha", self.alpha, "a drawn answer has no loss of the data"),
+            ("data.format: text", "text" in formats, "a text has no prompt that an answer could follow"),
+            ("data.too_long: split", data.too_long == "split", "a piece of a sample begins without a prompt"),
+            (
+                "data.completion_only_loss: false",
+                not data.completion_only_loss,
+                "without a masked prompt there is nothing to answer to",
+            ),
+            ("training.neftune_noise_alpha", training.neftune_noise_alpha, "answers are drawn without it"),
+            ("training.torch_compile", training.torch_compile, "not tested with drawing answers"),
+            (
+                "training.probe_longest",
+                training.probe_longest,
+                "the longest rows say nothing about the longest drawn answers",
+            ),
+        ]
+        return [f"{name}: {reason}; with {drawn} remove it" for name, value, reason in refused if value]

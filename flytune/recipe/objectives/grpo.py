@@ -16,7 +16,6 @@ from flytune.row_names import PROMPTS, RowKindName
 
 LossType = Literal["grpo", "dr_grpo", "dapo", "cispo"]
 Share = Annotated[float, Field(gt=0, le=1)]
-_MOST_TEMPERATURE = 100.0
 _CLIP_RANGES: dict[str, tuple[float, float]] = {
     "grpo": (0.2, 0.2),  # Shao et al. 2024, arXiv 2402.03300
     "dr_grpo": (0.2, 0.2),  # as in PPO (Schulman et al. 2017, arXiv 1707.06347)
@@ -49,7 +48,7 @@ class Grpo(ObjectiveSection):
     counts answers."""
     max_completion_length: Annotated[int, Field(ge=1, le=limits.TOKENS)] = 256
     """Most tokens of an answer, also limited by what the prompt leaves of data.max_length."""
-    temperature: Annotated[float, Field(ge=limits.LEAST_TEMPERATURE, le=_MOST_TEMPERATURE)] = 1.0
+    temperature: Annotated[float, Field(ge=limits.LEAST_TEMPERATURE, le=limits.LARGEST_TEMPERATURE)] = 1.0
     """Divisor of the logits from which answers are drawn, and of those that are trained."""
     top_p: Share = 1.0
     """Draw from the most probable tokens that have this share of the probability together."""
