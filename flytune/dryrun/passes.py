@@ -127,7 +127,8 @@ def _batch(case: Case) -> dict[str, Any]:
     trained."""
     data, flash, length = case.recipe.data, is_flash(case), case.recipe.data.max_length
     objective = objective_of(case.recipe)
-    row = row_kind(case.recipe.row_kind).traced(length, data.packing)
+    kind = row_kind(case.recipe.row_kind, case.recipe.objective.negatives_of_a_row)
+    row = kind.traced(length, data.packing)
     part = SequencePart(0, case.degrees.copies)
     collate = objective.collator(0) or Collator(0, length, flatten=flash, part=part)
     batch = objective.model_inputs(collate([row] * case.micro_batch))

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from flytune import json_core
 from flytune.errors import ExportError
-from flytune.models import towers, vocabulary
+from flytune.models import towers, vectors, vocabulary
 from flytune.models.safetensors_files import ParameterPart
 from flytune.models.scoring import CLASSES, Row, finite_loss, innermost, padded
-from flytune.recipe import Classify, ObjectiveSection, Recipe, Reward
+from flytune.recipe import Classify, Embed, ObjectiveSection, Recipe, Reward
 from training_estimates import meta_model
 from training_estimates.sizes import Geometry
 
@@ -418,6 +418,41 @@ class ClassHead(SequenceHead):
         return float(class_losses(logits, wanted, recipe.objective).mean())
 
 
+class VectorHead(Head):
+    """No head: the hidden state after the last token is the vector of a text."""
+
+    name = "vectors"
+    outputs = 0
+    auto_class = "AutoModel"
+    task_type = "FEATURE_EXTRACTION"
+    pipeline_tag = "sentence-similarity"
+    answers_in = "vectors"
+    loss_unit = "nats per query"
+    no_words = (
+        "an embedding model, which has no head of words; load it with sentence-transformers, as the "
+        "README.md of the artifact shows"
+    )
+
+    def geometry(self, geometry: Geometry) -> Geometry:
+        return geometry.with_head_of(0)
+
+    def loss_problem(self, geometry: Geometry) -> str | None:
+        return None
+
+    def own_logits(self, geometry: Geometry) -> str | None:
+        return None
+
+    def loss(self, model: Any, sequences: Sequence[Row], pad_token_id: int, recipe: Recipe) -> float:
+        section = recipe.objective
+        assert isinstance(section, Embed)
+        count = 2 + section.negatives
+        of_texts = vectors.finite_of_texts(
+            model, sequences, pad_token_id, recipe.evaluation.batch_size, "tuned model"
+        )
+        by_row, keys = vectors.by_row(of_texts, count), vectors.keys_of(sequences, count)
+        return float(vectors.losses(by_row, keys, section.temperature, section.matryoshka_dims).mean())
+
+
 class VisionHead(Head):
     """The head of a language model that reads images too."""
 
@@ -437,9 +472,8 @@ class VisionHead(Head):
 
 
 LANGUAGE_MODEL, VISION_LANGUAGE_MODEL = Head(), VisionHead()
-HEADS: dict[str, Head] = {
-    head.name: head for head in (LANGUAGE_MODEL, VISION_LANGUAGE_MODEL, ScalarHead(), ClassHead())
-}
+_HEADS = (LANGUAGE_MODEL, VISION_LANGUAGE_MODEL, ScalarHead(), ClassHead(), VectorHead())
+HEADS: dict[str, Head] = {head.name: head for head in _HEADS}
 
 
 def loader_of(folder: Path) -> Any:

@@ -87,3 +87,25 @@ def batch(pad_token_id: int, rows: list[Row]) -> dict[str, Any]:
         "input_ids": padded([*sequences], pad_token_id),
         "attention_mask": padded([[1] * len(sequence) for sequence in sequences], 0),
     }
+
+
+@functools.cache
+def prepared_trainer() -> Any:
+    """Return PreparedTrainer. TRL is imported here."""
+    from trl import RewardTrainer
+
+    class PreparedTrainer(RewardTrainer):  # type: ignore[misc]
+        """RewardTrainer that takes its rows as they are, of a model with any number of outputs."""
+
+        def __init__(self, *args: Any, model: Any, **kwargs: Any) -> None:
+            # TRL refuses a configuration with more than one output, and reads it nowhere else.
+            labels, model.config.id2label = model.config.id2label, {0: ""}
+            try:
+                super().__init__(*args, model=model, **kwargs)
+            finally:
+                model.config.id2label = labels
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+    return PreparedTrainer

@@ -85,7 +85,7 @@ def workload(
         sequence_length=recipe.data.max_length,
         micro_batch=micro_batch,
         accumulation=accumulation,
-        sequences_per_row=row_kind(recipe.row_kind).sequences,
+        sequences_per_row=row_kind(recipe.row_kind, recipe.objective.negatives_of_a_row).sequences,
         reference="none" if (reference := objective.reference()) == "precomputed" else reference,
         frozen_passes=objective.frozen_passes(),
         quantization=recipe.method.quantized if method == "qlora" else "none",

@@ -15,6 +15,7 @@ from flytune.objectives import objective_of
 from flytune.planning import budget
 from flytune.recipe import Recipe
 from flytune.records import Plan
+from flytune.sentences import counted
 from flytune.sharding import ShardingBase, sharding_of
 from flytune.training import reference
 from flytune.training.attempt import AttemptWriter
@@ -78,6 +79,11 @@ class RunState:
             raise DataError(
                 f"{dataset}: its labels are {', '.join(manifest.classes)[:200]}, in this order, and the "
                 f"recipe's {', '.join(recipe.objective.classes)[:200]}; prepare again"
+            )
+        if manifest.negatives != recipe.objective.negatives_of_a_row:
+            raise DataError(
+                f"{dataset}: its rows have {counted(manifest.negatives, 'negative')}, and "
+                f"objective.negatives is {recipe.objective.negatives_of_a_row}; prepare again"
             )
         for line in objective_of(recipe).warnings(manifest):
             log.warning("%s", line)

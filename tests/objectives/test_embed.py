@@ -1,0 +1,215 @@
+"""Embedding models: the loss of a whole optimizer step, vectors, ranks, and what its export must have."""
+
+import json
+import math
+
+import pytest
+
+from flytune import data
+from flytune.errors import DataError
+from flytune.models import vectors
+from flytune.objectives import embed
+from flytune.recipe import DataRequest, Embed, Recipe
+from tests.support import objective_runs, ranks
+from tests.support.queries import write_queries
+from tests.support.tiny import tiny_recipe
+
+SECTION = {"name": "embed", "negatives": 1, "matryoshka_dims": [32]}
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    """Return a folder with a tiny base model, rows and their prepared data, with one negative each."""
+    return objective_runs.prepare(tmp_path_factory.mktemp("embed"), SECTION, write_queries)
+
+
+def recipe_for(inputs, method="full", sharding="none", **changes) -> Recipe:
+    return objective_runs.recipe_for(inputs, SECTION, method, sharding, **changes)
+
+
+def section_with(fields):
+    return Embed.model_validate({"name": "embed"} | fields)
+
+
+def plain_loss(texts, temperature, dims):
+    """Return the loss of rows of vectors, each with its texts, as it is defined: one sum after the other."""
+    total = 0
+    for query, own, *_ in texts:
+        for dim in dims:
+
+            def similarity(document, query=query[1], dim=dim):
+                first, second = query[:dim], document[:dim]
+                return first @ second / (first.norm() * second.norm()) / temperature
+
+            others = [
+                similarity(document)
+                for other_query, *documents in texts
+                for place, (text, document) in enumerate(documents)
+                if text != own[0] and not (place == 0 and other_query[0] == query[0])
+            ]
+            among = [similarity(own[1]), *others]
+            total = total - among[0] + sum(value.exp() for value in among).log()
+    return total / len(texts)
+
+
+def _plain_first_step(recipe, inputs):
+    """Return the loss of a run's first step and the norm of its gradient, each text run alone."""
+    import torch
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(recipe.model.name_or_path, dtype=torch.float64)
+    rows = data.load(inputs / "dataset", "train")
+    stream = data.order.Stream(rows, recipe.training, data.row_kind("queries"))
+    texts = []
+    for place in range(recipe.training.global_batch_size):
+        row, start, parts = stream[place], 0, []
+        for length in row["seq_lengths"]:
+            ids = row["input_ids"][start : start + length]
+            parts.append((tuple(ids), model(torch.tensor([ids])).last_hidden_state[0, -1]))
+            start += length
+        texts.append(parts)
+    section = recipe.objective
+    loss = plain_loss(texts, section.temperature, [*section.matryoshka_dims, len(texts[0][0][1])])
+    loss.backward()
+    squares = [(parameter.grad**2).sum() for parameter in model.parameters() if parameter.grad is not None]
+    return float(loss.detach()), math.sqrt(sum(squares))
+
+
+def test_the_loss_is_that_of_the_whole_step_whatever_the_micro_batch(inputs, tmp_path):
+    recipe = recipe_for(inputs)
+    loss, norm = ranks.run(1, _plain_first_step, recipe, inputs)
+    runs = [
+        ranks.run(1, objective_runs.fit, recipe, inputs, tmp_path / str(micro), (micro, 4 // micro))
+        for micro in (4, 2, 1)
+    ]
+    assert runs[0].steps[0].loss == pytest.approx(loss, rel=1e-4)
+    assert runs[0].steps[0].grad_norm == pytest.approx(norm, rel=1e-3)
+    for run in runs[1:]:
+        for name in ("loss", "grad_norm", "accuracy"):
+            of_whole, of_parts = ([getattr(step, name) for step in each.steps] for each in (runs[0], run))
+            assert of_parts == pytest.approx(of_whole, rel=1e-3), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method, sharding", [("full", "ddp"), ("full", "zero2"), ("lora", "fsdp")])
+def test_the_negatives_are_those_of_all_processes(method, sharding, inputs, tmp_path):
+    alone, together = (
+        ranks.run(count, objective_runs.fit, recipe_for(inputs, method, name), inputs, tmp_path / name)
+        for count, name in ((1, "none"), (2, sharding))
+    )
+    for name in ("loss", "grad_norm"):
+        of_one, of_two = ([getattr(step, name) for step in run.steps] for run in (alone, together))
+        assert of_two == pytest.approx(of_one, rel=1e-3), name
+    assert together.heldout_loss == pytest.approx(alone.heldout_loss, rel=1e-3)
+
+
+def _passes(recipe, inputs, out):
+    """Train, and return the vectors of all forward passes of the third step, when the adapter has changed."""
+    made = []
+    original = embed._vectors
+
+    def recorded(*arguments):
+        made.append(original(*arguments))
+        return made[-1]
+
+    embed._vectors = recorded
+    objective_runs.fit(recipe, inputs, out, (2, 2))
+    return [vectors_of_pass.detach().tolist() for vectors_of_pass in made[8:12]]
+
+
+def test_both_passes_have_the_same_dropout(inputs, tmp_path):
+    recipe = recipe_for(inputs, "lora", **{"method.lora_dropout": 0.5})
+    first, second, first_again, second_again = ranks.run(1, _passes, recipe, inputs, tmp_path / "out")
+    assert [first, second] == [first_again, second_again]
+
+
+def test_texts_that_are_equal_are_no_negatives():
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    made = torch.randn(5, 3, 8, generator=draw, dtype=torch.float64)
+    # Rows 0 and 1 have one query, rows 2 and 3 one document, which is a negative of row 4.
+    keys = torch.arange(15).reshape(5, 3)
+    keys[1, 0] = keys[0, 0]
+    keys[3, 1] = keys[4, 2] = keys[2, 1]
+    made[1, 0], made[3, 1], made[4, 2] = made[0, 0], made[2, 1], made[2, 1]
+    texts = [
+        [(int(key), vector) for key, vector in zip(*row, strict=True)] for row in zip(keys, made, strict=True)
+    ]
+    loss, accuracy, gradient = embed.step_gradient(made, keys, section_with({"matryoshka_dims": [4]}))
+    assert float(loss) == pytest.approx(float(plain_loss(texts, 0.05, [4, 8])), rel=1e-6)
+    assert accuracy in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    assert gradient.shape == made.shape
+
+
+def test_equally_near_documents_come_first_and_equal_texts_count_once():
+    import torch
+
+    near, far = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    # All vectors are equal: nothing was found.
+    same = near.expand(3, 2, 2)
+    keys = torch.arange(6).reshape(3, 2)
+    assert vectors.ranks(same, keys).tolist() == [3, 3, 3]
+    made = torch.stack([torch.stack(row) for row in ([near, far], [far, near], [near + far, near])])
+    assert vectors.ranks(made, keys).tolist() == [3, 3, 3]
+    # The documents of the last two rows are one text.
+    keys[2, 1] = keys[1, 1]
+    assert vectors.ranks(made, keys).tolist() == [2, 2, 2]
+
+
+def test_the_vector_is_that_of_the_last_token_whatever_side_is_padded():
+    import torch
+
+    hidden = torch.arange(12.0).reshape(2, 3, 2)
+    right, left = torch.tensor([[1, 1, 0], [1, 1, 1]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
+    assert vectors.at_last_token(hidden, right).tolist() == [[2, 3], [10, 11]]
+    assert vectors.at_last_token(hidden, left).tolist() == [[4, 5], [10, 11]]
+
+
+def _prepared(tmp_path, inputs, rows, **changes):
+    """Return the manifest and the stored rows of texts, and the stored tokenizer."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = Recipe.model_validate(tiny_recipe(inputs / "tiny", file, changes))
+    manifest = data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
+    return (
+        manifest,
+        list(data.load(tmp_path / "dataset", "train")),
+        data.stored_tokenizer(tmp_path / "dataset"),
+    )
+
+
+def test_any_program_that_reads_the_stored_tokenizer_makes_the_tokens_of_training(inputs, tmp_path):
+    rows = [
+        {"anchor": f"question {place} " * 30, "positive": f"answer {place}", "negative_1": "no"}
+        for place in range(8)
+    ]
+    section = SECTION | {"query_prompt": "search: "}
+    manifest, stored, tokenizer = _prepared(
+        tmp_path, inputs, rows, **{"objective": section, "data.max_length": 16}
+    )
+    assert manifest.negatives == 1
+    assert manifest.truncated == 8
+    by_end = {tokenizer.decode(row["input_ids"][16:]): row for row in stored}
+    for place in range(8):
+        expected = [f"search: question {place} " + f"question {place} " * 29, f"answer {place}", "no"]
+        ids = [tokenizer(text, truncation=True, max_length=16)["input_ids"] for text in expected]
+        if row := by_end.get(tokenizer.decode(ids[1] + ids[2])):
+            assert row["input_ids"] == sum(ids, [])
+            assert row["seq_lengths"] == [len(text) for text in ids]
+            assert all(text[-1] == tokenizer.eos_token_id for text in ids), "a cut text ends with it too"
+
+
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        ({"query": "a"}, "column positive is missing"),
+        ({"query": "a", "positive": " "}, "positive is empty"),
+        ({"query": "a", "positive": "b"}, "has 0 negatives, and objective.negatives is 1"),
+        ({"query": "a", "positive": "b", "negatives": ["b"]}, r"negatives\[0\] is the positive too"),
+        ({"query": "a", "positive": "b", "negatives": [3]}, r"negatives\[0\] must be a string"),
+    ],
+)
+def test_rows_that_cannot_be_trained(row, words, inputs, tmp_path):
+    with pytest.raises(DataError, match=words):
+        _prepared(tmp_path, inputs, [row, row], objective=SECTION)
