@@ -8,6 +8,7 @@ import pytest
 from flytune import data
 from flytune.errors import DataError
 from flytune.models import vectors
+from flytune.models.scoring import sequences_of
 from flytune.objectives import embed
 from flytune.recipe import DataRequest, Embed, Recipe
 from tests.support import objective_runs, ranks
@@ -91,7 +92,7 @@ def test_the_loss_is_that_of_the_whole_step_whatever_the_micro_batch(inputs, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method, sharding", [("full", "ddp"), ("full", "zero2"), ("lora", "fsdp")])
+@pytest.mark.parametrize(("method", "sharding"), [("full", "ddp"), ("full", "zero2"), ("lora", "fsdp")])
 def test_the_negatives_are_those_of_all_processes(method, sharding, inputs, tmp_path):
     alone, together = (
         ranks.run(count, objective_runs.fit, recipe_for(inputs, method, name), inputs, tmp_path / name)
@@ -190,18 +191,20 @@ def test_any_program_that_reads_the_stored_tokenizer_makes_the_tokens_of_trainin
     )
     assert manifest.negatives == 1
     assert manifest.truncated == 8
-    by_end = {tokenizer.decode(row["input_ids"][16:]): row for row in stored}
+    texts_of = {}
     for place in range(8):
-        expected = [f"search: question {place} " + f"question {place} " * 29, f"answer {place}", "no"]
-        ids = [tokenizer(text, truncation=True, max_length=16)["input_ids"] for text in expected]
-        if row := by_end.get(tokenizer.decode(ids[1] + ids[2])):
-            assert row["input_ids"] == sum(ids, [])
-            assert row["seq_lengths"] == [len(text) for text in ids]
-            assert all(text[-1] == tokenizer.eos_token_id for text in ids), "a cut text ends with it too"
+        texts = [f"search: question {place} " + f"question {place} " * 29, f"answer {place}", "no"]
+        ids = [tokenizer(text, truncation=True, max_length=16)["input_ids"] for text in texts]
+        assert all(text[-1] == tokenizer.eos_token_id for text in ids), "a cut text ends with it too"
+        texts_of[tuple(ids[1])] = ids
+    assert stored
+    for row in stored:
+        texts = [list(sequence["input_ids"]) for sequence in sequences_of([row])]
+        assert texts == texts_of[tuple(texts[1])]
 
 
 @pytest.mark.parametrize(
-    "row, words",
+    ("row", "words"),
     [
         ({"query": "a"}, "column positive is missing"),
         ({"query": "a", "positive": " "}, "positive is empty"),

@@ -271,10 +271,8 @@ def test_a_pair_has_both_answers_side_by_side_from_where_they_part(tmp_path: Pat
     assert {"Pair 1", "Pair 2", "Pair 3"} <= {title for view in views for title in view.title.split("; ")}
     texts = [json.loads(line) for line in rows.read_text().splitlines()]
     for view in views:
-        before, *both = (
-            "".join(piece.text for piece in pieces)
-            for pieces in (view.pieces, *dict(view.sequences).values())
-        )
+        parts = [view.pieces, *(pieces for _, pieces in view.sequences)]
+        before, *both = ("".join(piece.text for piece in pieces) for pieces in parts)
         assert before.startswith("Question ")
         assert "add the numbers.↵" in before
         (chosen, rejected) = both
