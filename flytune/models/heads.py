@@ -257,6 +257,8 @@ class Head:
     """Parameters that a base model's files have no values for."""
     pipeline_tag: ClassVar[str] = "text-generation"
     """The hub's name of the task."""
+    library: ClassVar[str] = ""
+    """Library that loads it as the hub names it; empty for transformers, or PEFT of an adapter."""
     loss_unit: ClassVar[str] = "nats per token"
     """Unit of `loss`."""
     answers_in: ClassVar[str] = "logits"
@@ -426,6 +428,7 @@ class VectorHead(Head):
     auto_class = "AutoModel"
     task_type = "FEATURE_EXTRACTION"
     pipeline_tag = "sentence-similarity"
+    library = "sentence-transformers"
     answers_in = "vectors"
     loss_unit = "nats per query"
     no_words = (

@@ -2,11 +2,15 @@
 
 import json
 import math
+import re
+import shutil
 
 import pytest
 
 from flytune import data
-from flytune.errors import DataError
+from flytune.errors import DataError, ExportError
+from flytune.evaluation import score
+from flytune.export import gate
 from flytune.models import vectors
 from flytune.models.scoring import sequences_of
 from flytune.objectives import embed
@@ -216,3 +220,89 @@ def test_any_program_that_reads_the_stored_tokenizer_makes_the_tokens_of_trainin
 def test_rows_that_cannot_be_trained(row, words, inputs, tmp_path):
     with pytest.raises(DataError, match=words):
         _prepared(tmp_path, inputs, [row, row], objective=SECTION)
+
+
+@pytest.fixture(scope="session")
+def run(inputs, tmp_path_factory):
+    """Return the recipe of a run with prompts, its result and its folder, the card and the metrics."""
+    recipe = recipe_for(inputs, **{"training.learning_rate": 5e-3})
+    out = tmp_path_factory.mktemp("run") / "out"
+    result = ranks.run(1, objective_runs.fit, recipe, inputs, out)
+    metrics = score.score(recipe, out, inputs / "dataset")
+    return recipe, result, out, objective_runs.card_of(recipe, result, out, inputs, metrics), metrics
+
+
+def _by_its_files(folder, texts):
+    """Return the vectors of texts as the files of sentence-transformers say, by transformers alone."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    kinds = [
+        module["type"].rpartition(".")[2] for module in json.loads((folder / "modules.json").read_text())
+    ]
+    pooling = json.loads((folder / "1_Pooling/config.json").read_text())
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    assert kinds == ["Transformer", "Pooling", "Normalize"]
+    assert [name for name, value in pooling.items() if value is True] == [
+        "pooling_mode_lasttoken",
+        "include_prompt",
+    ]
+    tokenizer.padding_side = "left"
+    inputs = tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
+    positions = (inputs["attention_mask"].cumsum(dim=1) - 1).clamp_min(0)
+    with torch.no_grad():
+        last = model(**inputs, position_ids=positions).last_hidden_state[:, -1].double()
+    assert last.shape[1] == pooling["word_embedding_dimension"]
+    return torch.nn.functional.normalize(last, dim=1)
+
+
+def test_its_files_give_the_vectors_that_were_trained(run, inputs):
+    recipe, result, out, _, _ = run
+    rows = data.shards.heldout_rows(inputs / "dataset", 8)
+    tokenizer = data.stored_tokenizer(inputs / "dataset")
+    keys = [tuple(row["input_ids"]) for row in sequences_of(rows)]
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in keys]
+    made = _by_its_files(out / "model", texts)
+    by_row = [
+        list(zip(keys[place :: len(rows)], made[place :: len(rows)], strict=True)) for place in range(8)
+    ]
+    loss = plain_loss(by_row, recipe.objective.temperature, [32, made.shape[1]])
+    assert result.heldout_loss == pytest.approx(float(loss), rel=1e-3)
+
+
+def test_its_card_computes_the_figure(run, inputs):
+    _, _, out, card, metrics = run
+    assert 'SentenceTransformer(".", model_kwargs={"dtype": "float32"})' in card
+    assert "vllm serve . --runner pooling" in card
+    code = card.replace("from sentence_transformers", "# from sentence_transformers")
+    printed = ranks.run(1, _run_code, code, out / "model", inputs / "dataset")
+    measured = next(figure.tuned.value for figure in metrics.figures if figure.name == "mrr")
+    assert float(printed.split()[-1]) == pytest.approx(measured, rel=1e-6)
+
+
+def _run_code(card, weights, dataset):
+    parts = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    return objective_runs.run_card(
+        "".join(f"```python\n{part}```\n" for part in (parts[0], parts[2])), weights, dataset
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("modules.json", lambda modules: modules[:2], "modules.json: is not what the vectors were trained"),
+        (
+            "1_Pooling/config.json",
+            lambda pooling: pooling | {"pooling_mode_lasttoken": False, "pooling_mode_mean_tokens": True},
+            "1_Pooling/config.json: is not what",
+        ),
+        ("config_sentence_transformers.json", lambda _: None, "missing or damaged"),
+    ],
+)
+def test_the_gate_refuses_an_export_that_makes_other_vectors(file, change, words, run, inputs, tmp_path):
+    recipe, _, out, _, _ = run
+    trained = shutil.copytree(out, tmp_path / "out")
+    content = change(json.loads((trained / "model" / file).read_text()))
+    (trained / "model" / file).write_text("{" if content is None else json.dumps(content))
+    with pytest.raises(ExportError, match=words):
+        gate.check_files(recipe, trained, inputs / "dataset")
