@@ -38,7 +38,7 @@ from flytune.models import (
 )
 from flytune.models.experts import adapted_experts
 from flytune.models.library_errors import named
-from flytune.recipe import Embed, Recipe
+from flytune.recipe import Recipe
 from flytune.records import Contents
 from flytune.records.contents import StoredFile, list_files, record, stored_file
 from flytune.records.contents import verify as verify_files
@@ -186,7 +186,7 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE, dtype: str
         raise ExportError(f"{artifact}: has no adapter; it is a complete model, which needs no merging")
     loading.import_libraries("peft")
     recipe = opening.open_artifact(artifact, consent).recipe
-    of_vectors = isinstance(recipe.objective, Embed)
+    of_vectors = heads.head_of(recipe).answers_in == heads.VECTORS
     if not of_vectors:
         opening.require_language_model(recipe, artifact)
     if consent.base is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from flytune.export import embedding_files
+from flytune.export import companion_files
 from flytune.export.folder import ExportProgress, Written, write_manifest
 from flytune.files import sha256_of, written_atomically
 from flytune.models import loading, pissa, published
@@ -140,7 +140,7 @@ def write_weights(
             _write_adapter_config(model, recipe, folder)
         # Some tokenizers have a subfolder: additional_chat_templates.
         shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
-        embedding_files.write(recipe, model.config, folder)
+        companion_files.write(recipe, model.config, folder)
     return progress
 
 

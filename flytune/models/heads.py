@@ -68,6 +68,8 @@ TYPES = frozenset(
 that head."""
 PROBABILITIES = "probabilities"
 """Answers of a classifier."""
+VECTORS = "vectors"
+"""Answers of an embedding model."""
 THRESHOLD = 0.5
 """Probability from which on a text that may have several labels is given one."""
 _SCALE = 0.02
@@ -262,7 +264,7 @@ class Head:
     loss_unit: ClassVar[str] = "nats per token"
     """Unit of `loss`."""
     answers_in: ClassVar[str] = "logits"
-    """Answers that the gate compares: logits, or probabilities."""
+    """Answers that the gate compares: logits, probabilities, or vectors."""
     reads_images: ClassVar[bool] = False
     """True if a chat may have images."""
     auto_reader: ClassVar[str] = "AutoTokenizer"
@@ -300,6 +302,11 @@ class Head:
 
     def sources(self, config: Any, seed: int) -> dict[str, Any]:
         """Return the sources of those first values for sharded loading, by parameter."""
+        return {}
+
+    def companions(self, recipe: Recipe, size: int) -> dict[str, Any]:
+        """Return the content of the files beside the weights, by name, by which other programs know what its
+        answers are; `size` is that of a hidden state."""
         return {}
 
     def freeze(self, model: Any, recipe: Recipe) -> None:
@@ -429,7 +436,7 @@ class VectorHead(Head):
     task_type = "FEATURE_EXTRACTION"
     pipeline_tag = "sentence-similarity"
     library = "sentence-transformers"
-    answers_in = "vectors"
+    answers_in = VECTORS
     loss_unit = "nats per query"
     no_words = (
         "an embedding model, which has no head of words; load it with sentence-transformers, as the "
@@ -444,6 +451,10 @@ class VectorHead(Head):
 
     def own_logits(self, geometry: Geometry) -> str | None:
         return None
+
+    def companions(self, recipe: Recipe, size: int) -> dict[str, Any]:
+        assert isinstance(recipe.objective, Embed)
+        return vectors.companions(recipe.objective, size, recipe.data.max_length)
 
     def loss(self, model: Any, sequences: Sequence[Row], pad_token_id: int, recipe: Recipe) -> float:
         section = recipe.objective

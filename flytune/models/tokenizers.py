@@ -116,7 +116,7 @@ def end_texts(tokenizer: Any, model: Model) -> None:
     known = [(token, tokenizer.convert_tokens_to_ids(token)) for token in tokens if token != "$A"]
     backend.post_processor = TemplateProcessing(single=tokens, pair=pair, special_tokens=known)
     # As transformers writes these two, it makes the same rule of them.
-    tokenizer.ends_texts = {"add_bos_token": bool(before), "add_eos_token": True}
+    tokenizer.end_rule = {"add_bos_token": bool(before), "add_eos_token": True}
 
 
 def write_files(tokenizer: Any, model: Model, folder: Path) -> None:
@@ -129,11 +129,11 @@ def write_files(tokenizer: Any, model: Model, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     saved = json_core.load_object((folder / CONFIG).read_bytes(), published.LARGEST)
     base = published.content_of(model, CONFIG)
-    config = _config(tokenizer, saved, base) | getattr(tokenizer, "ends_texts", {})
+    config = _config(tokenizer, saved, base) | getattr(tokenizer, "end_rule", {})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if (path := path_of(published.base_name(model), model.revision, tokenizer)) is not None:
         content = _with_tokens(path.read_bytes(), tokenizer, model)
-        if hasattr(tokenizer, "ends_texts"):
+        if hasattr(tokenizer, "end_rule"):
             stored = json_core.load_object(content, published.LARGEST)
             stored["post_processor"] = json.loads(tokenizer.backend_tokenizer.post_processor.__getstate__())
             content = json.dumps(stored, indent=2, ensure_ascii=False).encode()

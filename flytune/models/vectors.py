@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from flytune.errors import ExportError
 from flytune.models.scoring import Row, innermost, padded
+from flytune.recipe import Embed
 
 ALL = slice(None)
 
@@ -165,3 +166,43 @@ def _left_out(keys: Any, queries: slice) -> Any:
     left_out[:, :rows] |= keys[:, 0].unsqueeze(0) == keys[queries, 0].unsqueeze(1)
     left_out[torch.arange(len(own), device=keys.device), own] = False
     return left_out
+
+
+_MODES = (
+    "cls_token",
+    "mean_tokens",
+    "max_tokens",
+    "mean_sqrt_len_tokens",
+    "weightedmean_tokens",
+    "lasttoken",
+)
+"""Ways of pooling, of which sentence-transformers' configuration says each by itself."""
+
+
+def companions(section: Embed, size: int, max_length: int) -> dict[str, Any]:
+    """Return the content of the files, by name, by which sentence-transformers, and servers that read them
+    (vLLM, TEI), make a model's vectors: that of the last token, divided by its length, with the prompts.
+
+    Without them a program takes the mean over all tokens, or leaves the division out, and nothing says so.
+
+    Args:
+        size: numbers of a vector.
+        max_length: most tokens of a text.
+    """
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    pooling = {f"pooling_mode_{mode}": mode == "lasttoken" for mode in _MODES}
+    return {
+        "modules.json": [
+            {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for place, (path, kind) in enumerate(kinds.items())
+        ],
+        "1_Pooling/config.json": {"word_embedding_dimension": size, **pooling, "include_prompt": True},
+        "2_Normalize/config.json": {},
+        "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "model_type": "SentenceTransformer",
+            "prompts": {"query": section.query_prompt, "document": section.document_prompt},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+        },
+    }

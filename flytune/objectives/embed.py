@@ -283,20 +283,20 @@ def _trainer_class() -> Any:
             """Add the gradient of the step's loss to its micro batches. Every process calls it with equally
             many."""
             section, device = self.run.recipe.objective, self.args.device
-            states, made, keys = [], [], []
+            states, of_batches, keys = [], [], []
             for micro_batch in batches:
                 inputs = self._prepare_inputs(dict(micro_batch))
                 keys.append(inputs.pop(KEYS))
                 states.append(_random_states(device))
                 with torch.no_grad(), self.compute_loss_context_manager():
-                    made.append(_vectors(model, inputs, keys[-1].shape[1]))
-            mine = torch.cat(made).contiguous()
+                    of_batches.append(_vectors(model, inputs, keys[-1].shape[1]))
+            mine = torch.cat(of_batches).contiguous()
             of_all, all_keys = self.accelerator.gather((mine, torch.cat(keys)))
             loss, accuracy, gradient = step_gradient(of_all, all_keys, section)
             first = self.args.process_index * len(mine)
             # The Trainer divides by the micro batches, and gradients are the mean over processes.
             gradient = gradient[first : first + len(mine)] * (len(batches) * self.args.world_size)
-            parts = gradient.split([len(of_batch) for of_batch in made])
+            parts = gradient.split([len(of_batch) for of_batch in of_batches])
             for micro_batch, part, state in zip(batches, parts, states, strict=True):
                 micro_batch[PASS] = FirstPass(part, loss, accuracy, state)
 
@@ -305,12 +305,12 @@ def _trainer_class() -> Any:
         ) -> Any:
             first, keys = inputs.pop(PASS), inputs.pop(KEYS)
             with _random_numbers_of(first.states, self.args.device):
-                made = _vectors(model, inputs, keys.shape[1])
-            product = (made * first.gradient).sum()
+                of_rows = _vectors(model, inputs, keys.shape[1])
+            product = (of_rows * first.gradient).sum()
             self._metrics["train"]["accuracy"].append(first.accuracy)
             # Its value is the loss of the step, and its gradient this batch's part of that of the loss.
             loss = first.loss + product - product.detach()
-            return (loss, {"vectors": made}) if return_outputs else loss
+            return (loss, {"vectors": of_rows}) if return_outputs else loss
 
     return VectorTrainer
 
