@@ -27,8 +27,9 @@ from training_estimates.sizes import Geometry
 
 NEAREST = (1, 10)
 """Numbers of nearest documents among which a query's own is looked for."""
-QUERIES = 1024
-"""Queries whose similarities with all documents of a step are in memory at a time."""
+SIMILARITIES = 2**24
+"""Similarities of queries with documents that are in memory at a time: 64 MiB in float32, and as much again
+for each step of their loss."""
 KEYS, PASS = "keys", "first_pass"
 """Keys of a batch: the texts' keys, and what its first pass has shown."""
 
@@ -243,8 +244,9 @@ def step_gradient(of_rows: Any, keys: Any, section: Embed) -> tuple[Any, float, 
 
     leaf = of_rows.detach().requires_grad_(True)
     total, right = torch.zeros((), device=leaf.device), 0
-    for start in range(0, len(leaf), QUERIES):
-        queries = slice(start, min(start + QUERIES, len(leaf)))
+    block = max(1, SIMILARITIES // (len(leaf) * (leaf.shape[1] - 1)))
+    for start in range(0, len(leaf), block):
+        queries = slice(start, min(start + block, len(leaf)))
         with torch.enable_grad():
             losses = vectors.losses(leaf, keys, section.temperature, section.matryoshka_dims, queries)
             part = losses.sum() / len(leaf)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from flytune import limits
 from flytune.data.formats import Plain, Sample, column, optional_column, with_other_names
 from flytune.data.labels import Encoded
 from flytune.data.messages import text_of
@@ -97,6 +98,18 @@ class Queries(RowKind):
             read += [NEGATIVES, *filter(_NUMBERED.fullmatch, row)]
         theirs = {columns.get(name, name) for name in read}
         return {name: value for name, value in row.items() if name not in theirs}
+
+
+def are_in(row: Mapping[str, Any]) -> bool:
+    """Return whether a row's columns show a query and its document."""
+    return POSITIVE in row and bool({QUERY, "anchor"} & row.keys())
+
+
+def fields_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of objective embed that rows show: the number of negatives that each has."""
+    columns = with_other_names(dict(rows[0]), {})
+    fewest = min(len(negatives_of(row, columns, "a row")) for row in rows)
+    return {"negatives": min(fewest, limits.NEGATIVES)} if fewest else {}
 
 
 def negatives_of(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> list[str]:

@@ -10,8 +10,6 @@ from flytune.recipe.objectives.base import ObjectiveSection
 from flytune.recipe.training import Training
 from flytune.row_names import QUERIES, RowKindName
 
-MOST_NEGATIVES = 64
-"""Largest number of negatives of a row."""
 Prompt = Annotated[str, Field(max_length=limits.NAME)]
 
 
@@ -39,7 +37,7 @@ class Embed(ObjectiveSection):
     """`embed` trains an embedding model on queries with documents (docs/objectives.md)."""
     temperature: Annotated[float, Field(ge=0.001, le=1)] = 0.05
     """Divisor of the cosine similarities in the loss; 0.05 is a scale of 20 in sentence-transformers."""
-    negatives: Annotated[int, Field(ge=0, le=MOST_NEGATIVES)] = 0
+    negatives: Annotated[int, Field(ge=0, le=limits.NEGATIVES)] = 0
     """Number of documents of each row that do not belong to its query; the other rows' documents are
     negatives in any case."""
     matryoshka_dims: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=16)] = Field(default=[])
