@@ -7,7 +7,6 @@ from typing import Any
 
 from flytune.data import heldout_rows, read_manifest, row_kind
 from flytune.models import Row
-from flytune.models.scoring import IGNORED
 from flytune.objectives import FILLER, ObjectiveBase, objective_of
 from flytune.recipe import Recipe
 from flytune.training.reference import Reference
@@ -60,9 +59,7 @@ def scored_rows(dataset: Path, limit: int, reference: Reference | None = None) -
     """
     rows = heldout_rows(dataset, limit)
     rows = reference.beside_heldout(rows) if reference else rows
-    if not row_kind(read_manifest(dataset).row_kind).trains_labels:
-        return rows
-    return [row for row in rows if any(label != IGNORED for label in row["labels"][1:])]
+    return row_kind(read_manifest(dataset).row_kind).scored(rows)
 
 
 def live_loss(trainer: Any, degrees: Degrees, rows: Sequence[Row], objective: ObjectiveBase) -> float:

@@ -8,7 +8,7 @@ from flytune.data import left_out, row_forms
 from flytune.data.check import Check
 from flytune.data.formats import CHATS, Chat, Sample
 from flytune.data.labels import Encoded
-from flytune.models.scoring import IGNORED
+from flytune.models.scoring import IGNORED, Row
 from flytune.recipe import Data, DataRequest, Source
 from flytune.records import Manifest
 
@@ -141,6 +141,12 @@ class RowKind:
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         """Return whether there is something to learn in a stored row."""
         return all(labels.count(IGNORED) < len(labels) for _, labels in sequences)
+
+    def scored(self, rows: Sequence[Row]) -> list[Row]:
+        """Return those of stored rows that have something to score."""
+        if not self.trains_labels:
+            return list(rows)
+        return [row for row in rows if any(label != IGNORED for label in row["labels"][1:])]
 
     def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         """Return the values of `columns` of a stored row with sequences of these lengths; `fields` are its
