@@ -9,6 +9,7 @@ multiplied by that gradient, whose backward pass is the loss's own (GradCache: G
 """
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,6 +80,9 @@ class Embedding(SequenceHeadObjective):
     name = "embed"
     head_of = "vectors"
     answers_with = "an embedding model gives vectors"
+    why_no_adapter = "an adapter of a language model has other names of layers"
+    why_no_lm_head = "an embedding model has neither lm_head nor score"
+    why_no_code = "code of the model's own may have no hidden states to take"
     heldout_rows = VectorRows
     logged: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy"}
 
@@ -123,6 +127,22 @@ class Embedding(SequenceHeadObjective):
     def run_passes(self, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
         # The pass without gradients leaves vectors alone, and needs less than that of training.
         return trained(), None
+
+    def problems(self) -> list[str]:
+        sentences, method = super().problems(), self.recipe.method
+        named = [method.target_modules] if isinstance(method.target_modules, str) else method.target_modules
+        if method.name != "full" and (
+            whole := [
+                name
+                for name in (*named, *method.rank_pattern, *method.alpha_pattern)
+                if re.match(r"[\^(?:]*model\\?\.", name)
+            ]
+        ):
+            sentences.append(
+                f"objective: {self.name} with {whole[0]}, a name of layers: without a head they begin with "
+                "layers., not with model.layers.; leave model. out"
+            )
+        return sentences
 
     def base_problems(self, geometry: Geometry) -> list[str]:
         sentences, size = super().base_problems(geometry), geometry.hidden_size

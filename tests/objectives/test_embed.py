@@ -4,17 +4,21 @@ import json
 import math
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
-from flytune import data
-from flytune.errors import DataError, ExportError
+from flytune import caches, data
+from flytune.adapters import merging
+from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score
-from flytune.export import gate
-from flytune.models import vectors
+from flytune.export import folder, gate
+from flytune.models import loading, vectors
 from flytune.models.scoring import sequences_of
-from flytune.objectives import embed
+from flytune.objectives import embed, objective_of
+from flytune.planning import planner
 from flytune.recipe import DataRequest, Embed, Recipe
+from flytune.stages import local
 from tests.support import objective_runs, ranks
 from tests.support.queries import write_queries
 from tests.support.tiny import tiny_recipe
@@ -310,3 +314,75 @@ def test_the_gate_refuses_an_export_that_makes_other_vectors(file, change, words
     (trained / "model" / file).write_text("{" if content is None else json.dumps(content))
     with pytest.raises(ExportError, match=words):
         gate.check_files(recipe, trained, inputs / "dataset")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data.packing": True}, "pads its rows"),
+        ({"data.too_long": "split"}, "one vector for a text, not one for each piece"),
+        ({"data.images": True}, "objective: embed trains text alone"),
+        ({"data.add_eos_token": False}, "at its end token; remove it"),
+        ({"data.add_bos_token": False}, "begins texts as the tokenizer does"),
+        ({"data.completion_only_loss": False}, "one loss for a query"),
+        ({"data.system_prompt": "Search."}, "has no chats; write query_prompt there"),
+        ({"data.format": "preference"}, "leave it out, and map the columns"),
+        ({"training.torch_compile": True}, "is not tested with it"),
+        ({"training.neftune_noise_alpha": 5.0}, "with other noise each time"),
+        ({"training.router_aux_loss_coef": 0.1}, "has no balance loss"),
+        ({"training.use_liger_kernel": True}, "are not tested without that"),
+        ({"training.global_batch_size": 1}, "the documents of the other rows of its step; write more"),
+        ({"objective.matryoshka_dims": [4096]}, "has 128 numbers, which are trained in any case"),
+        ({"objective.matryoshka_dims": [8, 8]}, "8 is there twice"),
+        ({"sharding": {"name": "ddp", "sequence_parallel": 2}}, "only sft divides its samples"),
+        ({"method": "qlora", "sharding": "device_map"}, "its result is on the last GPU"),
+        ({"method": {"name": "lora", "adapter": "elsewhere"}}, "has other names of layers; merge it first"),
+        ({"method": {"name": "lora", "init_lora_weights": "pissa"}}, "its export as LoRA is not tested"),
+        ({"method": {"name": "lora", "target_modules": ["lm_head"]}}, "has neither lm_head nor score"),
+        ({"method": {"name": "lora", "modules_to_save": ["embed_tokens"]}}, "tables of tokens beside"),
+        (
+            {"method": {"name": "lora", "target_modules": r"model\.layers\.0\..*"}},
+            "a name of layers: without a head they begin with layers.",
+        ),
+        ({"evaluation.tasks": ["arc_easy"]}, "an embedding model gives vectors"),
+        ({"model.trust_remote_code": True}, "may have no hidden states to take"),
+    ],
+)
+def test_recipes_that_cannot_work(changes, words, inputs):
+    changes = (
+        {"objective": {"name": "embed"}}
+        | changes
+        | {"hardware.shape": "cpu-2" if "sharding" in changes else "cpu-1"}
+    )
+    with pytest.raises(RecipeError, match=words):
+        planner.make(Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes)))
+
+
+def test_an_encoder_is_refused(inputs):
+    problem = objective_of(recipe_for(inputs)).model_problem("bert")
+    assert "encoders such as bert are not trained" in problem
+    assert objective_of(recipe_for(inputs)).model_problem("qwen3") is None
+
+
+def test_the_plan_says_what_a_query_is_compared_with(inputs):
+    plan = planner.make(recipe_for(inputs, **{"training.per_device_train_batch_size": 1}))
+    assert "a query is compared with 7 other documents, those of all rows of a step" in " ".join(plan.reasons)
+
+
+@pytest.mark.slow
+def test_a_merged_adapter_has_the_vectors_and_the_files(inputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(caches, "hub_folder", lambda name: caches.make_folder(tmp_path / "caches" / name))
+    monkeypatch.setenv("FLYTUNE_OUT", str(tmp_path / "artifacts"))
+    artifact = Path(local.run(recipe_for(inputs, "lora", **{"training.learning_rate": 1e-2})))
+    merge = merging.merge(artifact, tmp_path / "merged")
+    assert merge.of_vectors
+    assert merge.candidates[0].divergence < 1e-6
+    assert merge.candidates[0].agreement == 1
+    texts = ["which is the sum of 3", "it is the sum"]
+    vectors_of_merged = _by_its_files(tmp_path / "merged", texts)
+    recipe = Recipe.from_yaml(artifact / "recipe.yaml")
+    tokenizer = folder.tokenizer(artifact)
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    of_adapter = vectors.of_texts(loading.exported_model(recipe, artifact), ids, 0)
+    cosines = (vectors_of_merged * of_adapter / of_adapter.norm(dim=1, keepdim=True)).sum(dim=1)
+    assert cosines.tolist() == pytest.approx([1.0, 1.0], abs=1e-5)

@@ -23,12 +23,12 @@ class Embed(ObjectiveSection):
         for form, advice in {
             "messages": "write objective: sft",
             "sharegpt": "write objective: sft",
-            "instruction": "map its columns, data.columns: {query: instruction, positive: output}",
-            "prompt_completion": "map its columns, data.columns: {query: prompt, positive: completion}",
+            "instruction": "leave it out, and map the columns: {query: instruction, positive: output}",
+            "prompt_completion": "leave it out, and map the columns: {query: prompt, positive: completion}",
             "text": "write objective: sft",
             "tokens": "write objective: sft",
-            "preference": "map its columns, data.columns: {query: prompt, positive: chosen, negatives: "
-            "rejected}",
+            "preference": "leave it out, and map the columns: {query: prompt, positive: chosen, "
+            "negatives: rejected}",
             "unpaired": "write objective: kto",
         }.items()
     }
