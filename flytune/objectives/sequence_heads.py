@@ -27,9 +27,9 @@ class SequenceHeadObjective(ObjectiveBase):
     def problems(self) -> list[str]:
         method, where, sentences = self.recipe.method, f"objective: {self.name}", []
         if method.adapter:
-            reason = self.why_no_adapter.format(head_of=self.head_of)
+            why = self.why_no_adapter.format(head_of=self.head_of)
             sentences.append(
-                f"{where} with method.adapter: {reason}; merge it first (flytune merge), and name the merged "
+                f"{where} with method.adapter: {why}; merge it first (flytune merge), and name the merged "
                 "model in model.name_or_path"
             )
         if method.is_pissa:
