@@ -91,6 +91,9 @@ demo-images: $(ENVIRONMENT)/.installed ## A small vision-language model learns t
 demo-classify: $(ENVIRONMENT)/.installed ## A classifier of texts on this machine, from recipe to artifact
 	@python -m demo.kinds
 
+demo-embed: $(ENVIRONMENT)/.installed ## An embedding model for a search on this machine, from recipe to artifact
+	@python -m demo.search
+
 demo-distill: $(ENVIRONMENT)/.installed ## A random small model learns from a trained one, from recipe to artifact
 	@python -m demo.students
 
@@ -219,4 +222,4 @@ lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
 clean: ## Remove what the commands above made, but not .venv
 	@rm -rf .demo .xray .checkpoints .site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help install demo demo-dpo demo-grpo demo-classify demo-images demo-distill demo-model plan xray run remote register package images doctor check test journeys proofs test-cpus selftest chaos fuzz fuzz-removals test-gpu bench audit schema docs lock clean
+.PHONY: help install demo demo-dpo demo-grpo demo-classify demo-images demo-embed demo-distill demo-model plan xray run remote register package images doctor check test journeys proofs test-cpus selftest chaos fuzz fuzz-removals test-gpu bench audit schema docs lock clean

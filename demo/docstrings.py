@@ -101,6 +101,18 @@ def labelled() -> Iterator[dict[str, str]]:
             yield {"text": sentence, "label": kind}
 
 
+def searched() -> Iterator[dict[str, str]]:
+    """Yield rows of query, the first sentence of a docstring, and positive, the module and signature of what
+    it describes; all sentences are different."""
+    seen: set[str] = set()
+    for item in documented():
+        sentence = _first_paragraph(item.docstring).partition(". ")[0].rstrip(".") + "."
+        if item.kind == "module" or not SHORTEST <= len(sentence) <= LONGEST or sentence in seen:
+            continue
+        seen.add(sentence)
+        yield {"query": sentence, "positive": f"{item.module}: {item.signature}"}
+
+
 def write(path: Path) -> int:
     """Write all pairs to `path` as JSON Lines; return their number."""
     return _write(path, pairs())
@@ -119,6 +131,11 @@ def write_preferences(path: Path) -> int:
 def write_labelled(path: Path) -> int:
     """Write all texts with labels to `path` as JSON Lines; return their number."""
     return _write(path, labelled())
+
+
+def write_searched(path: Path) -> int:
+    """Write all sentences with signatures to `path` as JSON Lines; return their number."""
+    return _write(path, searched())
 
 
 def write_choices(path: Path) -> int:

@@ -15,6 +15,7 @@ PAIRS = Path("data/docstrings.jsonl")
 PREFERENCES = Path("data/preferences.jsonl")
 SUMS = Path("data/sums.jsonl")
 KINDS = Path("data/kinds.jsonl")
+SEARCHED = Path("data/searched.jsonl")
 CHOICES = Path("data/modules.jsonl")
 """Questions of recipes/tasks/python_modules.yaml."""
 
@@ -49,6 +50,14 @@ def make_kinds(folder: Path = FOLDER) -> None:
     """Make TINY_MODEL and KINDS below `folder`, except those that exist."""
     if not (folder / KINDS).exists():
         docstrings.write_labelled(folder / KINDS)
+    if not (folder / TINY_MODEL).exists():
+        tiny_model.build(folder / TINY_MODEL, docstrings.plain_text())
+
+
+def make_searched(folder: Path = FOLDER) -> None:
+    """Make TINY_MODEL and SEARCHED below `folder`, except those that exist."""
+    if not (folder / SEARCHED).exists():
+        docstrings.write_searched(folder / SEARCHED)
     if not (folder / TINY_MODEL).exists():
         tiny_model.build(folder / TINY_MODEL, docstrings.plain_text())
 

@@ -66,5 +66,7 @@ TEXT = 100_000
 """Characters of a text: a system prompt, a description."""
 PATH = 4096
 """Characters of a path or address (Linux's PATH_MAX)."""
+NEGATIVES = 64
+"""Documents of a row that do not belong to its query."""
 NAME = 255
 """Bytes of a name in a path (Linux's NAME_MAX)."""

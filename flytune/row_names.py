@@ -2,13 +2,16 @@
 
 from typing import Any, Literal
 
-RowKindName = Literal["answers", "pairs", "labelled_answers", "prompts", "classified", "image_answers"]
+RowKindName = Literal[
+    "answers", "pairs", "labelled_answers", "prompts", "classified", "image_answers", "queries"
+]
 ANSWERS: RowKindName = "answers"
 PAIRS: RowKindName = "pairs"
 LABELLED_ANSWERS: RowKindName = "labelled_answers"
 PROMPTS: RowKindName = "prompts"
 CLASSIFIED: RowKindName = "classified"
 IMAGE_ANSWERS: RowKindName = "image_answers"
+QUERIES: RowKindName = "queries"
 
 
 def with_row_kind(record: Any) -> Any:

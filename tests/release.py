@@ -35,6 +35,7 @@ KEPT: dict[str, dict[str, list[str]]] = {
             "kto",
             "reward",
             "classify",
+            "embed",
         ],
     },
     "end_to_end/test_two_pods.py": {

@@ -264,5 +264,5 @@ class Workload:
 
     @property
     def outputs(self) -> int:
-        """Outputs of the head for each token: the vocabulary, or the one reward."""
-        return self.head_outputs or self.geometry.vocab_size
+        """Outputs of the head for each token: the vocabulary, or those of a head of few; 0 without a head."""
+        return self.geometry.vocab_size if self.head_outputs is None else self.head_outputs

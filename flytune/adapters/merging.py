@@ -33,6 +33,7 @@ from flytune.models import (
     published,
     rope,
     safetensors_files,
+    vectors,
     vocabulary,
 )
 from flytune.models.experts import adapted_experts
@@ -132,11 +133,13 @@ class Candidate(Strict):
 
     onto: Onto
     divergence: float
-    """Mean KL(trained || merged) over the tokens of the fixed prompts, in nats."""
+    """Mean KL(trained || merged) over the tokens of the fixed prompts, in nats; of vectors the mean of 1 -
+    the cosine similarity over the prompts."""
     worst: float
-    """Largest divergence at a token, in nats."""
+    """Largest divergence at a token, or of a prompt's vectors."""
     agreement: float
-    """Share of tokens after which both models predict the same next token."""
+    """Share of tokens after which both models predict the same next token; of vectors, of prompts with the
+    same nearest other one."""
 
 
 class Merge(Record):
@@ -148,6 +151,8 @@ class Merge(Record):
     """Dtype of the merged weights."""
     tokens: int
     """Number of tokens of the fixed prompts."""
+    of_vectors: Annotated[bool, Field(exclude_if=lambda are_vectors: not are_vectors)] = False
+    """True of an embedding model, whose vectors of the fixed prompts are compared."""
     candidates: list[Candidate]
     """Measured candidates, nearest first; the first was written."""
     experts: Annotated[int | None, Field(exclude_if=lambda experts: experts is None)] = None
@@ -181,14 +186,16 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE, dtype: str
         raise ExportError(f"{artifact}: has no adapter; it is a complete model, which needs no merging")
     loading.import_libraries("peft")
     recipe = opening.open_artifact(artifact, consent).recipe
-    opening.require_language_model(recipe, artifact)
+    of_vectors = heads.head_of(recipe).answers_in == heads.VECTORS
+    if not of_vectors:
+        opening.require_language_model(recipe, artifact)
     if consent.base is None:
         gate.check_base(recipe, artifact)
     verify(artifact, recipe)
     trained = _loaded(recipe, artifact)
     prompts = probe.tokenized(tokenizer(artifact))
     vocabulary.check_ids(trained, [token for prompt in prompts for token in prompt], artifact)
-    expected = [logits for _, logits in probe.logits_of(trained, prompts)]
+    expected = _answers(trained, prompts)
     ways = _ways(recipe)
     measured: list[Candidate] = []
     merged: Any = None
@@ -208,6 +215,7 @@ def merge(artifact: Path, out: Path, consent: Consent = opening.NONE, dtype: str
         revision=loading.commit(recipe.model, local=True),
         dtype=str(merged.dtype).removeprefix("torch."),
         tokens=sum(map(len, prompts)),
+        of_vectors=of_vectors,
         candidates=candidates,
     )
     return _write(merged, trained, recipe, artifact, merge, out)
@@ -367,18 +375,35 @@ def _trained_tables(trained: Any) -> Iterator[tuple[str, Any, Any]]:
         )
 
 
+def _answers(model: Any, prompts: list[list[int]]) -> list[Any]:
+    """Return what is compared of a model: the logits of each prompt, or all prompts' vectors."""
+    if vectors.are_made_by(model):
+        return [probe.ask(model, prompts).logits]
+    return [logits for _, logits in probe.logits_of(model, prompts)]
+
+
 def _measured(onto: Onto, expected: list[Any], merged: Any, prompts: list[list[int]]) -> Candidate:
     import torch
 
-    pairs = list(zip(expected, (logits for _, logits in probe.logits_of(merged, prompts)), strict=True))
-    divergences = torch.cat([probe.divergence(mine, theirs) for mine, theirs in pairs])
-    same = torch.cat([mine.argmax(dim=-1) == theirs.argmax(dim=-1) for mine, theirs in pairs])
+    pairs = list(zip(expected, _answers(merged, prompts), strict=True))
+    if vectors.are_made_by(merged):
+        ((mine, theirs),) = ((first.double(), second.double()) for first, second in pairs)
+        divergences = 1 - (mine * theirs).sum(dim=1)
+        same = _nearest(mine) == _nearest(theirs)
+    else:
+        divergences = torch.cat([probe.divergence(mine, theirs) for mine, theirs in pairs])
+        same = torch.cat([mine.argmax(dim=-1) == theirs.argmax(dim=-1) for mine, theirs in pairs])
     return Candidate(
         onto=onto,
         divergence=float(divergences.mean()),
         worst=float(divergences.max()),
         agreement=float(same.double().mean()),
     )
+
+
+def _nearest(units: Any) -> Any:
+    """Return the number of the vector that is nearest to each one, beside itself, (vectors,)."""
+    return (units @ units.T).fill_diagonal_(-1).argmax(dim=1)
 
 
 def _write(model: Any, trained: Any, recipe: Recipe, artifact: Path, merged: Merge, out: Path) -> Merge:
@@ -390,11 +415,13 @@ def _write(model: Any, trained: Any, recipe: Recipe, artifact: Path, merged: Mer
         if recipe.data.eos_token or recipe.model.extra_special_tokens:
             # Servers stop at the tokens that the model's own configuration names.
             align_special_tokens(model, tokenizer(artifact))
-        generation = model.generation_config
-        published.make_savable(model)
+        generation = model.generation_config if model.can_generate() else None
+        if generation is not None:
+            published.make_savable(model)
         model.save_pretrained(str(folder), max_shard_size="5GB")
         published.write_config(model.config, recipe.model, merged.dtype, type(model).__name__, folder)
-        published.write_generation_config(generation, recipe.model, folder)
+        if generation is not None:
+            published.write_generation_config(generation, recipe.model, folder)
         copy_tokenizer(artifact, folder)
         if (artifact / "manifest.json").is_file():
             # A combination of adapters is not a run, and has none.

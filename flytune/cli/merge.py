@@ -45,7 +45,10 @@ def run(options: argparse.Namespace) -> int:
     )
     table = Table(title=tables.plain(title), title_justify="left")
     table.add_column("adapter merged into")
-    for title in ("KL, nats per token", "worst token", "same next token", ""):
+    titles = ("KL, nats per token", "worst token", "same next token", "")
+    if merge.of_vectors:
+        titles = ("1 - cosine similarity", "worst prompt", "same nearest prompt", "")
+    for title in titles:
         table.add_column(title, justify="right")
     for candidate in merge.candidates:
         numbers = f"{candidate.divergence:.2e}", f"{candidate.worst:.2e}", f"{candidate.agreement:.1%}"

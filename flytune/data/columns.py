@@ -42,6 +42,9 @@ _COLUMNS = (
     Column("rejected", ("rejected_response", "non_preferred_output"), unread=("rejected_messages",)),
     Column("label", ("kto_tag",)),
     Column("images"),
+    Column("query", ("anchor",)),
+    Column("positive"),
+    Column("negatives", ("negative",)),
 )
 COLUMNS = {column.name: column for column in _COLUMNS}
 TURN_KEYS = ("role", "content", "from", "value")
@@ -94,6 +97,8 @@ READ = REQUIRED | {
     ),
     "preference": ("prompt", *PAIR),
     "unpaired": ("prompt", "completion", "label"),
+    # Its kind of rows says what else it does not read.
+    "queries": (),
 }
 """Columns that each format reads, in addition to `system` and `tools` of chats."""
 PROMPTS = (*TURNS, "instruction", "input", "history")

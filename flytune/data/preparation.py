@@ -109,9 +109,10 @@ def manifest_of(
     row_kind: RowKindName,
     other_tokens: str | None,
     classes: list[str] | None = None,
+    negatives: int = 0,
 ) -> Manifest:
-    """Return the manifest of the data in `out`, which includes tokenizer/; `other_tokens` and `classes` as in
-    the record."""
+    """Return the manifest of the data in `out`, which includes tokenizer/; `other_tokens`, `classes` and
+    `negatives` as in the record."""
     tokenizer = hashlib.sha256()
     for file in sorted(path for path in (out / "tokenizer").rglob("*") if path.is_file()):
         tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -154,6 +155,7 @@ def manifest_of(
         max_pixels=data.max_pixels,
         row_kind=row_kind,
         classes=classes or [],
+        negatives=negatives,
     )
 
 
@@ -196,6 +198,9 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     if out.exists() and any(out.iterdir()) and not (out / PROGRESS).exists():
         raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
     tokenizer, rows = load_tokenizer(request.model, data), config_json.table_rows(request.model)
+    kind = row_kind(request.row_kind, request.negatives)
+    if kind.ends_texts:
+        tokenizers.end_texts(tokenizer, request.model)
     check_rows(tokenizer, rows, request.model)
     trial.save_all(request.model, tokenizer)
     before = progress.find(out, request, list(_tallies(data)))
@@ -231,7 +236,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         bad.resume(
             sum(tally.rows for tally in tallies.values()), before.bad, before.first_bad, before.bad_rows
         )
-        seen = _digests(out, before, row_kind(request.row_kind).sequences) if data.deduplicate else set()
+        seen = _digests(out, before, kind.sequences) if data.deduplicate else set()
         for row in mixed(streams, bad, bar):
             for stream, kept in row:
                 _write(kept, stream.tally, numbers[stream], writers, seen)
@@ -249,7 +254,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     refuse_empty(data, counts, list(tallies.values()))
     tokenizers.note_difference(tokenizer, _first_texts(tokenizer, parts(out, counts["train"])))
     tokenizers.write_files(tokenizer, request.model, out / "tokenizer")
-    if row_kind(request.row_kind).has_images:
+    if kind.has_images:
         images.write_files(request.model, out / "tokenizer", with_template=data.chat_template is None)
     manifest = manifest_of(
         data,
@@ -259,6 +264,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         request.row_kind,
         tokenizer.otherwise,
         request.classes,
+        request.negatives,
     )
     write_examples(
         [example for tally in tallies.values() for example in tally.examples], data.max_length, out

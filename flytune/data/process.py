@@ -279,8 +279,7 @@ class Sampler:
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
-            own_columns = {source.columns.get(name, name) for name in self._kind.own_columns}
-            others = {name: value for name, value in row.items() if name not in own_columns}
+            others = self._kind.unread(row, source)
             _count_left_out(others, "" if self._kind.keeps_columns else form, source, samples, texts, tally)
             tally.contradicted += self._kind.contradicts_itself(row)
             for text in texts:

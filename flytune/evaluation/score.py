@@ -79,7 +79,7 @@ def _measured(recipe: Recipe, dataset: Path, models: BothModels, rows: list[Row]
     objective = objective_of(recipe)
     heldout = objective.heldout_rows(recipe, rows, stored_tokenizer(dataset))
     if heads.head_of(recipe).no_words:
-        heldout_figures = heldout.without_words(models.tuned)
+        heldout_figures = heldout.of_both(models)
         fields: dict[str, Any] = {"tokens": sum(len(sequence["input_ids"]) for sequence in heldout.sequences)}
     else:
         heldout_figures, fields = compare(models, heldout, heldout_sources(dataset, len(rows)))
@@ -106,9 +106,10 @@ def _measured(recipe: Recipe, dataset: Path, models: BothModels, rows: list[Row]
 
 
 def _scores_of_both(heldout_figures: HeldoutFigures) -> dict[str, Any]:
-    """Return the fields of Metrics that repeat the loss of both models, where the objective aims at it."""
+    """Return the fields of Metrics that repeat the tokens' loss of both models, where the objective aims at
+    it."""
     loss, perplexity = heldout_figures.figures.get("loss", {}), heldout_figures.figures.get("perplexity", {})
-    if "base" not in loss:
+    if "base" not in loss or "base" not in perplexity:
         return {}
     difference = loss["difference"]
     return {

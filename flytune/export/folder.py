@@ -82,7 +82,9 @@ class ExportProgress(Record):
         if not files:
             shutil.rmtree(folder, ignore_errors=True)
         for path in folder.glob("*"):
-            if path.name not in files:
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name not in files:
                 path.unlink()
         return cls(weights=weights, files=files)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.errors import ExportError
+from flytune.export import companion_files
 from flytune.export.folder import MANIFEST, tokenizer, trained_folder
 from flytune.export.tensors import verify
 from flytune.files import sha256_of
@@ -99,6 +100,7 @@ def check_files(recipe: Recipe, trained: Path, dataset: Path) -> Path:
         _check_config(recipe, folder)
     verify(folder, recipe)
     _check_tokenizer(folder, dataset)
+    companion_files.check(recipe, folder)
     _check_manifest(recipe, trained, folder)
     return folder
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from flytune.export import companion_files
 from flytune.export.folder import ExportProgress, Written, write_manifest
 from flytune.files import sha256_of, written_atomically
 from flytune.models import loading, pissa, published
@@ -139,6 +140,7 @@ def write_weights(
             _write_adapter_config(model, recipe, folder)
         # Some tokenizers have a subfolder: additional_chat_templates.
         shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
+        companion_files.write(recipe, model.config, folder)
     return progress
 
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from flytune import json_core
 from flytune.errors import ExportError
-from flytune.models import towers, vocabulary
+from flytune.models import towers, vectors, vocabulary
 from flytune.models.safetensors_files import ParameterPart
 from flytune.models.scoring import CLASSES, Row, finite_loss, innermost, padded
-from flytune.recipe import Classify, ObjectiveSection, Recipe, Reward
+from flytune.recipe import Classify, Embed, ObjectiveSection, Recipe, Reward
 from training_estimates import meta_model
 from training_estimates.sizes import Geometry
 
@@ -68,6 +68,8 @@ TYPES = frozenset(
 that head."""
 PROBABILITIES = "probabilities"
 """Answers of a classifier."""
+VECTORS = "vectors"
+"""Answers of an embedding model."""
 THRESHOLD = 0.5
 """Probability from which on a text that may have several labels is given one."""
 _SCALE = 0.02
@@ -257,10 +259,12 @@ class Head:
     """Parameters that a base model's files have no values for."""
     pipeline_tag: ClassVar[str] = "text-generation"
     """The hub's name of the task."""
+    library: ClassVar[str] = ""
+    """Library that loads it as the hub names it; empty for transformers, or PEFT of an adapter."""
     loss_unit: ClassVar[str] = "nats per token"
     """Unit of `loss`."""
     answers_in: ClassVar[str] = "logits"
-    """Answers that the gate compares: logits, or probabilities."""
+    """Answers that the gate compares: logits, probabilities, or vectors."""
     reads_images: ClassVar[bool] = False
     """True if a chat may have images."""
     auto_reader: ClassVar[str] = "AutoTokenizer"
@@ -298,6 +302,11 @@ class Head:
 
     def sources(self, config: Any, seed: int) -> dict[str, Any]:
         """Return the sources of those first values for sharded loading, by parameter."""
+        return {}
+
+    def companions(self, recipe: Recipe, size: int) -> dict[str, Any]:
+        """Return the content of the files beside the weights, by name, by which other programs know what its
+        answers are; `size` is that of a hidden state."""
         return {}
 
     def freeze(self, model: Any, recipe: Recipe) -> None:
@@ -418,6 +427,46 @@ class ClassHead(SequenceHead):
         return float(class_losses(logits, wanted, recipe.objective).mean())
 
 
+class VectorHead(Head):
+    """No head: the hidden state after the last token is the vector of a text."""
+
+    name = "vectors"
+    outputs = 0
+    auto_class = "AutoModel"
+    task_type = "FEATURE_EXTRACTION"
+    pipeline_tag = "sentence-similarity"
+    library = "sentence-transformers"
+    answers_in = VECTORS
+    loss_unit = "nats per query"
+    no_words = (
+        "an embedding model, which has no head of words; load it with sentence-transformers, as the "
+        "README.md of the artifact shows"
+    )
+
+    def geometry(self, geometry: Geometry) -> Geometry:
+        return geometry.with_head_of(0)
+
+    def loss_problem(self, geometry: Geometry) -> str | None:
+        return None
+
+    def own_logits(self, geometry: Geometry) -> str | None:
+        return None
+
+    def companions(self, recipe: Recipe, size: int) -> dict[str, Any]:
+        assert isinstance(recipe.objective, Embed)
+        return vectors.companions(recipe.objective, size, recipe.data.max_length)
+
+    def loss(self, model: Any, sequences: Sequence[Row], pad_token_id: int, recipe: Recipe) -> float:
+        section = recipe.objective
+        assert isinstance(section, Embed)
+        count = 2 + section.negatives
+        of_texts = vectors.finite_of_texts(
+            model, sequences, pad_token_id, recipe.evaluation.batch_size, "tuned model"
+        )
+        by_row, keys = vectors.by_row(of_texts, count), vectors.keys_of(sequences, count)
+        return float(vectors.losses(by_row, keys, section.temperature, section.matryoshka_dims).mean())
+
+
 class VisionHead(Head):
     """The head of a language model that reads images too."""
 
@@ -437,9 +486,8 @@ class VisionHead(Head):
 
 
 LANGUAGE_MODEL, VISION_LANGUAGE_MODEL = Head(), VisionHead()
-HEADS: dict[str, Head] = {
-    head.name: head for head in (LANGUAGE_MODEL, VISION_LANGUAGE_MODEL, ScalarHead(), ClassHead())
-}
+_HEADS = (LANGUAGE_MODEL, VISION_LANGUAGE_MODEL, ScalarHead(), ClassHead(), VectorHead())
+HEADS: dict[str, Head] = {head.name: head for head in _HEADS}
 
 
 def loader_of(folder: Path) -> Any:

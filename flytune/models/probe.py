@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flytune.models import chat_templates, heads, images
+from flytune.models import chat_templates, heads, images, vectors
 from flytune.models.experts import fingerprints
 from flytune.models.scoring import padded, tiles_of_logits
 
@@ -52,7 +52,8 @@ class Answers:
     """Number of tokens of each prompt, int64 (prompts,)."""
     logits: Any
     """Logits after the last token of each prompt, float32 (prompts, vocabulary); of a reward model (prompts,
-    1); of a classifier the probabilities (prompts, labels)."""
+    1); of a classifier the probabilities (prompts, labels); of an embedding model the vectors (prompts,
+    size), of length 1."""
     loss: Any
     """Mean loss over the tokens of each prompt after its first, float32 (prompts,) in nats; 0 of a model that
     has no head of words."""
@@ -170,6 +171,8 @@ def ask(model: Any, prompts: list[list[int]]) -> Answers:
         return Answers(
             padded(prompts, 0), lengths, torch.from_numpy(answers).float(), torch.zeros(len(prompts))
         )
+    if vectors.are_made_by(model):
+        return Answers(padded(prompts, 0), lengths, _units(model, prompts), torch.zeros(len(prompts)))
     last, losses = [], []
     for ids, logits in logits_of(model, prompts):
         last.append(logits[-1])
@@ -188,7 +191,16 @@ def ask_long(model: Any, prompt: list[int]) -> dict[str, Any]:
     if heads.has_score(model):
         logits = torch.from_numpy(heads.answers(model, heads.scores(model, [prompt], 0))).float()
         return {"long_ids": ids[0], "long_logits": logits}
+    if vectors.are_made_by(model):
+        return {"long_ids": ids[0], "long_logits": _units(model, [prompt])}
     return {"long_ids": ids[0], "long_logits": _last_logits(model, {"input_ids": ids}, LONG_ENDS)}
+
+
+def _units(model: Any, prompts: list[list[int]]) -> Any:
+    """Return the vectors of prompts by an embedding model, of length 1: float32 (prompts, size)."""
+    from torch.nn.functional import normalize
+
+    return normalize(vectors.of_texts(model, prompts, 0, _BATCH), dim=-1).float()
 
 
 def ask_image(model: Any, tokenizer: Any, processor: images.Processor) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 from tqdm import tqdm
@@ -28,18 +29,24 @@ RESAMPLES = 2000
 
 Row = dict[str, Any]
 """Sample with input_ids and labels, lists of equal length; a pair also has seq_lengths, the lengths of its
-two sequences, a labelled answer label, 1 or 0, and a text with labels classes, their places."""
+two sequences, and a query those of its own and its documents, a labelled answer label, 1 or 0, and a text
+with labels classes, their places."""
 
 
 def sequences_of(rows: Sequence[Row]) -> list[Row]:
-    """Return the sequences of all rows: of pairs first the chosen sequence of each, then the rejected ones;
-    of labelled answers the desirable ones first; else the rows."""
+    """Return the sequences of all rows: of rows of several first the first one of each (the chosen one of a
+    pair, the query), then the second ones ...; of labelled answers the desirable ones first; else the
+    rows."""
     if rows and "label" in rows[0]:
         return sorted(rows, key=lambda row: -row["label"])
     if not rows or "seq_lengths" not in rows[0]:
         return list(rows)
-    chosen = [_part(row, 0, row["seq_lengths"][0]) for row in rows]
-    return chosen + [_part(row, row["seq_lengths"][0], len(row["input_ids"])) for row in rows]
+    ends = [[0, *accumulate(row["seq_lengths"])] for row in rows]
+    return [
+        _part(row, of_row[place], of_row[place + 1])
+        for place in range(len(rows[0]["seq_lengths"]))
+        for row, of_row in zip(rows, ends, strict=True)
+    ]
 
 
 def gate_sequences(rows: Sequence[Row]) -> list[Row]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune import json_core, names
-from flytune.errors import ExportError, FlytuneError
+from flytune.errors import DataError, ExportError, FlytuneError
 from flytune.files import read_regular
 from flytune.models import chat_templates, published
 from flytune.models.library_errors import reason
@@ -89,20 +89,55 @@ def _state(step: Any) -> Any:
     return None if step is None else step.__getstate__()
 
 
+def end_texts(tokenizer: Any, model: Model) -> None:
+    """Let a tokenizer end each text with its end token, where it ends texts with none; `write_files` stores
+    that.
+
+    Raises:
+        DataError: it begins texts with other tokens than BOS, or has no BOS or EOS that could be added.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    backend = tokenizer.backend_tokenizer
+    bare = backend.encode("a text", add_special_tokens=False).ids
+    ids = backend.encode("a text").ids
+    start = next(at for at in range(len(ids)) if ids[at : at + len(bare)] == bare)
+    before, after = ids[:start], ids[start + len(bare) :]
+    if after:
+        return
+    if before not in ([], [tokenizer.bos_token_id]):
+        raise DataError(
+            f"model.name_or_path: the tokenizer of {model.name_or_path} begins texts with "
+            f"{tokenizer.decode(before)!r:.60}, and an end token cannot be added to its rules; choose "
+            "another base model"
+        )
+    tokens = [*([tokenizer.bos_token] if before else []), "$A", tokenizer.eos_token]
+    pair = [*tokens[:-1], "$B", tokenizer.eos_token]
+    known = [(token, tokenizer.convert_tokens_to_ids(token)) for token in tokens if token != "$A"]
+    backend.post_processor = TemplateProcessing(single=tokens, pair=pair, special_tokens=known)
+    # As transformers writes these two, it makes the same rule of them.
+    tokenizer.end_rule = {"add_bos_token": bool(before), "add_eos_token": True}
+
+
 def write_files(tokenizer: Any, model: Model, folder: Path) -> None:
     """Write the tokenizer of a base model, with the recipe's changes, into a new folder.
 
-    tokenizer.json is the base's byte for byte, or with the recipe's added tokens; tokenizer_config.json is
-    the base's, with the keys that the recipe changes. Where transformers' class makes other tokens, another
-    class is named.
+    tokenizer.json is the base's byte for byte, or with the recipe's added tokens and the rule of `end_texts`;
+    tokenizer_config.json is the base's, with the keys that the recipe changes. Where transformers' class
+    makes other tokens, another class is named.
     """
     tokenizer.save_pretrained(folder)
     saved = json_core.load_object((folder / CONFIG).read_bytes(), published.LARGEST)
     base = published.content_of(model, CONFIG)
-    config = _config(tokenizer, saved, base)
+    config = _config(tokenizer, saved, base) | getattr(tokenizer, "end_rule", {})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     if (path := path_of(published.base_name(model), model.revision, tokenizer)) is not None:
-        (folder / TOKENIZER).write_bytes(_with_tokens(path.read_bytes(), tokenizer, model))
+        content = _with_tokens(path.read_bytes(), tokenizer, model)
+        if hasattr(tokenizer, "end_rule"):
+            stored = json_core.load_object(content, published.LARGEST)
+            stored["post_processor"] = json.loads(tokenizer.backend_tokenizer.post_processor.__getstate__())
+            content = json.dumps(stored, indent=2, ensure_ascii=False).encode()
+        (folder / TOKENIZER).write_bytes(content)
 
 
 def _config(tokenizer: Any, saved: dict[str, Any], base: dict[str, Any] | None) -> dict[str, Any]:

@@ -39,4 +39,4 @@ class BoundRecipe:
     @cached_property
     def row_kind(self) -> RowKind:
         """Return the kind of rows that the objective reads."""
-        return row_kind(self.recipe.row_kind)
+        return row_kind(self.recipe.row_kind, self.recipe.objective.negatives_of_a_row)

@@ -242,21 +242,9 @@ def _trainer_class() -> Any:
     """Return ClassTrainer. TRL is imported here."""
     import torch
     from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-    from trl import RewardTrainer
 
-    class ClassTrainer(RewardTrainer):  # type: ignore[misc]
+    class ClassTrainer(sequence_heads.prepared_trainer()):  # type: ignore[misc]
         """RewardTrainer on prepared texts with labels."""
-
-        def __init__(self, *args: Any, model: Any, **kwargs: Any) -> None:
-            # TRL refuses a configuration with more than one output, and reads it nowhere else.
-            labels, model.config.id2label = model.config.id2label, {0: ""}
-            try:
-                super().__init__(*args, model=model, **kwargs)
-            finally:
-                model.config.id2label = labels
-
-        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            return dataset
 
         def compute_loss(
             self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

@@ -78,6 +78,11 @@ class HeldoutRows:
         compared."""
         return HeldoutFigures({}, base.tokens, {"loss": tuned.nll})
 
+    def of_both(self, models: Any) -> HeldoutFigures:
+        """Return the figures of a model without a head of words, and of its base where that has the same head
+        (evaluation's BothModels)."""
+        return self.without_words(models.tuned)
+
     def without_words(self, model: Any) -> HeldoutFigures:
         """Return the figures of a model that has no head of words; neither has its base a head like it."""
         raise NotImplementedError

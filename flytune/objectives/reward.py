@@ -5,13 +5,13 @@ A sequence classifier with one output learns to give the chosen of two answers t
 a pair is minus the log sigmoid of the difference of both rewards.
 """
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from flytune.models import Row, heads
 from flytune.models.scoring import sequences_of
+from flytune.objectives import sequence_heads
 from flytune.objectives.heldout import HeldoutFigures, HeldoutRows, intervals
 from flytune.objectives.sequence_heads import SequenceHeadObjective
 from flytune.recipe import Reward as RewardSection
@@ -84,7 +84,7 @@ class RewardModeling(SequenceHeadObjective):
 
     @classmethod
     def trainer_class(cls) -> Any:
-        return _trainer_class()
+        return sequence_heads.prepared_trainer()
 
     def row_numbers(self, outputs: Any) -> Any:
         return outputs.logits.squeeze(-1)
@@ -113,17 +113,3 @@ class RewardModeling(SequenceHeadObjective):
 
 
 OBJECTIVE = RewardModeling
-
-
-@functools.cache
-def _trainer_class() -> Any:
-    """Return PairRewardTrainer, RewardTrainer on prepared pairs. TRL is imported here."""
-    from trl import RewardTrainer
-
-    class PairRewardTrainer(RewardTrainer):  # type: ignore[misc]
-        """RewardTrainer that takes its rows as they are."""
-
-        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            return dataset
-
-    return PairRewardTrainer

@@ -17,13 +17,20 @@ class SequenceHeadObjective(ObjectiveBase):
     """Noun of what the head's outputs are: rewards, or classes."""
     answers_with: ClassVar[str]
     """Phrase of the model and what it gives in the place of words."""
+    why_no_adapter: ClassVar[str] = "an adapter of a language model has no head of {head_of}"
+    """Reason that training cannot begin from an adapter."""
+    why_no_lm_head: ClassVar[str] = "there is no lm_head, and score is trained completely"
+    """Reason that method.target_modules cannot name a head."""
+    why_no_code: ClassVar[str] = "code of the model's own has its own classifier, or none"
+    """Reason that the model cannot be of code of its own."""
 
     def problems(self) -> list[str]:
         method, where, sentences = self.recipe.method, f"objective: {self.name}", []
         if method.adapter:
+            why = self.why_no_adapter.format(head_of=self.head_of)
             sentences.append(
-                f"{where} with method.adapter: an adapter of a language model has no head of {self.head_of}; "
-                "merge it first (flytune merge), and name the merged model in model.name_or_path"
+                f"{where} with method.adapter: {why}; merge it first (flytune merge), and name the merged "
+                "model in model.name_or_path"
             )
         if method.is_pissa:
             sentences.append(
@@ -37,8 +44,8 @@ class SequenceHeadObjective(ObjectiveBase):
             )
         if isinstance(method.target_modules, list) and {"lm_head", "score"} & {*method.target_modules}:
             sentences.append(
-                f"{where} with method.target_modules {', '.join(method.target_modules)}: there is no "
-                "lm_head, and score is trained completely; remove it there"
+                f"{where} with method.target_modules {', '.join(method.target_modules)}: "
+                f"{self.why_no_lm_head}; remove it there"
             )
         if reason := sharding_of(self.recipe).no_sequence_head:
             sentences.append(
@@ -47,12 +54,11 @@ class SequenceHeadObjective(ObjectiveBase):
         if self.recipe.training.use_liger_kernel:
             sentences.append(
                 f"{where} with training.use_liger_kernel: Liger replaces the loss of language models, and "
-                "its other kernels are not tested with a classifier; remove it"
+                "its other kernels are not tested without that; remove it"
             )
         if self.recipe.model.trust_remote_code:
             sentences.append(
-                f"{where} with model.trust_remote_code: code of the model's own has its own classifier, or "
-                "none; use a model type of transformers"
+                f"{where} with model.trust_remote_code: {self.why_no_code}; use a model type of transformers"
             )
         if self.recipe.evaluation.tasks:
             sentences.append(
@@ -87,3 +93,25 @@ def batch(pad_token_id: int, rows: list[Row]) -> dict[str, Any]:
         "input_ids": padded([*sequences], pad_token_id),
         "attention_mask": padded([[1] * len(sequence) for sequence in sequences], 0),
     }
+
+
+@functools.cache
+def prepared_trainer() -> Any:
+    """Return PreparedTrainer. TRL is imported here."""
+    from trl import RewardTrainer
+
+    class PreparedTrainer(RewardTrainer):  # type: ignore[misc]
+        """RewardTrainer that takes its rows as they are, of a model with any number of outputs."""
+
+        def __init__(self, *args: Any, model: Any, **kwargs: Any) -> None:
+            # TRL refuses a configuration with more than one output, and reads it nowhere else.
+            labels, model.config.id2label = model.config.id2label, {0: ""}
+            try:
+                super().__init__(*args, model=model, **kwargs)
+            finally:
+                model.config.id2label = labels
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+    return PreparedTrainer

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from flytune import data, yaml_core
 from flytune.data import formats, image_rows
 from flytune.data.columns import REFERENCES, TURNS, likely_names
-from flytune.data.rows import classified
+from flytune.data.rows import classified, queries
 from flytune.errors import DataError, DoesNotFit, RecipeError
 from flytune.hardware import Shape, load_shapes, this_machine
 from flytune.planning import planner, sample_count
@@ -43,13 +43,15 @@ OBJECTIVES = {
     "reward": "pairs that a reward model learns to score",
     "grpo": "questions whose answers the model draws itself, judged by rewards",
     "classify": "texts with a label",
+    "embed": "queries with documents, for a search",
 }
 """Kinds of samples by the objective that trains them."""
-_EPOCHS = {"sft": 3, "dpo": 1, "kto": 1, "reward": 1, "grpo": 1, "classify": 3}
+_EPOCHS = {"sft": 3, "dpo": 1, "kto": 1, "reward": 1, "grpo": 1, "classify": 3, "embed": 1}
 _SHARE_OF_STEPS = 0.25
 """Share of all steps between two checkpoints of a run of one epoch."""
 # Customary rates: LoRA's and full training's on answers (QLoRA's paper, Tulu 3), DPO's and KTO's a tenth and
-# less, TRL's defaults for reward models and GRPO; classifiers have the rates of reward models.
+# less, TRL's defaults for reward models and GRPO; classifiers and embedding models have the rates of reward
+# models.
 _RATES = {
     "sft": (1e-5, 2e-4),
     "dpo": (5e-7, 2e-5),
@@ -57,6 +59,7 @@ _RATES = {
     "reward": (1e-5, 1e-4),
     "grpo": (1e-6, 1e-5),
     "classify": (1e-5, 1e-4),
+    "embed": (1e-5, 1e-4),
 }
 """Learning rates by the objective: of all weights, and of adapters."""
 _GRPO: dict[str, Any] = {
@@ -146,8 +149,9 @@ def look(asked: Asked) -> Looked:
             f"{asked.data}: --objective grpo: its rows have no column {', '.join(REFERENCES)} to judge an "
             "answer by: write a recipe with a reward of your own (docs/objectives.md)"
         )
-    fields = classified.fields_of(rows) if objective == "classify" else {}
-    if fields and len(fields["labels"]) < 2:
+    fields_of = {"classify": classified.fields_of, "embed": queries.fields_of}.get(objective)
+    fields = fields_of(rows) if fields_of else {}
+    if objective == "classify" and len(fields["labels"]) < 2:
         raise DataError(
             f"{asked.data}: --objective classify: the first {counted(len(rows), 'row')} have "
             f"{counted(len(fields['labels']), 'label')} in their column label or labels, and a classifier "
@@ -191,6 +195,8 @@ def _objective(row: dict[str, Any]) -> str:
     has_answer = any(names.get(name, name) in row for name in ("completion", *TURNS))
     if has_answer and formats.label_column(row):
         return "kto"
+    if queries.are_in(row):
+        return "embed"
     return "classify" if "text" in row and set(classified.LABELS) & row.keys() else "sft"
 
 
@@ -312,6 +318,8 @@ def _recipe(
     if not any(shape.is_gpu for shape in possible):
         dtype = "float32"
     batch = 4 if samples is not None and samples < _FEW else 16
+    if looked.objective == "embed":
+        batch *= 4
     # Each process gets as many samples of a step, and each prompt all answers of its group.
     unit = 1 if asked.on == "auto" else max(shape.world_size for shape in possible)
     if looked.objective == "grpo":
@@ -373,13 +381,15 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         "data.images": "the rows have some (docs/images.md)",
         "objective": f"{OBJECTIVES[looked.objective]}, {'as asked' if asked.objective else 'by the columns'}",
         "objective.labels": f"those of the first {counted(looked.rows, 'row')}; names say more than numbers",
+        "objective.negatives": f"as many as each of the first {counted(looked.rows, 'row')} has",
         "objective.rewards": "1 where the final number, or what follows ####, is that of the row",
         "objective.group_size": "answers to each question, compared with each other",
         "objective.max_completion_length": "tokens of an answer; fewer are faster",
         "method": f"{asked.aim}: {chosen.way}",
         "sharding": reasons.get("sharding", "").partition(": ")[2] or "chosen by the plan",
         "training.learning_rate": "customary for this objective and method; the first to try others of",
-        "training.global_batch_size": "samples of a step, as many for each process; few for little data",
+        "training.global_batch_size": "samples of a step, as many for each process; few for little data"
+        + ("; their documents are the negatives" if looked.objective == "embed" else ""),
         "training.num_train_epochs": "customary for this objective",
         "checkpoints.save_steps": "a run that is ended resumes after its last epoch"
         if _EPOCHS[looked.objective] > 1

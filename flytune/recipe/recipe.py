@@ -209,6 +209,10 @@ class DataRequest(Strict):
     """Names of the labels of rows, in the order of the model's outputs; empty where rows have none."""
     labelling: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
     """Problem whose labels they are, by transformers' name; empty where rows have none."""
+    negatives: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
+    """Number of documents of a row that do not belong to its query."""
+    text_prompts: Annotated[list[str], Field(exclude_if=lambda prompts: not prompts)] = Field(default=[])
+    """Texts before each query and before each document; empty where there are none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -234,6 +238,8 @@ class DataRequest(Strict):
             judged_by=recipe.objective.judged_by,
             classes=recipe.objective.classes,
             labelling=recipe.objective.labelling,
+            negatives=recipe.objective.negatives_of_a_row,
+            text_prompts=recipe.objective.text_prompts,
         )
 
 

@@ -125,6 +125,8 @@ class Manifest(Record):
 
     classes: Annotated[list[str], Field(exclude_if=lambda names: not names)] = Field(default=[])
     """Names of the labels of rows, by their numbers; empty where rows have none."""
+    negatives: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
+    """Number of documents of a row that do not belong to its query."""
 
     @model_validator(mode="before")
     @classmethod

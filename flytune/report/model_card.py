@@ -122,7 +122,7 @@ def _arguments(recipe: Recipe, training: TrainingResult) -> list[str]:
 def _front_matter(recipe: Recipe, metrics: Metrics, base_license: Mapping[str, str]) -> dict[str, Any]:
     model, adapter = recipe.model.name_or_path, recipe.method.name != "full"
     matter: dict[str, Any] = {
-        "library_name": "peft" if adapter else "transformers",
+        "library_name": heads.head_of(recipe).library or ("peft" if adapter else "transformers"),
         "pipeline_tag": heads.head_of(recipe).pipeline_tag,
     }
     # The hub requires an id on the hub here, not the path of a folder.

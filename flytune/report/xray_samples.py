@@ -52,9 +52,10 @@ class SampleView:
     title: str
     note: str
     pieces: list[Piece]
-    """Tokens of the sample; of a pair, the tokens that both sequences begin with."""
-    answers: tuple[list[Piece], ...] = ()
-    """Tokens of a pair's chosen and rejected sequence from the place where they part."""
+    """Tokens of the sample; of a row of several sequences, the tokens that all begin with."""
+    sequences: tuple[tuple[str, list[Piece]], ...] = ()
+    """Name and tokens of each sequence of such a row (a pair's chosen and rejected one) from the place where
+    they part."""
 
 
 def sample_views(
@@ -69,7 +70,7 @@ def sample_views(
     titles: dict[tuple[str, int, int], list[str]] = {}
     for title, (part, sample) in titled.items():
         titles.setdefault((part.file, int(part.rows[sample]), int(part.starts[sample])), []).append(title)
-    kind = row_kind(manifest.row_kind)
+    kind = row_kind(manifest.row_kind, manifest.negatives)
     pictures = Pictures(folder) if (folder / images.FOLDER).is_dir() else None
     for named in titles.values():
         part, sample = titled[named[0]]
@@ -100,7 +101,7 @@ def _stored(
     longest: tuple[StoredSamples, int] | None = None
     seen = most = 0
     # The sequences of a row are samples that follow one another.
-    kind = row_kind(manifest.row_kind)
+    kind = row_kind(manifest.row_kind, manifest.negatives)
     each, name = kind.sequences, kind.title
     for part in parts(folder, manifest.train):
         lengths = part.lengths.tolist()
@@ -153,7 +154,7 @@ def _flagged(
                     ends = [sample for sample in samples if _ends_with(part, sample, example, tokenizer)]
                     at = (
                         0
-                        if row_kind(manifest.row_kind).sequences > 1
+                        if row_kind(manifest.row_kind, manifest.negatives).sequences > 1
                         else samples.index((ends or samples)[0])
                     )
                     flagged[f"Flagged: {name}"] = part, samples[at]
@@ -173,6 +174,7 @@ def _example_view(example: Example, manifest: Manifest, tokenizer: Any) -> Sampl
     ]
     *first, last = [sequence.tokens for sequence in example.sequences]
     tokens = " and ".join([*(f"{count:,}" for count in first), counted(last, "token")])
+    names = row_kind(manifest.row_kind, manifest.negatives).sequence_names
     lost = sum(max(0, sequence.tokens - manifest.max_length) for sequence in example.sequences)
     note = f"{example.where}: {tokens}"
     if example.kind == "cut":
@@ -183,7 +185,7 @@ def _example_view(example: Example, manifest: Manifest, tokenizer: Any) -> Sampl
         note += "; no token that is trained is left"
     if len(pieces) == 1:
         return SampleView(_TITLES[example.kind], note, pieces[0])
-    return SampleView(_TITLES[example.kind], note, [], (pieces[0], pieces[1]))
+    return SampleView(_TITLES[example.kind], note, [], tuple(zip(names, pieces, strict=True)))
 
 
 def _excerpt_pieces(excerpt: Excerpt, max_length: int, tokenizer: Any) -> Iterator[Piece]:
@@ -211,30 +213,30 @@ def _may_be_cut(part: StoredSamples, sample: int, manifest: Manifest) -> bool:
 def _view_of_several(
     title: str, part: StoredSamples, sample: int, manifest: Manifest, tokenizer: Any
 ) -> SampleView:
-    """Return a row of two sequences: what both begin with once, then both side by side from where they
-    part."""
-    names, both = row_kind(manifest.row_kind).sequence_names, []
+    """Return a row of several sequences: what all begin with once, then side by side from where they part."""
+    names = row_kind(manifest.row_kind, manifest.negatives).sequence_names
+    sequences = []
     for number in range(sample, sample + len(names)):
         start, length = int(part.starts[number]), int(part.lengths[number])
-        both.append((part.tokens(number).tolist(), part.trained[start : start + length].tolist()))
-    (chosen, first), (rejected, second) = both
-    shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False)))
-    note = (
-        f"{part.where(sample)}: {names[0]} {counted(len(chosen), 'token')}, {sum(first):,} trained; "
-        f"{names[1]} {len(rejected):,}, {sum(second):,} trained; they part after {shared:,}"
-    )
-    before = _shortened(chosen[:shared], first[:shared], tokenizer)
-    answers = []
-    for ids, trained in both:
+        sequences.append((part.tokens(number).tolist(), part.trained[start : start + length].tolist()))
+    tokens = zip(*(ids for ids, _ in sequences), strict=False)
+    shared = sum(1 for _ in takewhile(lambda place: len({*place}) == 1, tokens))
+    sizes = [
+        f"{name} {counted(len(ids), 'token')}, {sum(trained):,} trained"
+        for name, (ids, trained) in zip(names, sequences, strict=True)
+    ]
+    note = f"{part.where(sample)}: {'; '.join(sizes)}; they part after {shared:,}"
+    first, trained_of_first = sequences[0]
+    before = _shortened(first[:shared], trained_of_first[:shared], tokenizer)
+    shown = []
+    for name, (ids, trained) in zip(names, sequences, strict=True):
         pieces = list(_pieces(ids[: shared + _HEAD], trained, tokenizer, 0, shared))
-        if rest := len(ids) - shared - _HEAD:
-            pieces += (
-                [Piece(f"{counted(rest, 'token is', 'tokens are')} not shown", "gap")] if rest > 0 else []
-            )
+        if (rest := len(ids) - shared - _HEAD) > 0:
+            pieces.append(Piece(f"{counted(rest, 'token is', 'tokens are')} not shown", "gap"))
         if manifest.truncated and len(ids) == manifest.max_length:
             pieces.append(Piece(f"cut at {counted(manifest.max_length, 'token')}", "c"))
-        answers.append(pieces)
-    return SampleView(title, note, before, tuple(answers))
+        shown.append((name, pieces))
+    return SampleView(title, note, before, tuple(shown))
 
 
 def _view(

@@ -80,6 +80,19 @@ def write_texts(path: Path, rows: int, seed: int = 0) -> None:
     path.write_text("".join(json.dumps(text) + "\n" for text in texts), encoding="utf-8")
 
 
+def write_queries(path: Path, rows: int, seed: int = 0) -> None:
+    """Write queries of 2 to 30 words with two documents of 1 to 60."""
+    rows_of = (
+        {
+            "query": pair["prompt"][0]["content"],
+            "positive": pair["chosen"][0]["content"],
+            "negatives": [pair["rejected"][0]["content"]],
+        }
+        for pair in _pairs(rows, seed)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows_of), encoding="utf-8")
+
+
 def write_images(path: Path, rows: int, seed: int = 0) -> None:
     """Write chats about one image, none, or two, which are drawn into the folder of `path`, named by it."""
     from PIL import Image, ImageDraw

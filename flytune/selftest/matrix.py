@@ -72,6 +72,8 @@ def weight_distance(run: FinishedRun, plain: FinishedRun, base: Path) -> float:
         )
     is_adapter = any(".lora_B." in name for name in theirs)
     differences = [mine[name] - theirs[name] for name in mine]
+    # A model without a head has shorter names than its base.
+    start |= {name.removeprefix("model."): tensor for name, tensor in start.items()}
     # The head of a sequence is not in the base.
     updates = [
         theirs[name] if is_adapter else theirs[name] - start[name]

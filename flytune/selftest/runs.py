@@ -23,8 +23,10 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
-Rows = Literal["chats", "step", "packed", "images", "dpo", "kto", "reward", "grpo", "classify", "distill"]
-OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo", "classify", "distill")
+Rows = Literal[
+    "chats", "step", "packed", "images", "dpo", "kto", "reward", "grpo", "classify", "distill", "embed"
+]
+OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo", "classify", "distill", "embed")
 """Rows of an objective of their name; all others are those of sft."""
 Model = Literal["dense", "experts", "balance", "vision"]
 Parallel = Literal["data", "sp2"]
@@ -41,6 +43,7 @@ _FILES: dict[Rows, tuple[str, str]] = {
     "grpo": ("prompts.jsonl", "heldout-prompts.jsonl"),
     "classify": ("texts.jsonl", "heldout-texts.jsonl"),
     "distill": ("chats.jsonl", "heldout.jsonl"),
+    "embed": ("queries.jsonl", "heldout-queries.jsonl"),
 }
 OBJECTIVE_SECTIONS: dict[Rows, dict[str, Any]] = {
     "grpo": {
@@ -49,6 +52,7 @@ OBJECTIVE_SECTIONS: dict[Rows, dict[str, Any]] = {
         "rewards": [{"name": "letters", "code": selftest_dataset.REWARD}],
     },
     "classify": {"labels": selftest_dataset.LABELS, "class_weight": {selftest_dataset.LABELS[0]: 2.0}},
+    "embed": {"negatives": 1, "matryoshka_dims": [16], "temperature": 0.5},
 }
 """Fields of objectives whose defaults are not a tiny run's."""
 
@@ -63,7 +67,7 @@ class Pair(NamedTuple):
     """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in
     fewer rows; images: chats about images; dpo and reward: pairs of chats; kto: labelled answers; grpo:
     prompts, with the answers that plain training drew; classify: texts with labels; distill: chats with the
-    tokens of the other base."""
+    tokens of the other base; embed: queries with two documents."""
     model: Model = "dense"
     """dense: a Llama; experts: a mixture, whose experts get adapters too, with activation checkpointing under
     all shardings but none; balance: the same with the balance loss of the routers; vision: a model that reads
@@ -129,6 +133,10 @@ class Trials:
         selftest_dataset.write_prompts(folder / "heldout-prompts.jsonl", 4, seed=1)
         selftest_dataset.write_texts(folder / "texts.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
         selftest_dataset.write_texts(folder / "heldout-texts.jsonl", 4, seed=1)
+        selftest_dataset.write_queries(
+            folder / "queries.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT
+        )
+        selftest_dataset.write_queries(folder / "heldout-queries.jsonl", 4, seed=1)
         selftest_dataset.write_labelled(folder / "heldout-labelled.jsonl", 4, seed=1)
         selftest_dataset.write_images(
             folder / "images.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT
@@ -179,7 +187,7 @@ class Trials:
         # for heads of a sequence, nor has distillation.
         balance = (
             {}
-            if not pair.is_mixture or pair.rows in ("reward", "classify", "distill")
+            if not pair.is_mixture or pair.rows in ("reward", "classify", "distill", "embed")
             else {"router_aux_loss_coef": 0.5 * (pair.model == "balance")}
         )
         return Recipe.model_validate(

@@ -14,7 +14,7 @@ class DeviceMap(ShardingBase):
 
     name = "device_map"
     estimated_as = Layout(name="device_map", pipelined=True)
-    no_sequence_head = "its head is on the last GPU, and the Trainer needs the loss on the first"
+    no_sequence_head = "its result is on the last GPU, and the Trainer needs the loss on the first"
     refuses: ClassVar = {
         "full": "a 16-bit model spread by layers keeps all GPUs but one idle; zero3 shards it and uses them "
         "all",

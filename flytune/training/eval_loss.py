@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flytune.data import heldout_rows
+from flytune.data import heldout_rows, read_manifest, row_kind
 from flytune.models import Row
-from flytune.models.scoring import CLASSES, IGNORED
 from flytune.objectives import FILLER, ObjectiveBase, objective_of
 from flytune.recipe import Recipe
 from flytune.training.reference import Reference
@@ -52,18 +51,15 @@ class Scorer:
 
 def scored_rows(dataset: Path, limit: int, reference: Reference | None = None) -> list[Row]:
     """Return those of the first `limit` held-out samples that can be scored, with the reference's
-    log-probabilities: samples with a token to score, prompts, whose answers are drawn, and texts with labels.
+    log-probabilities: samples with a token to score; of kinds of rows whose labels are not what is trained,
+    all.
 
     Raises:
         DataError: the data set is incomplete, or has no such sample.
     """
     rows = heldout_rows(dataset, limit)
     rows = reference.beside_heldout(rows) if reference else rows
-    return [
-        row
-        for row in rows
-        if {"fields", CLASSES} & row.keys() or any(label != IGNORED for label in row["labels"][1:])
-    ]
+    return row_kind(read_manifest(dataset).row_kind).scored(rows)
 
 
 def live_loss(trainer: Any, degrees: Degrees, rows: Sequence[Row], objective: ObjectiveBase) -> float:

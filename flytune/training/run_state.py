@@ -15,6 +15,7 @@ from flytune.objectives.bound import BoundRecipe
 from flytune.planning import budget
 from flytune.recipe import Recipe
 from flytune.records import Plan
+from flytune.sentences import counted
 from flytune.training import reference
 from flytune.training.attempt import AttemptWriter
 from flytune.training.checkpoints import Saver
@@ -66,7 +67,7 @@ class RunState(BoundRecipe):
                 log-probabilities of the reference are needed, and are missing, or of another one.
         """
         bound, manifest = BoundRecipe(recipe), data.read_manifest(dataset)
-        wanted = bound.row_kind
+        wanted = data.row_kind(recipe.row_kind)
         if (found_kind := data.row_kind(manifest.row_kind)) != wanted:
             raise DataError(
                 f"{dataset}: its rows are {found_kind.meaning}, and the recipe's objective, "
@@ -76,6 +77,11 @@ class RunState(BoundRecipe):
             raise DataError(
                 f"{dataset}: its labels are {', '.join(manifest.classes)[:200]}, in this order, and the "
                 f"recipe's {', '.join(recipe.objective.classes)[:200]}; prepare again"
+            )
+        if manifest.negatives != recipe.objective.negatives_of_a_row:
+            raise DataError(
+                f"{dataset}: its rows have {counted(manifest.negatives, 'negative')}, and "
+                f"objective.negatives is {recipe.objective.negatives_of_a_row}; prepare again"
             )
         for line in bound.objective.warnings(manifest):
             log.warning("%s", line)

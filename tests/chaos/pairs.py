@@ -42,6 +42,7 @@ _WRITERS: dict[Rows, Callable[..., None]] = {
     "reward": selftest_dataset.write_pairs,
     "grpo": selftest_dataset.write_prompts,
     "classify": selftest_dataset.write_texts,
+    "embed": selftest_dataset.write_queries,
     "distill": selftest_dataset.write,
 }
 

@@ -15,6 +15,7 @@ from tests.support.classified import write_classified
 from tests.support.paths import ROOT
 from tests.support.preferences import write_labelled, write_preferences
 from tests.support.pyflyte import pyflyte
+from tests.support.queries import write_queries
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 PROMPTS = [
@@ -59,13 +60,14 @@ def ran(seen, *command):
 
 
 @pytest.mark.journey
-@pytest.mark.parametrize("objective", ["sft", "dpo", "kto", "reward", "classify", "distill"])
+@pytest.mark.parametrize("objective", ["sft", "dpo", "kto", "reward", "classify", "distill", "embed"])
 def test_a_run_that_holds_nothing_out_stores_a_model_and_says_that_nothing_was_measured(objective, tmp_path):
     writers = {
         "sft": write_pairs,
         "distill": write_pairs,
         "kto": write_labelled,
         "classify": write_classified,
+        "embed": write_queries,
     }
     write = writers.get(objective, write_preferences)
     changes = {

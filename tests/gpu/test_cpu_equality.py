@@ -18,6 +18,7 @@ from tests.support import ranks
 from tests.support.classified import write_classified
 from tests.support.preferences import write_labelled, write_preferences
 from tests.support.prompts import section, write_prompts
+from tests.support.queries import write_queries
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -28,6 +29,7 @@ ROWS = {
     "kto": write_labelled,
     "grpo": write_prompts,
     "classify": write_classified,
+    "embed": write_queries,
 }
 CASES = [
     "full sft",
@@ -38,6 +40,8 @@ CASES = [
     "lora kto",
     "full reward",
     "full classify",
+    "full embed",
+    "lora embed",
     "full grpo",
     "lora grpo",
 ]

@@ -17,6 +17,7 @@ from tests.support import objective_runs, ranks
 from tests.support.classified import write_classified
 from tests.support.preferences import write_labelled, write_preferences
 from tests.support.prompts import write_prompts
+from tests.support.queries import write_queries
 from tests.support.tiny import tiny_recipe, write_pairs
 
 WRITERS = {
@@ -25,6 +26,7 @@ WRITERS = {
     "labelled_answers": write_labelled,
     "prompts": write_prompts,
     "classified": write_classified,
+    "queries": write_queries,
 }
 """Functions that write rows, by the kind of rows."""
 

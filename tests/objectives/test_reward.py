@@ -148,7 +148,7 @@ def test_the_gate_refuses_another_head(tuned, inputs, tmp_path):
             "with method.modules_to_save: tables of tokens",
         ),
         ({"method": {"name": "lora", "target_modules": ["lm_head"]}}, "there is no lm_head"),
-        ({"method": "qlora", "sharding": "device_map"}, "its head is on the last GPU"),
+        ({"method": "qlora", "sharding": "device_map"}, "its result is on the last GPU"),
         ({"evaluation.tasks": ["arc_easy"]}, "a reward model gives a number"),
     ],
 )

@@ -25,6 +25,7 @@ CLASSES = {
     "reward": "RewardConfig",
     "grpo": "GRPOConfig",
     "classify": "RewardConfig of classify",
+    "embed": "RewardConfig of embed",
     "distill": "SFTConfig of distill",
 }
 

@@ -42,10 +42,18 @@ KINDS = {
     ],
     "own names": [{"question": question, "answer": answer, "by": "mk"} for question, answer in ROWS],
     "input and output": [{"input": question, "output": answer} for question, answer in ROWS],
+    "queries": [
+        {"anchor": question, "positive": answer, "negative_1": "another answer"} for question, answer in ROWS
+    ],
 }
-OBJECTIVES = {"pairs": "dpo", "labels": "kto", "chats_with_labels": "kto"} | dict.fromkeys(
-    ("classes", "several classes"), "classify"
-)
+OBJECTIVES = {
+    "pairs": "dpo",
+    "labels": "kto",
+    "chats_with_labels": "kto",
+    "classes": "classify",
+    "several classes": "classify",
+    "queries": "embed",
+}
 """Objectives by the kind of rows; sft of all others."""
 
 

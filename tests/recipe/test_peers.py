@@ -78,7 +78,8 @@ def test_a_list_of_what_is_offered_has_all_of_it(beginning, field):
 
 
 def test_the_command_line_takes_every_objective():
-    assert set(convert.OBJECTIVES) == set(SECTIONS)
+    # TRL trains no embedding models.
+    assert set(convert.OBJECTIVES) == set(SECTIONS) - {"embed"}
 
 
 def test_each_name_stands_once_below_its_tool():

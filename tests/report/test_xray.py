@@ -271,7 +271,8 @@ def test_a_pair_has_both_answers_side_by_side_from_where_they_part(tmp_path: Pat
     assert {"Pair 1", "Pair 2", "Pair 3"} <= {title for view in views for title in view.title.split("; ")}
     texts = [json.loads(line) for line in rows.read_text().splitlines()]
     for view in views:
-        before, *both = ("".join(piece.text for piece in pieces) for pieces in (view.pieces, *view.answers))
+        parts = [view.pieces, *(pieces for _, pieces in view.sequences)]
+        before, *both = ("".join(piece.text for piece in pieces) for pieces in parts)
         assert before.startswith("Question ")
         assert "add the numbers.↵" in before
         (chosen, rejected) = both
@@ -282,7 +283,7 @@ def test_a_pair_has_both_answers_side_by_side_from_where_they_part(tmp_path: Pat
             for row in texts
         )
         assert not any("t" in piece.kind.split() for piece in view.pieces if "Question" in piece.text)
-        assert all("t" in piece.kind.split() for pieces in view.answers for piece in pieces), (
+        assert all("t" in piece.kind.split() for _, pieces in view.sequences for piece in pieces), (
             "answers are trained"
         )
     page = xray.page(folder, recipe, tmp_path / "x.html").read_text()

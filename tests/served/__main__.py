@@ -1,5 +1,6 @@
 """`make proofs PARTS=served`: artifacts in vLLM and llama.cpp's server, and what `flytune verify` says; GRPO
-with answers that vLLM draws.
+with answers that vLLM draws; embedding models in sentence-transformers and
+vLLM.
 
 python -m tests.served                every case
 python -m tests.served llama-q8 ...   these cases
@@ -14,16 +15,18 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.served import drawing, environments, servers
+from tests.served import drawing, embedding, environments, servers
 from tests.served.cases import CASES, Case, Question
 from tests.served.models import Models, flytune
 
 
 def main() -> int:
     """Run the cases; return 1 if a verdict is another one."""
-    names = [*(case.name for case in CASES), *drawing.CASES]
+    functions = drawing.CASES | embedding.CASES
+    names = [*(case.name for case in CASES), *functions]
     parser = argparse.ArgumentParser("python -m tests.served", description=__doc__.partition("\n")[0])
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(names))
     chosen = parser.parse_args().cases
@@ -34,9 +37,9 @@ def main() -> int:
         models = Models(folder / "models", folder)
         cases = [case for case in CASES if not chosen or case.name in chosen]
         failed = [case.name for case in cases if not _passes(case, models, folder)]
-        drawn = [name for name in drawing.CASES if not chosen or name in chosen]
-        failed += [name for name in drawn if not _draws(name, models, folder)]
-    count = len(cases) + len(drawn)
+        called = [name for name in functions if not chosen or name in chosen]
+        failed += [name for name in called if not _succeeds(name, functions[name], models, folder)]
+    count = len(cases) + len(called)
     sys.stdout.write(f"{count - len(failed)} of {count} cases as expected\n")
     if failed:
         sys.stderr.write(f"failed: {', '.join(failed)}\n")
@@ -60,12 +63,12 @@ def _passes(case: Case, models: Models, folder: Path) -> bool:
         return False
 
 
-def _draws(name: str, models: Models, folder: Path) -> bool:
-    """Run a case of drawing with vLLM; return whether it is as expected."""
+def _succeeds(name: str, case: Callable[[Models, Path], str], models: Models, folder: Path) -> bool:
+    """Run a case that is a function; return whether it is as expected."""
     place = folder / name
     shutil.rmtree(place, ignore_errors=True)
     try:
-        problem = drawing.CASES[name](models, place)
+        problem = case(models, place)
     except RuntimeError as error:
         problem = str(error)
     _say(name, not problem, problem or "yes")

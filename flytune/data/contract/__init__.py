@@ -69,7 +69,8 @@ class WrittenSamples:
         self, tokenizer: Any, request: DataRequest, rows: int | None, formats: Callable[[], set[str]]
     ) -> None:
         """`formats` returns the formats of the rows so far; `rows` as in `Statistics`."""
-        self._arguments = tokenizer, request.data.max_length, formats, row_kind(request.row_kind), rows
+        kind = row_kind(request.row_kind, request.negatives)
+        self._arguments = tokenizer, request.data.max_length, formats, kind, rows
         self._statistics: Statistics | None = None
 
     def add(self, split: str, part: StoredSamples) -> None:
@@ -154,7 +155,7 @@ def _checked(statistics: Statistics, manifest: Manifest, data: Data) -> Contract
             *contract_checks.thoughts(manifest, data),
             *contract_checks.left_out(manifest),
             *contract_checks.duplicates(statistics, manifest),
-            *contract_checks.contradictions(statistics, row_kind(manifest.row_kind)),
+            *contract_checks.contradictions(statistics, row_kind(manifest.row_kind, manifest.negatives)),
             *row_kind(manifest.row_kind).checks(manifest),
         ]
     )

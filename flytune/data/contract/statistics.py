@@ -137,7 +137,7 @@ class Statistics:
             tokenizer,
             manifest.max_length,
             set(manifest.format.split(", ")),
-            row_kind(manifest.row_kind),
+            row_kind(manifest.row_kind, manifest.negatives),
             rows,
         )
         for split, counts in (("train", manifest.train), ("heldout", manifest.heldout)):

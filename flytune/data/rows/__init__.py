@@ -8,6 +8,7 @@ from flytune.data.rows.image_answers import ImageAnswers
 from flytune.data.rows.labelled import LabelledAnswers, weight_advice
 from flytune.data.rows.pairs import Pairs
 from flytune.data.rows.prompts import Prompts
+from flytune.data.rows.queries import Queries
 
 __all__ = ["ROW_KINDS", "RowKind", "row_kind", "weight_advice"]
 
@@ -18,10 +19,11 @@ _KINDS: tuple[RowKind, ...] = (
     Prompts(),
     Classified(),
     ImageAnswers(),
+    Queries(),
 )
 ROW_KINDS: dict[str, RowKind] = {kind.name: kind for kind in _KINDS}
 
 
-def row_kind(name: str) -> RowKind:
-    """Return the kind of rows that a request or a manifest names."""
-    return ROW_KINDS[name]
+def row_kind(name: str, negatives: int = 0) -> RowKind:
+    """Return the kind of rows that a request or a manifest names, whose rows have so many negatives."""
+    return ROW_KINDS[name].with_negatives(negatives) if negatives else ROW_KINDS[name]

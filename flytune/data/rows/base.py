@@ -8,7 +8,7 @@ from flytune.data import left_out, row_forms
 from flytune.data.check import Check
 from flytune.data.formats import CHATS, Chat, Sample
 from flytune.data.labels import Encoded
-from flytune.models.scoring import IGNORED
+from flytune.models.scoring import IGNORED, Row
 from flytune.recipe import Data, DataRequest, Source
 from flytune.records import Manifest
 
@@ -40,7 +40,7 @@ class RowKind:
     """Noun of its rows, in the plural."""
     title: ClassVar[str] = "Sample"
     """Title of one row that is shown."""
-    sequence_names: ClassVar[tuple[str, ...]] = ("",)
+    sequence_names: tuple[str, ...] = ("",)
     """Name of each sequence of a stored row, which follow one another in it."""
     columns: ClassVar[Mapping[str, str]] = {}
     """Stored columns beside input_ids and labels: `list` of int32, `int` for one int32, or `text`."""
@@ -54,6 +54,8 @@ class RowKind:
     """Columns that it reads beside those of the format, which are not left out."""
     trains_labels: ClassVar[bool] = True
     """True if what has labels is what is trained, so that each stored row has some."""
+    ends_texts: ClassVar[bool] = False
+    """True if each text ends with the end token wherever it is tokenized: the stored tokenizer adds it."""
     has_images: ClassVar[bool] = False
     """True if its rows may have images."""
     contradiction: ClassVar[str] = ""
@@ -61,6 +63,10 @@ class RowKind:
 
     def bound(self, request: DataRequest) -> Self:
         """Return the kind with what a request says of its rows."""
+        return self
+
+    def with_negatives(self, negatives: int) -> Self:
+        """Return the kind with so many negatives in each row, where it has some."""
         return self
 
     @property
@@ -100,6 +106,11 @@ class RowKind:
         known."""
         return 1
 
+    def unread(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Return the columns of a row without those that it reads beside those of the format."""
+        own_columns = {source.columns.get(name, name) for name in self.own_columns}
+        return {name: value for name, value in row.items() if name not in own_columns}
+
     def contradicts_itself(self, row: dict[str, Any]) -> bool:
         """Return whether a row's own figures say that another answer is the better one."""
         return False
@@ -130,6 +141,12 @@ class RowKind:
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         """Return whether there is something to learn in a stored row."""
         return all(labels.count(IGNORED) < len(labels) for _, labels in sequences)
+
+    def scored(self, rows: Sequence[Row]) -> list[Row]:
+        """Return those of stored rows that have something to score."""
+        if not self.trains_labels:
+            return list(rows)
+        return [row for row in rows if any(label != IGNORED for label in row["labels"][1:])]
 
     def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         """Return the values of `columns` of a stored row with sequences of these lengths; `fields` are its

@@ -9,6 +9,7 @@ from flytune.recipe.objectives.base import ObjectiveSection
 from flytune.recipe.objectives.classify import Classify
 from flytune.recipe.objectives.distill import Distill
 from flytune.recipe.objectives.dpo import Dpo
+from flytune.recipe.objectives.embed import Embed
 from flytune.recipe.objectives.grpo import Grpo
 from flytune.recipe.objectives.kto import Kto
 from flytune.recipe.objectives.reward import Reward
@@ -19,6 +20,7 @@ __all__ = [
     "Classify",
     "Distill",
     "Dpo",
+    "Embed",
     "Grpo",
     "Kto",
     "Objective",
@@ -27,7 +29,7 @@ __all__ = [
     "Sft",
 ]
 
-_Section = Sft | Dpo | Kto | Reward | Grpo | Classify | Distill
+_Section = Sft | Dpo | Kto | Reward | Grpo | Classify | Distill | Embed
 SECTIONS: dict[str, type[ObjectiveSection]] = {
     get_args(section.model_fields["name"].annotation)[0]: section for section in get_args(_Section)
 }

@@ -69,6 +69,16 @@ class ObjectiveSection(Section):
         return ""
 
     @property
+    def negatives_of_a_row(self) -> int:
+        """Number of documents of a row that do not belong to its query; 0 of other objectives."""
+        return 0
+
+    @property
+    def text_prompts(self) -> list[str]:
+        """Texts before each query and before each document; empty where there are none."""
+        return []
+
+    @property
     def judged_by(self) -> Any:
         """Return the part that judges reference answers while data is prepared; None where nothing does."""
         return None

@@ -1,0 +1,142 @@
+"""Queries with documents: a query, a document that belongs to it, and documents that do not.
+
+The columns are `query` (or `anchor`), `positive`, and `negatives`: a list of texts, or one; or `negative_1`,
+`negative_2` ..., as sentence-transformers' mining of hard negatives writes them. A stored row has the tokens
+of the query, the positive and as many negatives as objective.negatives says, and their lengths (seq_lengths).
+Each text ends with the end token, also one that is cut: its vector is taken there.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from flytune import limits
+from flytune.data.formats import Plain, Sample, column, optional_column, with_other_names
+from flytune.data.labels import Encoded
+from flytune.data.messages import text_of
+from flytune.data.rows.base import Content, Label, RowKind
+from flytune.errors import DataError
+from flytune.models.scoring import IGNORED
+from flytune.recipe import Data, DataRequest, Source
+from flytune.row_names import QUERIES
+from flytune.sentences import counted
+
+FORM = "queries"
+"""Format of such rows in manifests."""
+QUERY, POSITIVE, NEGATIVES = "query", "positive", "negatives"
+_NUMBERED = re.compile(r"negative_(\d+)")
+
+
+class Queries(RowKind):
+    """A stored row has all sequences, none of whose tokens is predicted; `seq_lengths` are their lengths."""
+
+    name = QUERIES
+    meaning = "queries with documents"
+    title = "Query"
+    columns: ClassVar[Mapping[str, str]] = {"seq_lengths": "list"}
+    cuts = "truncate or drop"
+    trains_labels = False
+    ends_texts = True
+
+    def __init__(self, negatives: int = 0, prompts: Sequence[str] = ()) -> None:
+        """Bind it to the number of negatives of a row, and to the texts before queries and documents."""
+        self._negatives = negatives
+        self._query_prompt, self._document_prompt = prompts or ("", "")
+        self.sequence_names = (QUERY, POSITIVE, *(f"negative {place + 1}" for place in range(negatives)))
+
+    def bound(self, request: DataRequest) -> Self:
+        return type(self)(request.negatives, request.text_prompts)
+
+    def with_negatives(self, negatives: int) -> Self:
+        return type(self)(negatives)
+
+    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
+        return FORM
+
+    def content(
+        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
+    ) -> Content:
+        columns = with_other_names(row, source.columns)
+        query = _text(column(row, QUERY, columns, where), columns.get(QUERY, QUERY), where)
+        positive = _text(column(row, POSITIVE, columns, where), columns.get(POSITIVE, POSITIVE), where)
+        negatives = negatives_of(row, columns, where)
+        if len(negatives) < self._negatives:
+            raise DataError(
+                f"{where}: has {counted(len(negatives), 'negative')}, and objective.negatives is "
+                f"{self._negatives}; lower it, or remove the row"
+            )
+        negatives = negatives[: self._negatives]
+        if positive in negatives:
+            raise DataError(
+                f"{where}: negatives[{negatives.index(positive)}] is the positive too; remove it there"
+            )
+        documents = [Plain(self._document_prompt + text, "") for text in (positive, *negatives)]
+        return Content([Plain(self._query_prompt + query, ""), *documents], query)
+
+    def cut(self, sequences: Sequence[Encoded], data: Data) -> list[list[Encoded]]:
+        if data.too_long == "drop":
+            return []
+        return [[_cut(ids, labels, data.max_length) for ids, labels in sequences]]
+
+    def aligned(self, sequences: list[Encoded], samples: Sequence[Sample]) -> list[Encoded]:
+        return [(ids, [IGNORED] * len(ids)) for ids, _ in sequences]
+
+    def is_trained(self, sequences: Sequence[Encoded]) -> bool:
+        return all(ids for ids, _ in sequences)
+
+    def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
+        return (lengths,)
+
+    def longest(self, dataset: Any) -> Any:
+        import numpy
+
+        return numpy.asarray([max(lengths) for lengths in dataset.data.column("seq_lengths").to_pylist()])
+
+    def unread(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
+        columns, read = with_other_names(row, source.columns), [QUERY, POSITIVE]
+        if self._negatives:
+            read += [NEGATIVES, *filter(_NUMBERED.fullmatch, row)]
+        theirs = {columns.get(name, name) for name in read}
+        return {name: value for name, value in row.items() if name not in theirs}
+
+
+def are_in(row: Mapping[str, Any]) -> bool:
+    """Return whether a row's columns show a query and its document."""
+    return POSITIVE in row and bool({QUERY, "anchor"} & row.keys())
+
+
+def fields_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of objective embed that rows show: the number of negatives that each has."""
+    columns = with_other_names(dict(rows[0]), {})
+    fewest = min(len(negatives_of(row, columns, "a row")) for row in rows)
+    return {"negatives": min(fewest, limits.NEGATIVES)} if fewest else {}
+
+
+def negatives_of(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> list[str]:
+    """Return a row's documents that do not belong to its query, in order; empty if it has none.
+
+    Raises:
+        DataError: one is no text, or empty.
+    """
+    theirs = columns.get(NEGATIVES, NEGATIVES)
+    value = optional_column(dict(row), NEGATIVES, dict(columns))
+    if value is None:
+        numbered = sorted(filter(_NUMBERED.fullmatch, row), key=lambda name: int(name.rpartition("_")[2]))
+        return [_text(row[name], name, where) for name in numbered if row[name] is not None]
+    if isinstance(value, list | tuple):
+        return [_text(text, f"{theirs}[{place}]", where) for place, text in enumerate(value)]
+    return [_text(value, theirs, where)]
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    text = text_of(value, name, where)
+    if not text.strip():
+        raise DataError(f"{where}: {name} is empty; remove the row, or that text")
+    return text
+
+
+def _cut(ids: list[int], labels: list[int], length: int) -> Encoded:
+    """Return a sequence of at most `length` tokens that ends with the last one, the end token."""
+    if len(ids) <= length:
+        return ids, labels
+    return [*ids[: length - 1], ids[-1]], [*labels[: length - 1], labels[-1]]

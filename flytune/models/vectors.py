@@ -1,0 +1,208 @@
+"""Vectors of texts: the hidden state after the last token, and the loss and ranks of queries among documents.
+
+The loss is InfoNCE (van den Oord et al. 2018, arXiv 1807.03748) of cosine similarities: minus the
+log-probability of a query's own document among all documents of a step. A document with the text of the own
+one, and the own document of a query with the same text, are left out: they are no negatives.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from flytune.errors import ExportError
+from flytune.models.scoring import Row, innermost, padded
+from flytune.recipe import Embed
+
+ALL = slice(None)
+
+
+def are_made_by(model: Any) -> bool:
+    """Return whether a model, live or reloaded, has no head, so that its results are vectors."""
+    inner = innermost(model)
+    return not (hasattr(inner, "score") or inner.can_generate() or inner.get_output_embeddings() is not None)
+
+
+def at_last_token(hidden: Any, mask: Any) -> Any:
+    """Return the hidden state of the last token of each text, whatever side is padded.
+
+    Args:
+        hidden: (texts, length, size).
+        mask: attention mask (texts, length), int64.
+    """
+    import torch
+
+    places = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), places.to(hidden.device)]
+
+
+def key_of(ids: Sequence[int]) -> int:
+    """Return a number of 64 bits, signed, that equal texts have in common, of the tokens of a text."""
+    digest = hashlib.blake2b(array("q", ids).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def by_row(values: Any, sequences: int) -> Any:
+    """Return values of texts, first those of all queries, then of all positives ..., by row: of shape (rows,
+    sequences, ...)."""
+    return values.unflatten(0, (sequences, -1)).transpose(0, 1)
+
+
+def keys_of(rows: Sequence[Row], sequences: int) -> Any:
+    """Return the keys of rows of so many sequences, which `sequences_of` has taken apart: int64 (rows,
+    sequences)."""
+    import torch
+
+    return by_row(torch.tensor([key_of(row["input_ids"]) for row in rows]), sequences)
+
+
+def of_texts(
+    model: Any, texts: Sequence[list[int]], pad_token_id: int, batch_size: int = 1, label: str = "vectors"
+) -> Any:
+    """Return the vector of each text of tokens, not normalized: float64 of shape (texts, size), in host
+    memory. The training mode is restored afterwards.
+
+    Under ZeRO-3 and FSDP every process must call it with equally many texts.
+    """
+    import torch
+
+    size = innermost(model).config.get_text_config().hidden_size
+    vectors = torch.zeros(len(texts), size, dtype=torch.float64)
+    order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+    device, was_training = next(model.parameters()).device, model.training
+    model.eval()
+    try:
+        with torch.no_grad(), tqdm(total=len(order), desc=label, unit=" texts", delay=2) as bar:
+            for start in range(0, len(order), batch_size):
+                batch = order[start : start + batch_size]
+                ids = padded([texts[index] for index in batch], pad_token_id).to(device)
+                mask = padded([[1] * len(texts[index]) for index in batch], 0).to(device)
+                hidden = model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+                vectors[batch] = at_last_token(hidden, mask).double().cpu()
+                bar.update(len(batch))
+    finally:
+        model.train(was_training)
+    return vectors
+
+
+def finite_of_texts(model: Any, rows: Sequence[Row], pad_token_id: int, batch_size: int, label: str) -> Any:
+    """Return the `of_texts` of rows by the model that `label` names.
+
+    Raises:
+        ExportError: one is not finite, or is zero, which has no direction.
+    """
+    texts = [row["input_ids"] for row in rows]
+    vectors = of_texts(model, texts, pad_token_id, batch_size, f"{label}: vectors")
+    usable = vectors.isfinite().all(dim=1) & (vectors != 0).any(dim=1)
+    if bad := (~usable).nonzero().flatten().tolist():
+        raise ExportError(
+            f"{label}: the vector of held-out text {bad[0]} is not finite, or zero ({len(bad)} of "
+            f"{len(vectors)} are): its weights have diverged, or overflow in model.dtype; lower "
+            "training.learning_rate, or use bfloat16"
+        )
+    return vectors
+
+
+def losses(
+    vectors: Any, keys: Any, temperature: float, dims: Sequence[int] = (), queries: slice = ALL
+) -> Any:
+    """Return the loss of queries among the documents of all rows, in nats, shape (queries,): the sum over the
+    complete vectors and their first `dims` dimensions (Kusupati et al. 2022, arXiv 2205.13147).
+
+    Args:
+        vectors: those of each row's query, own document and negatives, not normalized: (rows, sequences,
+            size).
+        keys: keys of their texts, int64 (rows, sequences).
+        queries: rows whose queries' losses are returned.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy, normalize
+
+    left_out, own = _left_out(keys, queries), torch.arange(len(keys), device=keys.device)[queries]
+    total = vectors.new_zeros(len(own))
+    for dim in sorted({*dims, vectors.shape[-1]}):
+        units = normalize(vectors[..., :dim], dim=-1)
+        similarities = units[queries, 0] @ _documents(units).T / temperature
+        total = total + cross_entropy(similarities.masked_fill(left_out, -torch.inf), own, reduction="none")
+    return total
+
+
+def ranks(vectors: Any, keys: Any, queries: slice = ALL) -> Any:
+    """Return the rank of queries' own documents among the documents of all rows by cosine similarity, from 1
+    on: int64 (queries,). Equally near documents come first, and equal texts count once.
+
+    Args: as those of `losses`.
+    """
+    import torch
+    from torch.nn.functional import normalize
+
+    units, texts = normalize(vectors, dim=-1), _documents(keys)
+    own = torch.arange(len(keys), device=keys.device)[queries]
+    similarities = units[queries, 0] @ _documents(units).T
+    _, numbers = texts.unique(return_inverse=True)
+    first = torch.full((int(numbers.max()) + 1,), len(texts), device=keys.device)
+    places = torch.arange(len(texts), device=keys.device)
+    is_first = first.scatter_reduce(0, numbers, places, "amin")[numbers] == places
+    others = is_first & ~_left_out(keys, queries)
+    others[torch.arange(len(own), device=keys.device), own] = False
+    mine = similarities.gather(1, own.unsqueeze(1))
+    return 1 + ((similarities >= mine) & others).sum(dim=1)
+
+
+def _documents(values: Any) -> Any:
+    """Return what is known of each document: first of all positives, then of all first negatives ..."""
+    return values[:, 1:].transpose(0, 1).flatten(0, 1)
+
+
+def _left_out(keys: Any, queries: slice) -> Any:
+    """Return which documents are no negatives of a query, nor its own: bool (queries, documents)."""
+    import torch
+
+    rows = len(keys)
+    own = torch.arange(rows, device=keys.device)[queries]
+    left_out = _documents(keys).unsqueeze(0) == keys[queries, 1].unsqueeze(1)
+    left_out[:, :rows] |= keys[:, 0].unsqueeze(0) == keys[queries, 0].unsqueeze(1)
+    left_out[torch.arange(len(own), device=keys.device), own] = False
+    return left_out
+
+
+_MODES = (
+    "cls_token",
+    "mean_tokens",
+    "max_tokens",
+    "mean_sqrt_len_tokens",
+    "weightedmean_tokens",
+    "lasttoken",
+)
+"""Ways of pooling, of which sentence-transformers' configuration says each by itself."""
+
+
+def companions(section: Embed, size: int, max_length: int) -> dict[str, Any]:
+    """Return the content of the files, by name, by which sentence-transformers, and servers that read them
+    (vLLM, TEI), make a model's vectors: that of the last token, divided by its length, with the prompts.
+
+    Without them a program takes the mean over all tokens, or leaves the division out, and nothing says so.
+
+    Args:
+        size: numbers of a vector.
+        max_length: most tokens of a text.
+    """
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    pooling = {f"pooling_mode_{mode}": mode == "lasttoken" for mode in _MODES}
+    return {
+        "modules.json": [
+            {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for place, (path, kind) in enumerate(kinds.items())
+        ],
+        "1_Pooling/config.json": {"word_embedding_dimension": size, **pooling, "include_prompt": True},
+        "2_Normalize/config.json": {},
+        "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "model_type": "SentenceTransformer",
+            "prompts": {"query": section.query_prompt, "document": section.document_prompt},
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+        },
+    }
