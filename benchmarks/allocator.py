@@ -16,6 +16,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from flytune import dryrun
 from flytune.dryrun import Case, trace
 from flytune.dryrun.allocations import OPTIMIZER, AllocationLedger
 from flytune.errors import RecipeError
@@ -46,7 +47,7 @@ def ledger_of(case: Case) -> AllocationLedger:
         [sys.executable, "-m", "benchmarks.allocator"],
         input=case.model_dump_json().encode(),
         capture_output=True,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"},
+        env=os.environ | dryrun.VARIABLES,
     )
     if done.returncode:
         raise RecipeError((done.stderr.decode().strip().splitlines() or ["no output"])[-1][:300])

@@ -21,6 +21,9 @@ from training_estimates.degrees import Degrees
 __all__ = ["Case", "DryRun", "PeakStorage", "Profile", "confirm", "left_out", "refusal", "run"]
 
 
+VARIABLES = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+"""Variables of the process that traces. Compiling parts of the loss and of the hooks would take a third of
+the time, without any benefit for fake tensors."""
 _WAY_ON = "where the closed form knows the model, plan it without --dry-run"
 
 
@@ -78,9 +81,7 @@ def run(
         input=case.model_dump_json(),
         capture_output=True,
         text=True,
-        # Compiling parts of the loss and of the hooks would take a third of the time, without any benefit for
-        # fake tensors.
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"},
+        env=os.environ | VARIABLES,
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]

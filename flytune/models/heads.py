@@ -459,12 +459,15 @@ class VectorHead(Head):
     def loss(self, model: Any, sequences: Sequence[Row], pad_token_id: int, recipe: Recipe) -> float:
         section = recipe.objective
         assert isinstance(section, Embed)
-        count = 2 + section.negatives
-        of_texts = vectors.finite_of_texts(
-            model, sequences, pad_token_id, recipe.evaluation.batch_size, "tuned model"
+        of_rows, keys = vectors.of_rows(
+            model,
+            sequences,
+            2 + section.negatives,
+            pad_token_id,
+            recipe.evaluation.batch_size,
+            "tuned model",
         )
-        by_row, keys = vectors.by_row(of_texts, count), vectors.keys_of(sequences, count)
-        return float(vectors.losses(by_row, keys, section.temperature, section.matryoshka_dims).mean())
+        return float(vectors.losses(of_rows, keys, section.temperature, section.matryoshka_dims).mean())
 
 
 class VisionHead(Head):

@@ -105,6 +105,20 @@ def finite_of_texts(model: Any, rows: Sequence[Row], pad_token_id: int, batch_si
     return vectors
 
 
+def of_rows(
+    model: Any, sequences: Sequence[Row], count: int, pad_token_id: int, batch_size: int, label: str
+) -> tuple[Any, Any]:
+    """Return the vectors and the keys of rows of `count` sequences, which `sequences_of` has taken apart.
+
+    Returns: float64 (rows, count, size), and int64 (rows, count).
+
+    Raises:
+        ExportError: as `finite_of_texts`.
+    """
+    of_sequences = finite_of_texts(model, sequences, pad_token_id, batch_size, label)
+    return by_row(of_sequences, count), keys_of(sequences, count)
+
+
 def losses(
     vectors: Any, keys: Any, temperature: float, dims: Sequence[int] = (), queries: slice = ALL
 ) -> Any:

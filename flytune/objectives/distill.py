@@ -19,6 +19,7 @@ from flytune.models import Row
 from flytune.models.own_logits import TOKENS
 from flytune.models.scoring import IGNORED
 from flytune.objectives.base import Draws, ObjectiveBase, ReferenceKind, tables_beside_adapter
+from flytune.objectives.recorded_steps import LOGGED, write_sample
 from flytune.objectives.student_answers import StudentAnswers
 from flytune.objectives.teacher_tokens import COLUMNS, IDS, LOG_PROBS
 from flytune.recipe import Distill
@@ -40,11 +41,7 @@ class Distillation(ObjectiveBase):
     name = "distill"
     references: ClassVar[tuple[ReferenceKind, ...]] = ("precomputed",)
     reads_logits = "the teacher's tokens"
-    logged: ClassVar[Mapping[str, str]] = {
-        "answer_tokens": "completions/mean_length",
-        "truncated": "completions/clipped_ratio",
-        "rollout_seconds": "rollout_seconds",
-    }
+    logged: ClassVar[Mapping[str, str]] = LOGGED
 
     @property
     def section(self) -> Distill:
@@ -165,8 +162,7 @@ class Distillation(ObjectiveBase):
 
     def finish(self, trainer: Any, out: Path) -> None:
         if self.section.on_policy:
-            sample = RolloutLedger(trainer.run.saver.address).sample(trainer.state.global_step)
-            (out / ROLLOUTS).write_text(sample, encoding="utf-8")
+            write_sample(trainer, out)
 
     def clear(self, address: str) -> None:
         if self.section.on_policy:

@@ -65,11 +65,10 @@ class VectorRows(HeldoutRows):
         section = self.recipe.objective
         assert isinstance(section, Embed)
         pad, batch_size = self.tokenizer.pad_token_id, self.recipe.evaluation.batch_size
-        of_texts = vectors.finite_of_texts(model, self.sequences, pad, batch_size, label)
         count = 2 + section.negatives
-        by_row, keys = vectors.by_row(of_texts, count), vectors.keys_of(self.sequences, count)
-        ranks = vectors.ranks(by_row, keys).numpy()
-        losses = vectors.losses(by_row, keys, section.temperature, section.matryoshka_dims).numpy()
+        of_rows, keys = vectors.of_rows(model, self.sequences, count, pad, batch_size, label)
+        ranks = vectors.ranks(of_rows, keys).numpy()
+        losses = vectors.losses(of_rows, keys, section.temperature, section.matryoshka_dims).numpy()
         found_among = {f"recall_at_{most}": ranks <= most for most in NEAREST}
         return {"mrr": 1 / ranks, **found_among, "loss": losses}
 

@@ -21,6 +21,7 @@ from flytune.objectives import importance
 from flytune.objectives.base import Draws, ObjectiveBase, ReferenceKind, tables_beside_adapter
 from flytune.objectives.drawing_engines import evaluated
 from flytune.objectives.drawn_answers import PromptRows
+from flytune.objectives.recorded_steps import LOGGED, write_sample
 from flytune.objectives.rollout_steps import Rollouts
 from flytune.recipe import Grpo, Recipe, VllmEngine
 from flytune.records.figures import ANSWER_TOKENS, LOSS, TRUNCATED, Figure, of_answers, of_step
@@ -87,16 +88,14 @@ class GroupPolicy(ObjectiveBase):
     head_outputs = ("log_probs", "entropy")
     heldout_rows = PromptRows
     logged: ClassVar[Mapping[str, str]] = {
+        **LOGGED,
         "reward": "reward",
         "equal_rewards": "frac_reward_zero_std",
-        "answer_tokens": "completions/mean_length",
-        "truncated": "completions/clipped_ratio",
         "entropy": "entropy",
         "kl": "kl",
         "importance_mean": importance.MEAN,
         "importance_max": importance.LARGEST,
         "importance_cut": importance.CUT,
-        "rollout_seconds": "rollout_seconds",
     }
 
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -295,8 +294,7 @@ class GroupPolicy(ObjectiveBase):
         return -numpy.asarray(rewards), numpy.ones(len(rewards))
 
     def finish(self, trainer: Any, out: Path) -> None:
-        sample = RolloutLedger(trainer.run.saver.address).sample(trainer.state.global_step)
-        (out / ROLLOUTS).write_text(sample, encoding="utf-8")
+        write_sample(trainer, out)
 
     def clear(self, address: str) -> None:
         # The next run of the recipe draws its own answers: its base model may be another one at the same

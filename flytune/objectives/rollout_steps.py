@@ -17,25 +17,26 @@ from flytune.models import Row, end_markers
 from flytune.models.scoring import padded
 from flytune.objectives import importance
 from flytune.objectives.drawing_engines import draw_evaluated, engine_of, gathered, with_attention
+from flytune.objectives.recorded_steps import RecordedSteps, logs_of
 from flytune.recipe import Grpo, Recipe
 from flytune.recipe.rewards import as_json
 from flytune.records.plan import DRAW
 from flytune.rewards import Judged, RewardProcess
-from flytune.rollouts import Completion, Drawing, Group, Rollout, RolloutLedger, WantedAnswer, key_of
+from flytune.rollouts import Completion, Drawing, Group, Rollout, WantedAnswer, key_of
 
 log = logging.getLogger(__name__)
 _EPSILON = 1e-4
 """Term that TRL adds to a standard deviation."""
 
 
-class Rollouts:
+class Rollouts(RecordedSteps):
     """Maker of the micro batches of each step, on one of a run's processes. All processes call it."""
 
     def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
         assert isinstance(recipe.objective, Grpo)
         self._recipe, self.section = recipe, recipe.objective
         self._rewards = RewardProcess(self.section)
-        self._ledger: RolloutLedger | None = None
         self.engine = engine_of(recipe)
 
     def batches(self, trainer: Any, batches: list[list[Row]]) -> list[dict[str, Any]]:
@@ -48,18 +49,14 @@ class Rollouts:
         with trainer.run.peaks.during(DRAW):
             step_rows = self._rows(trainer, batches)
             made_by, prompts = self._made_by(trainer, step, step_rows), [prompt for prompt, _ in step_rows]
-            groups = self._known(trainer, step, made_by, prompts) or self._drawn(
+            groups = self.known(trainer, step, made_by, prompts) or self._drawn(
                 trainer, step, batches, made_by
             )
         flat = [completion for group in groups for completion in group.completions]
         advantages, figures = advantages_of(self.section, [rollout.rewards for rollout in flat])
         if step == 1 and trainer.is_world_process_zero():
             self._warn_without_gradient(flat, figures["frac_reward_zero_std"] == 1)
-        figures |= {
-            "completions/mean_length": sum(len(rollout.tokens) for rollout in flat) / len(flat),
-            "completions/clipped_ratio": sum(rollout.truncated for rollout in flat) / len(flat),
-            "rollout_seconds": time.monotonic() - started,
-        }
+        figures |= logs_of(flat, started)
         weights = importance.weights_of(
             self.section, [(rollout, self._is_masked(rollout)) for rollout in flat]
         )
@@ -130,19 +127,6 @@ class Rollouts:
         }
         return with_attention(batch)
 
-    def _known(
-        self, trainer: Any, step: int, made_by: dict[str, str], prompts: list[list[int]]
-    ) -> list[Group] | None:
-        """Return the groups that an earlier attempt has recorded for the step; None if there are none, or
-        others."""
-        from accelerate.utils import broadcast_object_list
-
-        known: list[Any] = [None]
-        if trainer.is_world_process_zero():
-            known = [self._at(trainer).read(step, prompts, made_by)]
-        shared: list[Group] | None = broadcast_object_list(known)[0]
-        return shared
-
     def _rows(self, trainer: Any, batches: list[list[Row]]) -> list[tuple[list[int], str]]:
         """Return the tokens of the step's prompts and the columns of their rows, in their order."""
         size = self.section.group_size
@@ -194,7 +178,7 @@ class Rollouts:
                     trainer, step, [(row, answer) for _, row, answer in drawn_by_all]
                 )
                 outcome = [[group.model_copy(update={"made_by": made_by}) for group in judged_groups]]
-                self._at(trainer).write(step, outcome[0])
+                self.ledger(trainer).write(step, outcome[0])
             except FlytuneError as error:  # the other processes wait for what was found
                 outcome = [str(error)]
         groups = broadcast_object_list(outcome)[0]
@@ -253,11 +237,6 @@ class Rollouts:
         texts = [text_of(trainer.processing_class, answer) for answer in drawn]
         items = [judged(row, text, "a held-out row") for row, text in zip(rows, texts, strict=True)]
         return [self.section.total(values) for values in self._rewards.values(items)]
-
-    def _at(self, trainer: Any) -> RolloutLedger:
-        if self._ledger is None:
-            self._ledger = RolloutLedger(trainer.run.saver.address)
-        return self._ledger
 
 
 def drawing_of(tokenizer: Any, model: Any, temperature: float, section: Grpo | None = None) -> Drawing:

@@ -17,10 +17,11 @@ from flytune.models import Row, loading
 from flytune.models.scoring import IGNORED
 from flytune.objectives import teacher_tokens
 from flytune.objectives.drawing_engines import TrainedModel, gathered
+from flytune.objectives.recorded_steps import RecordedSteps, logs_of
 from flytune.objectives.rollout_steps import drawing_of, hash_of, text_of
 from flytune.recipe import Distill, Recipe
 from flytune.records.plan import DRAW
-from flytune.rollouts import Completion, Group, Rollout, RolloutLedger, WantedAnswer, key_of, numbers
+from flytune.rollouts import Completion, Group, Rollout, WantedAnswer, key_of, numbers
 
 
 class _Prompt(NamedTuple):
@@ -31,14 +32,14 @@ class _Prompt(NamedTuple):
     tokens: list[int]
 
 
-class StudentAnswers:
+class StudentAnswers(RecordedSteps):
     """Maker of the rows of each step, on one of a run's processes. All processes call it."""
 
     def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
         assert isinstance(recipe.objective, Distill)
         self._recipe, self._section = recipe, recipe.objective
         self._engine = TrainedModel()
-        self._ledger: RolloutLedger | None = None
         self._teacher: Any = None
 
     def rows(self, trainer: Any, batches: Sequence[Sequence[Row]]) -> list[list[Row]]:
@@ -53,12 +54,7 @@ class StudentAnswers:
             completed = [self._with_tokens(trainer, batch) for batch in drawn]
         if not answers:
             return completed
-        figures = {
-            "completions/mean_length": sum(len(answer.tokens) for answer in answers.values()) / len(answers),
-            "completions/clipped_ratio": sum(answer.truncated for answer in answers.values()) / len(answers),
-            "rollout_seconds": time.monotonic() - started,
-        }
-        for name, value in figures.items():
+        for name, value in logs_of([*answers.values()], started).items():
             trainer._metrics["train"][name].append(value)
         return completed
 
@@ -74,7 +70,8 @@ class StudentAnswers:
     ) -> dict[int, Rollout]:
         """Return the answers of a step by the places of their rows: those in the ledger, or drawn ones."""
         made_by = self._made_by(trainer, step, prompts)
-        groups = self._known(trainer, step, made_by, prompts) or self._drawn(
+        tokens = [prompt.tokens for prompt in prompts]
+        groups = self.known(trainer, step, made_by, tokens) or self._drawn(
             trainer, step, made_by, prompts, micro_batch
         )
         return {prompt.place: group.completions[0] for prompt, group in zip(prompts, groups, strict=True)}
@@ -92,19 +89,6 @@ class StudentAnswers:
     def _drawing(self, trainer: Any) -> Any:
         temperature = self._section.drawing_temperature
         return drawing_of(trainer.processing_class, trainer.model, temperature)
-
-    def _known(
-        self, trainer: Any, step: int, made_by: dict[str, str], prompts: Sequence[_Prompt]
-    ) -> list[Group] | None:
-        """Return what an earlier attempt has recorded for the step; None if there is nothing, or something
-        else."""
-        from accelerate.utils import broadcast_object_list
-
-        known: list[Any] = [None]
-        if trainer.is_world_process_zero():
-            known = [self._at(trainer).read(step, [prompt.tokens for prompt in prompts], made_by)]
-        shared: list[Group] | None = broadcast_object_list(known)[0]
-        return shared
 
     def _drawn(
         self, trainer: Any, step: int, made_by: dict[str, str], prompts: Sequence[_Prompt], micro_batch: int
@@ -132,7 +116,7 @@ class StudentAnswers:
             for prompt in prompts
         ]
         if trainer.is_world_process_zero():
-            self._at(trainer).write(step, groups)
+            self.ledger(trainer).write(step, groups)
         return groups
 
     def _wanted(self, prompt: _Prompt, step: int) -> WantedAnswer:
@@ -170,11 +154,6 @@ class StudentAnswers:
         recipe = own.model_copy(update={"model": here})
         model = loading.base_model(recipe, self._recipe.model.dtype, device_map={"": trainer.args.device})
         return model.requires_grad_(False).eval()
-
-    def _at(self, trainer: Any) -> RolloutLedger:
-        if self._ledger is None:
-            self._ledger = RolloutLedger(trainer.run.saver.address)
-        return self._ledger
 
 
 def prompt_of(row: Row) -> list[int]:
