@@ -77,7 +77,9 @@ def show_merge(console, monkeypatch):
         adapter_merge.Candidate(onto=onto, divergence=1.234e-5, worst=0.0123, agreement=0.9987)
         for onto in adapter_merge.Candidate.model_fields["onto"].annotation.__args__
     ]
-    namespace = argparse.Namespace(base=ADDRESS, dtype="bfloat16", tokens=1234, candidates=sides)
+    namespace = argparse.Namespace(
+        base=ADDRESS, dtype="bfloat16", tokens=1234, of_vectors=False, candidates=sides
+    )
     monkeypatch.setattr(fetch, "local_folder", lambda *_: Path("x"))
     monkeypatch.setattr(adapter_merge, "merge", lambda *_: namespace)
     merge.run(

@@ -12,6 +12,7 @@ from flytune.hardware import load_cluster, shape_named
 from flytune.hardware.shapes import GIB
 from flytune.models import base as models_base
 from flytune.models import config_json
+from flytune.objectives.bound import BoundRecipe
 from flytune.planning import base_sizes, candidates, planner, requirements
 from flytune.recipe import Recipe
 from flytune.records.plan import STEP
@@ -103,7 +104,11 @@ def test_every_shipped_recipe_is_planned_where_there_is_no_network(path, connect
     if plan.tokens_per_second:
         low, rate, high = plan.tokens_per_second
         assert 0 < low < rate < high
-        tokens = recipe.training.global_batch_size * recipe.data.max_length
+        tokens = (
+            recipe.training.global_batch_size
+            * recipe.data.max_length
+            * BoundRecipe(recipe).row_kind.sequences
+        )
         assert sum(plan.step_seconds.values()) == pytest.approx(tokens / rate, rel=1e-6)
     assert bool(plan.tokens_per_second) == (plan.accelerator != "cpu")
     header = path.read_text().partition("\nname:")[0]
