@@ -128,9 +128,10 @@ def is_modest(recipe: Recipe, shape: Shape) -> bool:
 def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
     """Return a recipe on a shape with each micro batch that its global batch allows, largest first; or why
     there is none."""
-    if reason := _misfit(recipe, shape):
+    bound = BoundRecipe(recipe)
+    if reason := _misfit(bound, shape):
         return reason
-    sharding = sharding_of(recipe)
+    sharding = bound.sharding
     share = sharding.degrees(shape).samples(recipe.training.global_batch_size)
     most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH
     sizes = sorted((size for size in range(1, min(most, share) + 1) if share % size == 0), reverse=True)
@@ -141,7 +142,7 @@ def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
     for micro_batch in (size for size in sizes if not reasons[size]):
         work = workloads.workload(recipe, geometry, shape, micro_batch, share // micro_batch)
         states = model_states.of(work)
-        needs, time = requirements.of(recipe, shape, work, states), workloads.time_of(work, shape, states)
+        needs, time = requirements.of(bound, shape, work, states), workloads.time_of(work, shape, states)
         fits.append(Fit(recipe, shape, work, needs, time))
     return fits
 
@@ -261,9 +262,9 @@ def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
     return allowed
 
 
-def _misfit(recipe: Recipe, shape: Shape) -> str | None:
+def _misfit(bound: BoundRecipe, shape: Shape) -> str | None:
     """Return why a recipe cannot run on a shape whatever its size; None if it can."""
-    sharding = sharding_of(recipe)
+    recipe, sharding = bound.recipe, bound.sharding
     if misfit := sharding.misfit(shape):
         return f"{sharding.name} {misfit}"
     if misfit := sharding.sequence_misfit(shape):

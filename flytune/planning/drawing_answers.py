@@ -5,7 +5,7 @@ from bisect import bisect_left
 from dataclasses import replace
 
 from flytune.hardware.shapes import GIB
-from flytune.objectives import objective_of
+from flytune.objectives.bound import BoundRecipe
 from flytune.planning import candidates, requirements, workloads
 from flytune.planning.candidates import Fit
 from flytune.recipe import TransformersEngine, VllmEngine
@@ -69,7 +69,8 @@ def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
     engine = TransformersEngine() if drawn.by_vllm else VllmEngine(name="vllm")
     section = fit.recipe.objective.model_copy(update={"engine": engine})
     recipe = fit.recipe.model_copy(update={"objective": section})
-    if recipe.refusals() or objective_of(recipe).base_problems(fit.workload.geometry):
+    bound = BoundRecipe(recipe)
+    if recipe.refusals() or bound.objective.base_problems(fit.workload.geometry):
         return []
     other = replace(fit.workload, decoding=replace(drawn, by_vllm=not drawn.by_vllm))
     states = model_states.of(other)
@@ -77,7 +78,7 @@ def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
         fit,
         recipe=recipe,
         workload=other,
-        needs=requirements.of(recipe, fit.shape, other, states),
+        needs=requirements.of(bound, fit.shape, other, states),
         time=workloads.time_of(other, fit.shape, states),
     )
     if fit.time is None or with_other.time is None or not with_other.fits:
@@ -128,7 +129,7 @@ def _larger(fit: Fit) -> list[str]:
             continue
         other = replace(work, decoding=replace(work.decoding, at_a_time=size))
         states = model_states.of(other)
-        need = requirements.of(recipe, fit.shape, other, states)[0]
+        need = requirements.of(fit, fit.shape, other, states)[0]
         if need.share > min(candidates.preferred_share(recipe), candidates.allowed_share(recipe)):
             continue
         faster = workloads.time_of(other, fit.shape, states)

@@ -186,7 +186,7 @@ def _values(recipe: Recipe, field: str, geometry: Geometry, shape: Shape) -> _Va
         if field == MICRO_BATCH:
             tried = [fit for fit in tried if fit.workload.micro_batch == value]
             if not tried:
-                return f"{sharding_of(other).name} does not take it with this accumulation"
+                return f"{other.sharding.name} does not take it with this accumulation"
         held = [fit for fit in tried if fit.fits and fit.share <= share]
         if held:
             return held[0]

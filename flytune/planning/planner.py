@@ -265,7 +265,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
     measured = load_factors().get(shape.name)
     calibration = Calibration(**measured.model_dump(exclude={"name"})) if measured else None
     # The first node alone writes the weights that are gathered.
-    saved = requirements.checkpoint_bytes(work) + shape.nodes * requirements.consolidated_bytes(recipe, work)
+    saved = requirements.checkpoint_bytes(work) + shape.nodes * requirements.consolidated_bytes(fit, work)
     lost = save_interval.planned(recipe, shape, saved, time.seconds, samples) if time else None
     return Plan(
         recipe=recipe.name,
@@ -290,7 +290,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
         steps=steps,
         hours=hours,
         interruptions=lost,
-        loading=requirements.loading_forecast(recipe, shape, work, load_cluster()),
+        loading=requirements.loading_forecast(fit, shape, work, load_cluster()),
         intervals=evidence.of(fit, steps),
         calibration=calibration,
         reasons=[
@@ -317,7 +317,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
             *_rough(work.geometry, fit.traced is not None),
             *candidates.type_notes(recipe, work.geometry),
             *([save_interval.describe(lost)] if lost else []),
-            *requirements.gather_reason(recipe, work),
+            *requirements.gather_reason(fit, work),
             *([lacking] if lacking else []),
             *([short] if short else []),
             *([_calibrated(calibration)] if calibration else []),

@@ -17,13 +17,12 @@ from importlib import metadata
 
 from flytune.hardware import Cluster, Shape, Volume, load_cluster
 from flytune.models import base
-from flytune.objectives import objective_of
+from flytune.objectives.bound import BoundRecipe
 from flytune.planning.calibration import load_factors
 from flytune.planning.save_interval import WRITE_RATE
-from flytune.recipe import Recipe, VllmEngine
+from flytune.recipe import VllmEngine
 from flytune.records import Loading, Need
 from flytune.records.plan import DRAW, EXPORT, LOAD, PHASES, SAVE
-from flytune.sharding import sharding_of
 from training_estimates import Memory, Workload, decoding, model_states
 from training_estimates import memory as estimates_memory
 from training_estimates.memory import GIB
@@ -41,18 +40,20 @@ STORE_GBS = 0.5
 with s3fs."""
 
 
-def loading_forecast(recipe: Recipe, shape: Shape, workload: Workload, cluster: Cluster) -> Loading | None:
+def loading_forecast(
+    bound: BoundRecipe, shape: Shape, workload: Workload, cluster: Cluster
+) -> Loading | None:
     """Return the time of an attempt to load the base model on a cluster; None on a shape without GPUs, whose
     runs are local."""
     if not shape.is_gpu:
         return None
     size = workload.geometry.parameters * (4.0 if workload.geometry.dtype == "float32" else 2.0)
-    sharding = sharding_of(recipe)
+    sharding = bound.sharding
     # Of slices, each process reads its own; otherwise each node reads all files, from its page cache after
     # the first time.
     degrees = sharding.degrees(shape)
     share = min(1.0, degrees.processes / degrees.shards) if sharding.reads_slices else 1.0
-    name = recipe.model.name_or_path
+    name = bound.recipe.model.name_or_path
     if volume := volume_of(name, shape, cluster):
         seconds, rate = _of_volume(volume, size * share, shape.nodes)
         return Loading(
@@ -128,7 +129,7 @@ VLLM_ACTIVATIONS_GIB = 1.26
 EXPORT_FILE = 5e9
 
 
-def of(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> list[Need]:
+def of(bound: BoundRecipe, shape: Shape, workload: Workload, lasting: States) -> list[Need]:
     """Return all of a run's needs on a shape; memory of a GPU (on a cpu shape of a process) first.
 
     Args:
@@ -137,16 +138,16 @@ def of(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> lis
     memory = estimates_memory.memory(workload, lasting)
     if not shape.is_gpu:
         return [
-            _process(recipe, shape, workload, memory, lasting),
+            _process(bound, shape, workload, memory, lasting),
             _shared(shape, workload),
-            _disk(recipe, shape, workload, lasting),
+            _disk(bound, shape, workload, lasting),
         ]
     return [
-        _need("GPU memory", shape.gpu_memory_gib, _tables(recipe, shape, workload, memory)),
-        _host(recipe, shape, workload, lasting),
+        _need("GPU memory", shape.gpu_memory_gib, _tables(bound, shape, workload, memory)),
+        _host(bound, shape, workload, lasting),
         _shared(shape, workload),
-        _disk(recipe, shape, workload, lasting),
-        *_server(recipe, shape, workload),
+        _disk(bound, shape, workload, lasting),
+        *_server(bound, shape, workload),
     ]
 
 
@@ -157,22 +158,22 @@ def checkpoint_bytes(workload: Workload) -> float:
     return width * workload.trained + model_states.state_bytes(workload, width)
 
 
-def consolidated_bytes(recipe: Recipe, workload: Workload) -> float:
+def consolidated_bytes(bound: BoundRecipe, workload: Workload) -> float:
     """Return bytes of the full weights that are written beside each checkpoint to be published
     (publish.every_save)."""
-    gathers = recipe.publish.every_save and not sharding_of(recipe).saves_full_weights
+    gathers = bound.recipe.publish.every_save and not bound.sharding.saves_full_weights
     return _exported(workload) if gathers else 0.0
 
 
-def gather_reason(recipe: Recipe, workload: Workload) -> list[str]:
+def gather_reason(bound: BoundRecipe, workload: Workload) -> list[str]:
     """Return what gathering weights to publish costs, as a line of the plan; none where nothing is
     gathered."""
-    size = consolidated_bytes(recipe, workload)
+    size = consolidated_bytes(bound, workload)
     if not size:
         return []
     return [
-        f"publish.every_save: {recipe.sharding.name} checkpoints hold each process's part, so each save also "
-        f"gathers the weights and writes {size / GIB:.3g} GiB to the first node: training waits "
+        f"publish.every_save: {bound.recipe.sharding.name} checkpoints hold each process's part, so each "
+        f"save also gathers the weights and writes {size / GIB:.3g} GiB to the first node: training waits "
         f"{size / WRITE_RATE:.3g} s at {WRITE_RATE / 1e9:.0f} GB/s (assumed), with "
         f"{min(EXPORT_FILE, size) / GIB:.3g} GiB of host memory for a file"
     ]
@@ -198,17 +199,19 @@ def _has_cpu_build() -> bool:
     return version.endswith("+cpu") or ("+" not in version and sys.platform != "linux")
 
 
-def _tables(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) -> dict[str, dict[str, float]]:
+def _tables(
+    bound: BoundRecipe, shape: Shape, workload: Workload, memory: Memory
+) -> dict[str, dict[str, float]]:
     measured = load_factors().get(shape.name)
     factor = measured.memory if measured else 1.0
     tables = {
         phase: {name: size * (1.0 if name in memory.outside else factor) for name, size in table.items()}
         for phase, table in memory.tables.items()
     }
-    if share := _server_share(recipe):
+    if share := _server_share(bound):
         # It sleeps while the model trains.
         tables[DRAW]["vLLM"] = share * workload.gpu_memory_gib * GIB
-    if recipe.data.packing and workload.attention != "flash":
+    if bound.recipe.data.packing and workload.attention != "flash":
         # The mask that keeps packed samples apart: one byte a pair of tokens, and a copy in 16 bits.
         mask = 3.0 * workload.tokens * workload.sequence_length
         tables = {
@@ -218,16 +221,16 @@ def _tables(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory) ->
     return tables
 
 
-def _server_share(recipe: Recipe) -> float | None:
+def _server_share(bound: BoundRecipe) -> float | None:
     """Return the share of a GPU's memory of a server that the run starts; None without one."""
-    draws = objective_of(recipe).draws()
+    draws = bound.objective.draws()
     return draws.gpu_share if draws else None
 
 
-def _server(recipe: Recipe, shape: Shape, workload: Workload) -> list[Need]:
+def _server(bound: BoundRecipe, shape: Shape, workload: Workload) -> list[Need]:
     """Return what a server of vLLM needs at the least of its part of a GPU, to start and to draw one answer;
     empty without one."""
-    if not (share := _server_share(recipe)):
+    if not (share := _server_share(bound)):
         return []
     # It refuses to start where not even one sample of data.max_length fits.
     drawn = {
@@ -238,36 +241,36 @@ def _server(recipe: Recipe, shape: Shape, workload: Workload) -> list[Need]:
     return [_need(VLLM, share * shape.gpu_memory_gib, {DRAW: drawn})]
 
 
-def _server_bytes(recipe: Recipe, workload: Workload) -> float:
+def _server_bytes(bound: BoundRecipe, workload: Workload) -> float:
     """Return bytes of host memory of a server that the run starts: its weights, where they are on a CPU or
     asleep."""
-    if _server_share(recipe) is None:
+    if _server_share(bound) is None:
         return 0.0
     return BYTES[workload.compute_dtype] * workload.geometry.parameters + CUDA_BUILD_GIB * GIB
 
 
-def _process(recipe: Recipe, shape: Shape, workload: Workload, memory: Memory, lasting: States) -> Need:
+def _process(bound: BoundRecipe, shape: Shape, workload: Workload, memory: Memory, lasting: States) -> Need:
     """Return the memory of a process on a CPU, which holds states and activations, but neither CUDA nor
     NCCL."""
     process = {"process": process_gib(shape) * GIB}
     tables = {
         phase: {name: size for name, size in table.items() if name not in memory.outside} | process
-        for phase, table in _tables(recipe, shape, workload, memory).items()
+        for phase, table in _tables(bound, shape, workload, memory).items()
     }
-    if server := _server_bytes(recipe, workload):
+    if server := _server_bytes(bound, workload):
         # On a CPU it does not sleep.
         size = server + VllmEngine.cpu_cache_gib * GIB
         tables = {
             phase: table if phase == LOAD else table | {"vLLM": size} for phase, table in tables.items()
         }
-    tables[LOAD]["weights as loaded"] = _as_loaded(recipe, workload)
-    tables[SAVE] |= _gathered(recipe, workload)
-    tables[EXPORT]["best checkpoint"] = _best(recipe, workload, lasting)
+    tables[LOAD]["weights as loaded"] = _as_loaded(bound, workload)
+    tables[SAVE] |= _gathered(bound, workload)
+    tables[EXPORT]["best checkpoint"] = _best(bound, workload, lasting)
     return _need("process memory", (shape.memory_gib - shape.shared_memory_gib) / shape.processes, tables)
 
 
-def _host(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> Need:
-    sharding = sharding_of(recipe)
+def _host(bound: BoundRecipe, shape: Shape, workload: Workload, lasting: States) -> Need:
+    sharding = bound.sharding
     processes = workload.degrees.processes
     always = {"processes": processes * process_gib(shape) * GIB, "CUDA": processes * CUDA_HOST_GIB * GIB}
     if shape.nodes > 1:
@@ -276,21 +279,21 @@ def _host(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> 
     always["offload buffers"] = processes * lasting.buffers
     states = sum(lasting.resident.values()) + sum(lasting.optimizer.values())
     phases = {
-        LOAD: {"weights as loaded": processes * _as_loaded(recipe, workload)},
+        LOAD: {"weights as loaded": processes * _as_loaded(bound, workload)},
         # Distributed checkpoints copy the shards of each process to the host before they are written.
         SAVE: {
             "checkpoint": processes * (states + lasting.paged)
             if sharding.async_checkpoint and workload.method == "full"
             else 0.0
         }
-        | _gathered(recipe, workload),
+        | _gathered(bound, workload),
         EXPORT: {
             "file being written": min(EXPORT_FILE, _exported(workload)),
-            "best checkpoint": processes * _best(recipe, workload, lasting),
+            "best checkpoint": processes * _best(bound, workload, lasting),
         },
     }
     # CUDA evicts them from the GPU for whatever else is allocated there.
-    server = processes * _server_bytes(recipe, workload)
+    server = processes * _server_bytes(bound, workload)
     paged = {"paged optimizer states": processes * lasting.paged, "vLLM": server}
     return _need(
         "host memory",
@@ -303,37 +306,37 @@ def _phases(workload: Workload) -> list[str]:
     return [phase for phase in PHASES if phase != DRAW or workload.decoding]
 
 
-def _gathered(recipe: Recipe, workload: Workload) -> dict[str, float]:
+def _gathered(bound: BoundRecipe, workload: Workload) -> dict[str, float]:
     """Return host memory of the process that gathers weights at a save.
 
     DeepSpeed has all of ZeRO-3's trained ones at once, in the dtype that it computes in; those that are
     published beside a sharded checkpoint are of one file.
     """
-    if not recipe.checkpoints.save_steps:
+    if not bound.recipe.checkpoints.save_steps:
         return {}
-    if sharding_of(recipe).saves_gathered:
+    if bound.sharding.saves_gathered:
         return {"gathered weights": float(workload.trained * BYTES[workload.compute_dtype])}
-    return {"file being written": min(EXPORT_FILE, consolidated_bytes(recipe, workload))}
+    return {"file being written": min(EXPORT_FILE, consolidated_bytes(bound, workload))}
 
 
-def _as_loaded(recipe: Recipe, workload: Workload) -> float:
+def _as_loaded(bound: BoundRecipe, workload: Workload) -> float:
     """Return bytes of one process in host memory before they are copied to the GPU.
 
     Files in the requested dtype are mapped without a copy; slices, zero.Init and quantization take one tensor
     at a time.
     """
-    if sharding_of(recipe).loads_by_tensor or workload.geometry.dtype == workload.weight_dtype:
+    if bound.sharding.loads_by_tensor or workload.geometry.dtype == workload.weight_dtype:
         return 0.0
     return CONVERTED * workload.geometry.parameters * BYTES[workload.weight_dtype]
 
 
-def _best(recipe: Recipe, workload: Workload, lasting: States) -> float:
+def _best(bound: BoundRecipe, workload: Workload, lasting: States) -> float:
     """Return bytes of one process in host memory while it loads the checkpoint that `export: best` takes.
 
     DeepSpeed reads its states as one file each, optimizer included; the other shardings read one tensor at a
     time.
     """
-    if recipe.checkpoints.export == "last" or not sharding_of(recipe).loads_whole_states:
+    if bound.recipe.checkpoints.export == "last" or not bound.sharding.loads_whole_states:
         return 0.0
     return sum(lasting.optimizer.values()) + lasting.offloaded
 
@@ -347,19 +350,19 @@ def _shared(shape: Shape, workload: Workload) -> Need:
     )
 
 
-def _disk(recipe: Recipe, shape: Shape, workload: Workload, lasting: States) -> Need:
+def _disk(bound: BoundRecipe, shape: Shape, workload: Workload, lasting: States) -> Need:
     base = {"base model": 2.0 * workload.geometry.parameters}  # as it is stored: 16 bits
-    if shape.is_gpu and volume_of(recipe.model.name_or_path, shape, load_cluster()):
+    if shape.is_gpu and volume_of(bound.recipe.model.name_or_path, shape, load_cluster()):
         base = {}  # read from the volume
     if workload.decoding and workload.decoding.teacher:
         base["teacher"] = 2.0 * workload.decoding.teacher.parameters  # its files came with its tokens
     running = dict(base)
     running["offloaded"] = workload.degrees.processes * lasting.on_disk
     saved = dict(running)
-    if copies := recipe.checkpoints.copies_on_disk:
+    if copies := bound.recipe.checkpoints.copies_on_disk:
         saved["checkpoints"] = checkpoint_bytes(workload) * copies
         # Those that are uploaded: a save during an upload gathers none.
-        saved["gathered weights"] = consolidated_bytes(recipe, workload)
+        saved["gathered weights"] = consolidated_bytes(bound, workload)
     phases = dict.fromkeys(_phases(workload), running) | {LOAD: base, SAVE: saved}
     return _need("disk", shape.disk_gib, phases | {EXPORT: saved | {"export": _exported(workload)}})
 

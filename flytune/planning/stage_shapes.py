@@ -137,11 +137,9 @@ def reference_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[
     processes.
     """
     recipe, shape, work = fit.recipe, fit.shape, fit.workload
-    if objective_of(recipe).teacher():
+    if fit.objective.teacher():
         return _teacher_reasons(fit, samples, steps)
-    task = (
-        _cheapest(recipe, shape, work.geometry) if "precomputed" in objective_of(recipe).references else None
-    )
+    task = _cheapest(recipe, shape, work.geometry) if "precomputed" in fit.objective.references else None
     passes = [
         workloads.time_of(replace(work, frozen_passes=number), shape, model_states.of(work))
         for number in (0, 1)
@@ -188,7 +186,7 @@ def _teacher_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[s
         return reasons
     seconds = passes[1].seconds - passes[0].seconds
     before = seconds * samples / work.degrees.samples(fit.recipe.training.global_batch_size) / 3600
-    if (draws := objective_of(fit.recipe).draws()) is not None:
+    if (draws := fit.objective.draws()) is not None:
         known = draws.share < 1
         stored = known * samples * length * fit.recipe.objective.bytes_of_a_token / GIB
         once = (

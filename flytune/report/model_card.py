@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from flytune import yaml_core
 from flytune.errors import StorageError
-from flytune.models import heads
-from flytune.objectives import objective_of
+from flytune.objectives.bound import BoundRecipe
 from flytune.recipe import Recipe
 from flytune.records import Manifest, Metrics, Plan, TrainingResult
 from flytune.records.lineage import Lineage
@@ -46,7 +45,8 @@ def render(
 ) -> str:
     """Return the model card as Markdown with the hub's YAML front matter; for the artifact's folder, unless
     `published`."""
-    matter = _front_matter(recipe, metrics, published.base_license if published else {})
+    bound = BoundRecipe(recipe)
+    matter = _front_matter(bound, metrics, published.base_license if published else {})
     adapter = recipe.method.name != "full"
     return (
         page.environment(escape=False)
@@ -72,10 +72,10 @@ def render(
                 or recipe.method.alpha_pattern
                 or trains_tables(recipe)
             ),
-            auto_class=heads.head_of(recipe).auto_class,
-            head=heads.head_of(recipe),
-            about=objective_of(recipe).card_text(),
-            arguments="\n".join(f"    {argument}," for argument in _arguments(recipe, training)),
+            auto_class=bound.head.auto_class,
+            head=bound.head,
+            about=bound.objective.card_text(),
+            arguments="\n".join(f"    {argument}," for argument in _arguments(bound, training)),
             rope=json.dumps(training.rope) if adapter and training.rope else None,
             front_matter=yaml_core.dump(matter).strip(),
             peak=max((step.memory_bytes for step in training.as_planned(plan).steps), default=0),
@@ -105,13 +105,14 @@ def is_hub_id(name: str) -> bool:
     return not Path(name).expanduser().exists() and bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name))
 
 
-def _arguments(recipe: Recipe, training: TrainingResult) -> list[str]:
+def _arguments(bound: BoundRecipe, training: TrainingResult) -> list[str]:
     """Return the arguments of from_pretrained that load the model as it was evaluated."""
+    recipe = bound.recipe
     arguments = [
         f"dtype=torch.{recipe.model.dtype}",
         f'attn_implementation="{recipe.model.attn_implementation}"',
     ]
-    arguments += [f"{name}={value!r}" for name, value in heads.head_of(recipe).arguments.items()]
+    arguments += [f"{name}={value!r}" for name, value in bound.head.arguments.items()]
     if recipe.method.name != "full":  # a complete model's config.json has it
         arguments += [f"{name}={value!r}" for name, value in training.rope.items()]
     if recipe.model.trust_remote_code:
@@ -119,11 +120,12 @@ def _arguments(recipe: Recipe, training: TrainingResult) -> list[str]:
     return [*arguments, 'device_map="auto"']
 
 
-def _front_matter(recipe: Recipe, metrics: Metrics, base_license: Mapping[str, str]) -> dict[str, Any]:
+def _front_matter(bound: BoundRecipe, metrics: Metrics, base_license: Mapping[str, str]) -> dict[str, Any]:
+    recipe = bound.recipe
     model, adapter = recipe.model.name_or_path, recipe.method.name != "full"
     matter: dict[str, Any] = {
-        "library_name": heads.head_of(recipe).library or ("peft" if adapter else "transformers"),
-        "pipeline_tag": heads.head_of(recipe).pipeline_tag,
+        "library_name": bound.head.library or ("peft" if adapter else "transformers"),
+        "pipeline_tag": bound.head.pipeline_tag,
     }
     # The hub requires an id on the hub here, not the path of a folder.
     if is_hub_id(model):
@@ -133,7 +135,7 @@ def _front_matter(recipe: Recipe, metrics: Metrics, base_license: Mapping[str, s
     if datasets := _datasets(recipe):
         matter["datasets"] = datasets
     matter["tags"] = ["flytune", recipe.method.name, *(["lora"] if recipe.method.name == "qlora" else [])]
-    results = _results(recipe, metrics)
+    results = _results(bound, metrics)
     return matter | ({"model-index": [{"name": recipe.name, "results": results}]} if results else {})
 
 
@@ -142,14 +144,14 @@ def _datasets(recipe: Recipe) -> list[str]:
     return sorted({name for name in named if name and is_hub_id(name)})
 
 
-def _results(recipe: Recipe, metrics: Metrics) -> list[dict[str, Any]]:
+def _results(bound: BoundRecipe, metrics: Metrics) -> list[dict[str, Any]]:
     """Return the evaluation results for the hub's model-index."""
-    tag = heads.head_of(recipe).pipeline_tag
+    tag = bound.head.pipeline_tag
     task = {"type": tag, "name": tag.replace("-", " ").capitalize()}
     # The hub requires a type here: the id of the data set if it is on the hub.
     heldout = {
         "name": "held-out samples of the training data",
-        "type": next(iter(_datasets(recipe)), "heldout"),
+        "type": next(iter(_datasets(bound.recipe)), "heldout"),
     }
     figures = [
         (

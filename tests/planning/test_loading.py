@@ -23,7 +23,7 @@ def seconds(shape="h100-8x8", sharding="fsdp", method="lora", name="owner/name",
     row = shape_named(shape)
     fit = best_fit(recipe, row, GEOMETRY)
     made = requirements.loading_forecast(
-        recipe, row.model_copy(update=changes or {}), fit.workload, Cluster.model_validate(cluster)
+        fit, row.model_copy(update=changes or {}), fit.workload, Cluster.model_validate(cluster)
     )
     assert made.bytes == SIZE
     return list(made.parts.values()), made.source
@@ -76,11 +76,11 @@ def test_the_published_times_of_405b():
     row = shape_named("h100-8x8")
     fit = best_fit(recipe, row, base_sizes.read_geometry(recipe.model))
     shared = requirements.loading_forecast(
-        recipe, row, fit.workload, Cluster(volumes=[TEAM], model_cache="/mnt/team/hub")
+        fit, row, fit.workload, Cluster(volumes=[TEAM], model_cache="/mnt/team/hub")
     )
     assert shared.seconds / 60 == pytest.approx(50, rel=0.01)
     # The published run's first rank reads all from its own disk; here each node reads an eighth.
-    _, disk = requirements.loading_forecast(recipe, row, fit.workload, Cluster()).parts.values()
+    _, disk = requirements.loading_forecast(fit, row, fit.workload, Cluster()).parts.values()
     assert 8 * disk / 60 == pytest.approx(3, rel=0.01)
 
 

@@ -8,6 +8,7 @@ import pytest
 from flytune.errors import DoesNotFit
 from flytune.hardware import shape_named
 from flytune.hardware.shapes import GIB
+from flytune.objectives.bound import BoundRecipe
 from flytune.planning import planner, requirements
 from flytune.records import Need
 from flytune.records.plan import DRAW, EVALUATE, EXPORT, LOAD, PHASES, SAVE, STEP, verdict
@@ -21,7 +22,7 @@ EIGHT = 8_030_261_248
 def needs_of(recipe, shape="h100-8", micro_batch=1):
     shape = shape_named(shape) if isinstance(shape, str) else shape
     work = workload_of(recipe, shape=shape, micro_batch=micro_batch)
-    found = requirements.of(recipe, shape, work, model_states.of(work))
+    found = requirements.of(BoundRecipe(recipe), shape, work, model_states.of(work))
     return {need.resource: need for need in found}
 
 
@@ -181,13 +182,13 @@ def test_sharded_checkpoints_are_gathered_to_be_published(changes, width):
     assert needs_of(after)["host memory"].phases[SAVE].get("file being written", 0) == min(
         requirements.EXPORT_FILE, gathered
     )
-    assert len(requirements.gather_reason(after, workload_of(after))) == bool(gathered)
-    assert requirements.gather_reason(before, workload_of(before)) == []
+    assert len(requirements.gather_reason(BoundRecipe(after), workload_of(after))) == bool(gathered)
+    assert requirements.gather_reason(BoundRecipe(before), workload_of(before)) == []
 
 
 def test_the_plan_says_what_gathering_costs():
     recipe = recipe_of(sharding="fsdp", checkpoints=SAVED, publish=EVERY)
-    assert requirements.gather_reason(recipe, workload_of(recipe)) == [
+    assert requirements.gather_reason(BoundRecipe(recipe), workload_of(recipe)) == [
         "publish.every_save: fsdp checkpoints hold each process's part, so each save also gathers the "
         "weights and writes 15 GiB to the first node: training waits 16.1 s at 1 GB/s (assumed), with 4.66 "
         "GiB of host memory for a file"

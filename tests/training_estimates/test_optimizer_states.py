@@ -6,6 +6,7 @@ import pytest
 
 from flytune.hardware import shape_named
 from flytune.models import loading
+from flytune.objectives.bound import BoundRecipe
 from flytune.planning import requirements, workloads
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import OPTIMIZERS, Recipe
@@ -107,7 +108,7 @@ def test_paged_states_are_counted_on_the_host_and_those_of_one_tensor_on_the_gpu
     assert there.optimizer["optimizer"] == model_states.of(plain).paged == 0
     assert there.update - model_states.of(plain).update == pytest.approx(8 * paged.largest_trained / 16)
     assert memory.memory(plain).needed - memory.memory(paged).needed > 7.9 * share
-    _, host, *_ = requirements.of(shipped(optim="paged_adamw_32bit"), shape, paged, there)
+    _, host, *_ = requirements.of(BoundRecipe(shipped(optim="paged_adamw_32bit")), shape, paged, there)
     assert host.phases[STEP]["paged optimizer states"] == round(8 * there.paged)
     assert "paged optimizer states" not in host.phases[LOAD]
 
