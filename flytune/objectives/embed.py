@@ -73,6 +73,10 @@ class VectorRows(HeldoutRows):
         return {"mrr": 1 / ranks, **found_among, "loss": losses}
 
 
+_DOCUMENTS = "all held-out documents (in a step of training, among its documents alone)"
+"""Documents among which a figure finds a query's own: fewer in training, where that is easier."""
+
+
 class Embedding(SequenceHeadObjective):
     """TRL's RewardTrainer with the loss of queries among documents; all queries have the same weight."""
 
@@ -110,10 +114,9 @@ class Embedding(SequenceHeadObjective):
             )
             for most in NEAREST
         ]
-        recalls[0] = recalls[0].model_copy(
-            update={"meaning": "queries whose own document is the nearest one", "step": "accuracy"}
-        )
-        among = "minus the log-probability of a query's own document among all held-out documents"
+        nearest = f"queries whose own document is the nearest one of {_DOCUMENTS}"
+        recalls[0] = recalls[0].model_copy(update={"meaning": nearest, "step": "accuracy"})
+        among = f"minus the log-probability of a query's own document among {_DOCUMENTS}"
         if self.section.matryoshka_dims:
             among += ", summed over the lengths of vectors"
         scaled_by = [f"objective.{name}" for name in ("temperature", "matryoshka_dims", "negatives")]
