@@ -62,11 +62,12 @@ def write(
     return folder
 
 
-def write_mixture(folder: Path, tokenizer: "PreTrainedTokenizerBase", seed: int = 0) -> Path:
+def write_mixture(folder: Path, tokenizer: "PreTrainedTokenizerBase", seed: int = 0, **fields: Any) -> Path:
     """Write the folder of a mixture of experts (Qwen3-MoE, about 0.4M weights); return it.
 
     A token's embedding names the two experts of every layer that it goes to, far from the others: rounding
-    changes no choice of a router, and processes with other tokens use other experts.
+    changes no choice of a router, and processes with other tokens use other experts. `fields` are further
+    ones of its configuration.
     """
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -83,6 +84,7 @@ def write_mixture(folder: Path, tokenizer: "PreTrainedTokenizerBase", seed: int 
         num_attention_heads=4,
         num_key_value_heads=2,
         **_fields_of(tokenizer),
+        **fields,
     )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
