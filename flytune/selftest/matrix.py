@@ -117,6 +117,12 @@ DIVIDED = [
     for rows in get_args(Rows)
     if rows == "chats" or (rows == "packed" and method in kind.packed_selftests)
 ]
+# Pairs that are also trained by two groups of processes.
+GROUPED = [
+    Pair(method, sharding, parallel="2x2")
+    for sharding, kind in SHARDINGS.items()
+    for method in kind.grouped_selftests
+]
 # Pairs that are also trained with these objectives, without offload; one is refused with the reason where it
 # cannot run.
 COMPARED = [
@@ -229,7 +235,7 @@ class Matrix(Record):
 
 def all_pairs() -> list[Pair]:
     """Return every method with every sharding and offload, also unsupported ones; a few packed, with divided
-    samples, about images, or with experts; all with other objectives."""
+    samples, in groups of processes, about images, or with experts; all with other objectives."""
     methods, offloads = (
         get_args(section.model_fields[name].annotation)
         for section, name in ((Method, "name"), (Sharding, "offload"))
@@ -237,7 +243,7 @@ def all_pairs() -> list[Pair]:
     pairs = [
         Pair(method, sharding, offload) for sharding, offload, method in product(SHARDINGS, offloads, methods)
     ]
-    return [*pairs, *PACKED, *DIVIDED, *COMPARED, *IMAGES, *EXPERTS]
+    return [*pairs, *PACKED, *DIVIDED, *GROUPED, *COMPARED, *IMAGES, *EXPERTS]
 
 
 def pairs_named(names: str) -> list[Pair]:
@@ -253,8 +259,8 @@ def pairs_named(names: str) -> list[Pair]:
     if unknown := [name for name in wanted if name not in known]:
         raise RecipeError(
             f"pairs: {', '.join(unknown)}: no such pair; write method/sharding or method/sharding/offload, "
-            f"as in full/zero2 or full/zero3/cpu (or {PACKED[0]}, {DIVIDED[0]}, {EXPERTS[0]}), with a "
-            f"sharding of {', '.join(SHARDINGS)}"
+            f"as in full/zero2 or full/zero3/cpu (or {PACKED[0]}, {DIVIDED[0]}, {GROUPED[0]}, {EXPERTS[0]}), "
+            f"with a sharding of {', '.join(SHARDINGS)}"
         )
     return [known[name] for name in wanted]
 

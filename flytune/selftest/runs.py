@@ -29,7 +29,7 @@ Rows = Literal[
 OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo", "classify", "distill", "embed")
 """Rows of an objective of their name; all others are those of sft."""
 Model = Literal["dense", "experts", "balance", "vision"]
-Parallel = Literal["data", "sp2"]
+Parallel = Literal["data", "sp2", "2x2"]
 
 # Files of the rows that are trained, and of those that are held out.
 _FILES: dict[Rows, tuple[str, str]] = {
@@ -74,7 +74,8 @@ class Pair(NamedTuple):
     images, whose tower is frozen, with activation checkpointing as experts."""
 
     parallel: Parallel = "data"
-    """data: each process has samples of its own; sp2: two divide the positions of each sample."""
+    """data: each process has samples of its own; sp2: two divide the positions of each sample; 2x2: two
+    groups of processes, on a CPU of two each, have all states each."""
 
     @property
     def is_mixture(self) -> bool:
@@ -84,6 +85,11 @@ class Pair(NamedTuple):
     def sequence_parallel(self) -> int:
         """Processes that divide each sample."""
         return 2 if self.parallel == "sp2" else 1
+
+    @property
+    def replicas(self) -> int:
+        """Groups of processes that have all states each."""
+        return 2 if self.parallel == "2x2" else 1
 
     def __str__(self) -> str:
         plain = Pair(self.method, self.sharding)
@@ -205,6 +211,7 @@ class Trials:
                     "name": pair.sharding,
                     "offload": pair.offload,
                     "sequence_parallel": pair.sequence_parallel,
+                    "replicas": pair.replicas,
                 },
                 "training": {
                     "learning_rate": 1e-3,

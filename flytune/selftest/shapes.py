@@ -1,4 +1,5 @@
-"""Shapes for the machine of the self-test: all its GPUs (or two ranks on a CPU), and one process alone."""
+"""Shapes for the machine of the self-test: all its GPUs (or two ranks on a CPU), one process alone, and on a
+CPU four ranks too."""
 
 import os
 import shutil
@@ -12,13 +13,16 @@ from flytune.selftest import processes as selftest_processes
 from flytune.sharding import sharding_of
 
 CPU_RANKS = 2
+GROUPED_RANKS = 4
+"""Fewest processes of two groups that shard."""
 
 
 def shapes(nodes: int = 1) -> list[Shape]:
     """Return shapes for `nodes` nodes like this: with all GPUs, or without GPUs with at least two gloo ranks
     in all.
 
-    The last one has a single process.
+    The first one is where a pair runs that can; then follow one with a single process, and without GPUs one
+    with four ranks.
     """
     # In a separate process: one that has used CUDA cannot be forked, and every training run is a fork of this
     # process.
@@ -39,7 +43,12 @@ def shapes(nodes: int = 1) -> list[Shape]:
         price_per_hour=0.0,
     )
     alone = here.model_copy(update={"name": "selftest-1", "nodes": 1, "processes": 1})
-    return [here, alone] if here.world_size > 1 else [alone]
+    able = [here, alone] if here.world_size > 1 else [alone]
+    if gpus or here.world_size >= GROUPED_RANKS:
+        return able
+    ranks = -(-GROUPED_RANKS // nodes)
+    name = f"selftest-{ranks}" + f"x{nodes}" * (nodes > 1)
+    return [*able, here.model_copy(update={"name": name, "processes": ranks})]
 
 
 def _devices() -> tuple[list[tuple[str, float]], bool]:
@@ -67,6 +76,7 @@ def lacks(recipe: Recipe, here: list[Shape]) -> str | None:
         "needs NVMe": here[0].model_copy(update={"nvme": True}),
         "needs a GPU": gpu.model_copy(update={"processes": 1}),
         "needs GPUs": gpu.model_copy(update={"processes": 2}),
+        f"needs {GROUPED_RANKS} GPUs": gpu.model_copy(update={"processes": GROUPED_RANKS}),
         "needs a GPU and NVMe": gpu.model_copy(update={"processes": 1, "nvme": True}),
         "needs GPUs and NVMe": gpu.model_copy(update={"processes": 2, "nvme": True}),
     }

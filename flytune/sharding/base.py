@@ -70,6 +70,8 @@ class ShardingBase:
     """Methods that the selftest also trains on packed rows."""
     divided_selftests: ClassVar[tuple[str, ...]] = ()
     """Methods that the selftest also trains with sequence parallelism."""
+    grouped_selftests: ClassVar[tuple[str, ...]] = ()
+    """Methods that the selftest also trains in groups of processes."""
     mixture_selftests: ClassVar[tuple[tuple[str, str], ...]] = (("chats", "experts"),)
     """Rows and model of the selftest's runs with adapters on experts."""
 

@@ -46,6 +46,7 @@ class FullyShardedDataParallel(ShardingBase):
     replicates = True
     divides_sequences = True
     packed_selftests = divided_selftests = ("lora",)
+    grouped_selftests = ("full", "lora", "qlora")
     mixture_selftests = (("chats", "experts"), ("packed", "experts"), ("chats", "balance"))
 
     def misfit(self, shape: Shape) -> str | None:

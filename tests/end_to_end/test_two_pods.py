@@ -110,7 +110,7 @@ def test_two_pods_fill_one_matrix_of_the_selftest(tmp_path):
             "--shape",
             "cpu-1x2",
             "--pairs",
-            "full/ddp,lora/fsdp,full/none",
+            "full/ddp,lora/fsdp,full/none,full/fsdp/2x2",
         ]
         laptop = checkout(tmp_path / "laptop")
         done = pyflyte(laptop, tmp_path / "home", "run", "--remote", "--copy", "all", *WHERE, *what)
@@ -124,5 +124,7 @@ def test_two_pods_fill_one_matrix_of_the_selftest(tmp_path):
         ("ddp", "equal"),
         ("fsdp", "equal"),
         ("none", "equal"),
+        ("fsdp", "equal"),
     ]
     assert {distance.layout[-2:] for cell in matrix.cells[:2] for distance in cell.distances} == {"x2"}
+    assert {distance.layout[-2:] for distance in matrix.cells[3].distances} == {"x4"}

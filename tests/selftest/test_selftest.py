@@ -66,7 +66,8 @@ def test_every_pair_computes_what_plain_training_does(pair, trials):
 def test_every_combination_is_a_cell():
     pairs = matrix.all_pairs()
     dense = 3 * (3 + len(OBJECTIVE_ROWS)) * len(SHARDINGS) + len(matrix.PACKED) + len(matrix.DIVIDED)
-    assert len(pairs) == len(set(pairs)) == dense + len(matrix.IMAGES) + len(matrix.EXPERTS)
+    others = len(matrix.GROUPED) + len(matrix.IMAGES) + len(matrix.EXPERTS)
+    assert len(pairs) == len(set(pairs)) == dense + others
     further = [str(pair) for pair in matrix.FURTHER]
     assert matrix.pairs_named(",".join(further)) == matrix.FURTHER
     assert not {*further} & {str(pair) for pair in pairs}
@@ -181,11 +182,11 @@ def test_the_run_is_one_that_shows_mistakes(trials):
     assert len(lengths) > 10
 
 
-def broken(monkeypatch, method, change):
-    """Makes ddp do something else at the start of training: ranks are forks, so they do it too."""
-    real = getattr(SHARDINGS["ddp"], method)
+def broken(monkeypatch, method, change, sharding="ddp"):
+    """Makes a sharding do something else at the start of training: ranks are forks, so they do it too."""
+    real = getattr(SHARDINGS[sharding], method)
     monkeypatch.setattr(
-        SHARDINGS["ddp"], method, lambda sharding, *given: change(partial(real, sharding), *given)
+        SHARDINGS[sharding], method, lambda bound, *given: change(partial(real, bound), *given)
     )
 
 
@@ -229,6 +230,20 @@ def test_a_sharding_that_computes_something_else_differs(method, change, said, t
     assert re.search(said, cell.reason), cell.reason
 
 
+def groups_add_up_no_gradients(real, device_type):
+    return real(device_type)["shards"]
+
+
+@pytest.mark.slow
+def test_groups_that_train_apart_differ(trials, monkeypatch):
+    pair = Pair("lora", "fsdp", parallel="2x2")
+    trials.reference(pair)
+    broken(monkeypatch, "_mesh", groups_add_up_no_gradients, "fsdp")
+    cell = matrix.try_pair(trials, pair)
+    assert (cell.state, cell.words) == ("differs", "DIFFERS")
+    assert re.search(r"2x1x4: .*weights .\..e-0[12]", cell.reason), cell.reason
+
+
 def test_the_command_fails_and_shows_the_traceback_of_the_rank_that_failed_first(monkeypatch, capsys):
     broken(monkeypatch, "check", one_rank_fails)
     assert main(["selftest", "--pairs", "full/ddp"]) == 1
@@ -253,7 +268,8 @@ def test_the_command_fills_a_matrix(capsys, tmp_path):
 def minimal(pair):
     training = {"learning_rate": 1e-3, "global_batch_size": 8}
     recipe = {"name": "r", "model": {"name_or_path": "a"}, "data": {"path": "b"}, "training": training}
-    return recipe | {"method": pair.method, "sharding": {"name": pair.sharding, "offload": pair.offload}}
+    sharding = {"name": pair.sharding, "offload": pair.offload, "replicas": pair.replicas}
+    return recipe | {"method": pair.method, "sharding": sharding}
 
 
 def test_a_pair_that_is_none_is_refused(capsys):
@@ -274,14 +290,18 @@ def shapes(accelerator, processes, nvme=False):
     return [row, row.model_copy(update={"processes": 1})]
 
 
+IN_GROUPS = Pair("full", "fsdp", parallel="2x2")
+
+
 @pytest.mark.parametrize(
     ("pair", "here", "words"),
     [
         (Pair("full", "zero3", "nvme"), shapes("cpu", 2), "needs NVMe"),
         (Pair("full", "zero3", "nvme"), shapes("H100", 1), "needs GPUs and NVMe"),
         (Pair("full", "zero2"), shapes("H100", 1), "needs GPUs"),
+        (IN_GROUPS, shapes("H100", 2), "needs 4 GPUs"),
     ],
-    ids=["cpu", "one-gpu-without-nvme", "one-gpu"],
+    ids=["cpu", "one-gpu-without-nvme", "one-gpu", "two-gpus"],
 )
 def test_what_a_machine_lacks_is_named(pair, here, words):
     recipe = Recipe.model_validate(minimal(pair))
@@ -294,6 +314,19 @@ def test_a_machine_with_gpus_runs_what_a_cpu_cannot():
     here = shapes("H100", 8, nvme=True)
     assert selftest_shapes.shape_for(recipe, here) == here[0]
     assert selftest_shapes.shape_for(Recipe.model_validate(minimal(Pair("full", "none"))), here) == here[1]
+    assert selftest_shapes.shape_for(Recipe.model_validate(minimal(IN_GROUPS)), here) == here[0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [(1, [(1, 2), (1, 1), (1, 4)]), (2, [(2, 1), (1, 1), (2, 2)]), (4, [(4, 1), (1, 1)])],
+)
+def test_a_cpu_has_four_ranks_for_groups_and_two_for_all_else(nodes, expected, monkeypatch):
+    monkeypatch.setattr(selftest_shapes, "_devices", lambda: ([], False))
+    here = selftest_shapes.shapes(nodes)
+    assert [(shape.nodes, shape.processes) for shape in here] == expected
+    for pair, shape in ((IN_GROUPS, here[2 if nodes < 4 else 0]), (Pair("full", "fsdp"), here[0])):
+        assert selftest_shapes.shape_for(Recipe.model_validate(minimal(pair)), here) == shape
 
 
 def test_distances(tmp_path):
