@@ -136,6 +136,7 @@ def test_two_processes_train_the_loss_of_one(sharding, bases, tmp_path):
         artifact = local.run(Recipe.model_validate(content(bases("qwen2_5_vl"), rows, **changes)))
         losses.append([step.loss for step in TrainingResult.read(Path(artifact) / "training.json").steps])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert tensors(artifact).keys() == tensors(bases("qwen2_5_vl")).keys()
 
 
 @pytest.mark.parametrize(
