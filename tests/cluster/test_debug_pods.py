@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgpack
 import pytest
 import yaml
 
@@ -200,3 +201,30 @@ def test_the_pods_program_leaves_inputs_and_a_script_that_runs_the_stage(tmp_pat
     assert sorted(path.name for path in stored.iterdir()) == ["inputs.pb"], (
         "nothing is written where the run writes"
     )
+
+
+def test_the_inputs_of_flyte_2_are_read_too(tmp_path):
+    from flyteidl2.core import literals_pb2, types_pb2
+    from flyteidl2.task import common_pb2
+
+    rows = write_pairs(tmp_path / "pairs.jsonl", 2)
+    single = types_pb2.BlobType(dimensionality=types_pb2.BlobType.SINGLE)
+    blob = literals_pb2.Blob(uri=str(rows), metadata=literals_pb2.BlobMetadata(type=single))
+    recipe = literals_pb2.Binary(value=msgpack.packb({"name": "sums"}), tag="msgpack")
+    scalars = {
+        "days": literals_pb2.Scalar(primitive=literals_pb2.Primitive(integer=3)),
+        "recipe": literals_pb2.Scalar(binary=recipe),
+        "../rows": literals_pb2.Scalar(blob=blob),
+    }
+    inputs = common_pb2.Inputs(
+        literals=[
+            common_pb2.NamedLiteral(name=name, value=literals_pb2.Literal(scalar=scalar))
+            for name, scalar in scalars.items()
+        ]
+    )
+    (tmp_path / "inputs.pb").write_bytes(inputs.SerializeToString())
+    command = ["a0", "--inputs", str(tmp_path / "inputs.pb"), "--outputs-path", "s3://bucket/outputs"]
+    folder = debug_program.write_inputs(command, tmp_path / "inputs")
+    assert json.loads((folder / "recipe.json").read_text()) == {"name": "sums"}
+    assert json.loads((folder / "days.json").read_text())["scalar"]["primitive"]["integer"] == "3"
+    assert (folder / "___rows").read_bytes() == rows.read_bytes(), "no name leads out of the folder"
