@@ -20,6 +20,7 @@ from flytune.models import (
     heads,
     host_memory,
     rope,
+    safetensors_files,
     tokenizers,
     vocabulary,
 )
@@ -64,7 +65,8 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
             **rope.arguments(recipe.model),
             **load_arguments,
         )
-    _keep_used_conversions(model)
+    # transformers does so itself, but not under ZeRO-3 (5.23, integrations/deepspeed.py).
+    safetensors_files.keep_used_conversions(model, getattr(model, "_weight_conversions", None))
     vocabulary.grow(model, recipe.model)
     head.draw(model, read["missing_keys"], recipe.training.seed)
     _warn_of_missing(recipe, read["missing_keys"])
@@ -75,17 +77,6 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
         # The Trainer switches on gradient checkpointing.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return rope.of_batch_alone(_keep_quantized(model))
-
-
-def _keep_used_conversions(model: Any) -> None:
-    """Keep those conversions of names and tensors alone that the model's files needed, as they are reverted
-    when the model is saved.
-
-    transformers does so itself, but not under ZeRO-3 (5.23, integrations/deepspeed.py), where all conversions
-    of the model's type are kept.
-    """
-    if conversions := getattr(model, "_weight_conversions", None):
-        model._weight_conversions = [conversion for conversion in conversions if conversion.was_used()]
 
 
 def _warn_of_missing(recipe: Recipe, names: Iterable[str]) -> None:

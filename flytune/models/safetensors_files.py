@@ -7,6 +7,7 @@ parameter at a time.
 
 import copy
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -251,6 +252,12 @@ def sources(files: TensorFiles, base: Any, tensors: dict[str, Any]) -> dict[str,
             len(unused),
             ", ".join(unused[:3]),
         )
-    # As from_pretrained does: conversions that were used are reverted when the model is saved.
-    base._weight_conversions = [transform for transform in mapping if transform.was_used()]
+    keep_used_conversions(base, mapping)
     return sources
+
+
+def keep_used_conversions(model: Any, conversions: Sequence[Any] | None) -> None:
+    """Keep those of transformers' conversions of names and tensors that the model's files needed: they are
+    reverted when the model is saved. None leaves the model as it is."""
+    if conversions is not None:
+        model._weight_conversions = [conversion for conversion in conversions if conversion.was_used()]

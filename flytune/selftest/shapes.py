@@ -30,7 +30,7 @@ def shapes(nodes: int = 1) -> list[Shape]:
     name, gpu_memory = gpus[0] if gpus else ("cpu", 0.0)
     processes = len(gpus) or max(1, CPU_RANKS // nodes)
     here = Shape(
-        name=f"selftest-{processes}" + f"x{nodes}" * (nodes > 1),
+        name=_name(processes, nodes),
         accelerator=name,
         nodes=nodes,
         processes=processes,
@@ -42,13 +42,17 @@ def shapes(nodes: int = 1) -> list[Shape]:
         nvme=has_async_io and any(Path("/sys/block").glob("nvme*")),
         price_per_hour=0.0,
     )
-    alone = here.model_copy(update={"name": "selftest-1", "nodes": 1, "processes": 1})
+    alone = here.model_copy(update={"name": _name(1, 1), "nodes": 1, "processes": 1})
     able = [here, alone] if here.world_size > 1 else [alone]
     if gpus or here.world_size >= GROUPED_RANKS:
         return able
     ranks = -(-GROUPED_RANKS // nodes)
-    name = f"selftest-{ranks}" + f"x{nodes}" * (nodes > 1)
-    return [*able, here.model_copy(update={"name": name, "processes": ranks})]
+    return [*able, here.model_copy(update={"name": _name(ranks, nodes), "processes": ranks})]
+
+
+def _name(processes: int, nodes: int) -> str:
+    """Return the name of a shape."""
+    return f"selftest-{processes}" + f"x{nodes}" * (nodes > 1)
 
 
 def _devices() -> tuple[list[tuple[str, float]], bool]:
