@@ -24,10 +24,33 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 SAMPLES_OF_A_PROCESS = 4
 
 Rows = Literal[
-    "chats", "step", "packed", "images", "dpo", "kto", "reward", "grpo", "classify", "distill", "embed"
+    "chats",
+    "step",
+    "packed",
+    "images",
+    "dpo",
+    "kto",
+    "reward",
+    "grpo",
+    "classify",
+    "distill",
+    "on-policy",
+    "embed",
 ]
-OBJECTIVE_ROWS: tuple[Rows, ...] = ("dpo", "kto", "reward", "grpo", "classify", "distill", "embed")
-"""Rows of an objective of their name; all others are those of sft."""
+OBJECTIVE_ROWS: tuple[Rows, ...] = (
+    "dpo",
+    "kto",
+    "reward",
+    "grpo",
+    "classify",
+    "distill",
+    "on-policy",
+    "embed",
+)
+"""Rows of an objective of their name, and on-policy: of distill, with answers that the student draws. All
+others are those of sft."""
+DRAWN_ROWS: tuple[Rows, ...] = ("grpo", "on-policy")
+"""Rows whose answers a run draws and records."""
 Model = Literal["dense", "experts", "balance", "vision"]
 Parallel = Literal["data", "sp2", "2x2"]
 
@@ -43,6 +66,7 @@ _FILES: dict[Rows, tuple[str, str]] = {
     "grpo": ("prompts.jsonl", "heldout-prompts.jsonl"),
     "classify": ("texts.jsonl", "heldout-texts.jsonl"),
     "distill": ("chats.jsonl", "heldout.jsonl"),
+    "on-policy": ("chats.jsonl", "heldout.jsonl"),
     "embed": ("queries.jsonl", "heldout-queries.jsonl"),
 }
 OBJECTIVE_SECTIONS: dict[Rows, dict[str, Any]] = {
@@ -52,6 +76,8 @@ OBJECTIVE_SECTIONS: dict[Rows, dict[str, Any]] = {
         "rewards": [{"name": "letters", "code": selftest_dataset.REWARD}],
     },
     "classify": {"labels": selftest_dataset.LABELS, "class_weight": {selftest_dataset.LABELS[0]: 2.0}},
+    # Two untrained models differ little: at a low temperature the loss is above its rounding.
+    "on-policy": {"name": "distill", "on_policy": 0.5, "max_completion_length": 12, "temperature": 0.05},
     "embed": {"negatives": 1, "matryoshka_dims": [16], "temperature": 0.5},
 }
 """Fields of objectives whose defaults are not a tiny run's."""
@@ -67,7 +93,8 @@ class Pair(NamedTuple):
     """chats: one chat in each row; step: only the chats of one step, the same in each step; packed: those, in
     fewer rows; images: chats about images; dpo and reward: pairs of chats; kto: labelled answers; grpo:
     prompts, with the answers that plain training drew; classify: texts with labels; distill: chats with the
-    tokens of the other base; embed: queries with two documents."""
+    tokens of the other base; on-policy: the same, half of them with answers that plain training drew; embed:
+    queries with two documents."""
     model: Model = "dense"
     """dense: a Llama; experts: a mixture, whose experts get adapters too, with activation checkpointing under
     all shardings but none; balance: the same with the balance loss of the routers; vision: a model that reads
@@ -193,7 +220,7 @@ class Trials:
         # for heads of a sequence, nor has distillation.
         balance = (
             {}
-            if not pair.is_mixture or pair.rows in ("reward", "classify", "distill", "embed")
+            if not pair.is_mixture or pair.rows in ("reward", "classify", "distill", "on-policy", "embed")
             else {"router_aux_loss_coef": 0.5 * (pair.model == "balance")}
         )
         return Recipe.model_validate(
@@ -242,10 +269,12 @@ class Trials:
 
     def _teacher(self, pair: Pair) -> dict[str, Any]:
         """Return the fields of a teacher: the other base, which has the same tokenizer."""
-        if pair.rows != "distill":
+        if pair.rows not in ("distill", "on-policy"):
             return {}
         other = self.base("experts" if pair.model == "dense" else "dense")
-        return {"teacher_model_name_or_path": str(other), "loss_top_k": 8, "alpha": 0.25, "beta": 0.5}
+        # A drawn answer has no loss of the data.
+        alpha = 0.25 if pair.rows == "distill" else 0.0
+        return {"teacher_model_name_or_path": str(other), "loss_top_k": 8, "alpha": alpha, "beta": 0.5}
 
     def rows_of_a_step(self, pair: Pair) -> int:
         """Return the global batch size in rows."""

@@ -70,9 +70,9 @@ class Fault(NamedTuple):
 class Bag:
     """Draws faults until the bag is empty, then fills it again."""
 
-    def __init__(self, draw: random.Random, draws_answers: bool = False) -> None:
+    def __init__(self, draw: random.Random, has_rewards: bool = False, draws_answers: bool = False) -> None:
         self._draw = draw
-        self._usual = KILLS | LIVES | CHANGES | (OF_REWARDS if draws_answers else {})
+        self._usual = KILLS | LIVES | CHANGES | (OF_REWARDS if has_rewards else {})
         self._moments = MOMENTS + OF_DRAWING * draws_answers
         self._kinds: dict[bool, list[str]] = {True: [], False: []}
 

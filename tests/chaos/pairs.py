@@ -22,7 +22,7 @@ from flytune.selftest import dataset as selftest_dataset
 from flytune.selftest import processes as selftest_processes
 from flytune.selftest import tiny_model
 from flytune.selftest.matrix import all_pairs
-from flytune.selftest.runs import OBJECTIVE_ROWS, OBJECTIVE_SECTIONS, Pair, Rows
+from flytune.selftest.runs import DRAWN_ROWS, OBJECTIVE_ROWS, OBJECTIVE_SECTIONS, Pair, Rows
 from flytune.sharding import pair_problem, sharding_of
 from flytune.training import reference
 from tasks.train import TRAIN
@@ -44,6 +44,7 @@ _WRITERS: dict[Rows, Callable[..., None]] = {
     "classify": selftest_dataset.write_texts,
     "embed": selftest_dataset.write_queries,
     "distill": selftest_dataset.write,
+    "on-policy": selftest_dataset.write,
 }
 
 _CHECKPOINT = re.compile(r"\d+-(\d{4,})-")
@@ -80,13 +81,12 @@ def objective_for(pair: Pair, folder: Path) -> dict[str, Any]:
     """Return the section of a pair's objective, with dropout; the teacher is the other base."""
     if pair.rows not in OBJECTIVE_ROWS:
         return {"name": "sft"}
-    has_field = "disable_dropout" in SECTIONS[pair.rows].model_fields
-    return (
-        {"name": pair.rows}
-        | ({"disable_dropout": False} if has_field else {})
-        | OBJECTIVE_SECTIONS.get(pair.rows, {})
-        | ({"teacher_model_name_or_path": str(folder / "other-base")} if pair.rows == "distill" else {})
-    )
+    section = {"name": pair.rows} | OBJECTIVE_SECTIONS.get(pair.rows, {})
+    if "disable_dropout" in SECTIONS[section["name"]].model_fields:
+        section["disable_dropout"] = False
+    if section["name"] == "distill":
+        section["teacher_model_name_or_path"] = str(folder / "other-base")
+    return section
 
 
 def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> Recipe:
@@ -182,7 +182,8 @@ class DisturbedPair:
     def run(self, faults: int, report: Callable[[str | None], None]) -> Report:
         """Inject `faults` faults, in as many runs as that takes."""
         signal.signal(signal.SIGTERM, lambda *_: _raise_exit())
-        bag, bucket = Bag(self.draw, self.pair.rows == "grpo"), Bucket() if self.storage != "folder" else None
+        bag = Bag(self.draw, self.pair.rows == "grpo", self.pair.rows in DRAWN_ROWS)
+        bucket = Bucket() if self.storage != "folder" else None
         try:
             undisturbed = self._result(self._new_run(None, 1), Bag(self.draw), 0, report)
             while undisturbed and (done := sum(run.injected.total() for run in self.runs)) < faults:

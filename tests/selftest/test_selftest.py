@@ -43,6 +43,8 @@ OFFERED = [
     and pair.method not in SHARDINGS[pair.sharding].refuses
     and pair.offload in SHARDINGS[pair.sharding].offloads
     and not (pair.rows == "grpo" and pair.sharding == "zero3")
+    # The student draws its answers beside its teacher under these alone.
+    and not (pair.rows == "on-policy" and (pair.sharding not in ("none", "ddp") or pair.method == "qlora"))
 ]
 
 
