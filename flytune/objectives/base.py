@@ -2,6 +2,7 @@
 rows."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -10,7 +11,7 @@ from flytune.objectives.heldout import HeldoutRows
 from flytune.recipe import Model, Recipe
 from flytune.records import Manifest
 from flytune.records.figures import Figure
-from flytune.sharding import sharding_of
+from flytune.sharding import ShardingBase, sharding_of
 from training_estimates.sizes import Geometry
 
 ReferenceKind = Literal["none", "adapter", "copy", "precomputed"]
@@ -68,6 +69,11 @@ class ObjectiveBase:
         """Bind it to a recipe that names it."""
         self.recipe = recipe
 
+    @cached_property
+    def sharding(self) -> ShardingBase:
+        """Return how the recipe's model is divided."""
+        return sharding_of(self.recipe)
+
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return what means in TRL's logs are taken over: the trained tokens or rows of a micro batch, by
         name, int64 ()."""
@@ -108,14 +114,14 @@ class ObjectiveBase:
 
     def base_problems(self, geometry: Geometry) -> list[str]:
         """List what no shape solves of the recipe with its base model, a line each."""
-        problems, sharding = [], sharding_of(self.recipe)
+        problems = []
         if reason := self.model_problem(geometry.model_type):
             problems.append(reason)
         if geometry.experts > 1 and self._loses_balance():
             problems.append(
                 f"training.router_aux_loss_coef: objective {self.name} with method "
-                f"{self.recipe.method.name} and sharding {sharding.name} has wrong gradients of the balance "
-                "loss with activation checkpointing, which TRL makes reentrant there; write 0, or "
+                f"{self.recipe.method.name} and sharding {self.sharding.name} has wrong gradients of the "
+                "balance loss with activation checkpointing, which TRL makes reentrant there; write 0, or "
                 "training.activation_checkpointing: false, or use fsdp"
             )
         if geometry.unsupported and self.draws():
@@ -132,9 +138,7 @@ class ObjectiveBase:
         self-test)."""
         training, method = self.recipe.training, self.recipe.method
         is_reentrant = (
-            sharding_of(self.recipe).layout.zero3
-            and method.name != "full"
-            and training.activation_checkpointing
+            self.sharding.layout.zero3 and method.name != "full" and training.activation_checkpointing
         )
         return is_reentrant and "adapter" in self.references and training.router_aux_loss_coef != 0
 

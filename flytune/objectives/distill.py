@@ -28,7 +28,6 @@ from flytune.records.figures import ANSWER_TOKENS, LOSS, PERPLEXITY, TRUNCATED, 
 from flytune.records.training import ROLLOUTS
 from flytune.rollouts import RolloutLedger
 from flytune.sentences import counted
-from flytune.sharding import sharding_of
 
 LEAST_TAIL = 1e-7
 """Smallest mass of all other tokens: rounding may leave less than none."""
@@ -95,12 +94,7 @@ class Distillation(ObjectiveBase):
 
     def _drawing_problems(self) -> list[str]:
         """List what cannot work with answers that the student draws, and a teacher beside it."""
-        section, recipe, method, sharding = (
-            self.section,
-            self.recipe,
-            self.recipe.method,
-            self.recipe.sharding,
-        )
+        section, recipe, method = self.section, self.recipe, self.recipe.method
         where, problems = f"objective.on_policy: {section.on_policy:g}", []
         if section.max_completion_length >= recipe.data.max_length:
             problems.append(
@@ -108,10 +102,10 @@ class Distillation(ObjectiveBase):
                 f"data.max_length {recipe.data.max_length} for the prompt; raise data.max_length, which "
                 "counts both, or lower it"
             )
-        bound = sharding_of(recipe)
-        if bound.no_drawn_answers or bound.no_reference_copy or sharding.offload != "none":
+        sharding, offload = self.sharding, recipe.sharding.offload
+        if sharding.no_drawn_answers or sharding.no_reference_copy or offload != "none":
             problems.append(
-                f"{where} with sharding {sharding.name}, offload {sharding.offload}: each process holds the "
+                f"{where} with sharding {sharding.name}, offload {offload}: each process holds the "
                 "teacher complete beside the student, which is tested with none and ddp alone; use one of "
                 "these without offload, or on_policy: 0"
             )

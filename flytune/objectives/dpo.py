@@ -22,7 +22,6 @@ from flytune.objectives.preferences import PairRows
 from flytune.recipe import Dpo, Kto
 from flytune.records.figures import ACCURACY, LOSS, MARGIN, PERPLEXITY, PREFERRED, Figure, of_answers
 from flytune.sentences import counted
-from flytune.sharding import sharding_of
 
 PREFERENCE_LOSS = Figure(
     name="preference_loss",
@@ -82,7 +81,7 @@ class DirectPreference(ObjectiveBase):
         return [PREFERENCE_LOSS, *shared, trained_loss(unit, f"{' + '.join(objective.loss_type)} of a pair")]
 
     def problems(self) -> list[str]:
-        method, sharding, sentences = self.recipe.method, sharding_of(self.recipe), []
+        method, sharding, sentences = self.recipe.method, self.sharding, []
         where = f"objective: {self.name}"
         never = getattr(self.recipe.objective, "precompute_ref_log_probs", False) is False
         leave_out = (
@@ -119,7 +118,7 @@ class DirectPreference(ObjectiveBase):
 
     def reference(self) -> ReferenceKind:
         method, asked = self.recipe.method, getattr(self.recipe.objective, "precompute_ref_log_probs", False)
-        no_model = method.adapter or (method.name == "full" and sharding_of(self.recipe).no_reference_copy)
+        no_model = method.adapter or (method.name == "full" and self.sharding.no_reference_copy)
         if asked is True or (asked == "auto" and no_model):
             return "precomputed"
         return "copy" if method.name == "full" else "adapter"

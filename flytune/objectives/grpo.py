@@ -29,7 +29,6 @@ from flytune.records.training import ROLLOUTS
 from flytune.rewards import walls_of
 from flytune.rollouts import RolloutLedger, vllm_types
 from flytune.sentences import counted
-from flytune.sharding import sharding_of
 from training_estimates.sizes import Geometry
 
 REWARD = Figure(
@@ -139,12 +138,12 @@ class GroupPolicy(ObjectiveBase):
                 f"answers, is not a multiple of objective.group_size {section.group_size}"
             )
         offload = "drawing answers is not tested with it" if self.recipe.sharding.offload != "none" else None
-        if reason := sharding_of(self.recipe).no_drawn_answers or offload:
+        if reason := self.sharding.no_drawn_answers or offload:
             sentences.append(
                 f"{where} with sharding {self.recipe.sharding.name}, offload "
                 f"{self.recipe.sharding.offload}: {reason}; use none, ddp, zero2 or fsdp without offload"
             )
-        if self.reference() == "copy" and (reason := sharding_of(self.recipe).no_reference_copy):
+        if self.reference() == "copy" and (reason := self.sharding.no_reference_copy):
             sentences.append(
                 f"objective.beta: {section.beta:g} with method full and sharding "
                 f"{self.recipe.sharding.name}: {reason}, and log-probabilities of answers that are not "

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from flytune.models import Row, heads
 from flytune.models.scoring import padded, sequences_of
 from flytune.objectives.base import ObjectiveBase, tables_beside_adapter
-from flytune.sharding import sharding_of
 
 
 class SequenceHeadObjective(ObjectiveBase):
@@ -47,7 +46,7 @@ class SequenceHeadObjective(ObjectiveBase):
                 f"{where} with method.target_modules {', '.join(method.target_modules)}: "
                 f"{self.why_no_lm_head}; remove it there"
             )
-        if reason := sharding_of(self.recipe).no_sequence_head:
+        if reason := self.sharding.no_sequence_head:
             sentences.append(
                 f"{where} with sharding {self.recipe.sharding.name}: {reason}; use sharding none or ddp"
             )

@@ -7,8 +7,8 @@ from typing import Any
 
 from flytune.data import heldout_rows, read_manifest, row_kind
 from flytune.models import Row
-from flytune.objectives import FILLER, ObjectiveBase, objective_of
-from flytune.recipe import Recipe
+from flytune.objectives import FILLER, ObjectiveBase
+from flytune.objectives.bound import BoundRecipe
 from flytune.training.reference import Reference
 from training_estimates.degrees import Degrees
 
@@ -18,16 +18,13 @@ class Scorer:
     if it is unset."""
 
     def __init__(
-        self, recipe: Recipe, dataset: Path, degrees: Degrees, reference: Reference | None = None
+        self, bound: BoundRecipe, dataset: Path, degrees: Degrees, reference: Reference | None = None
     ) -> None:
         """Read the first evaluation.max_samples held-out samples; raises DataError where there is none to
         score."""
-        self.eval_steps, self._objective, self._degrees = (
-            recipe.evaluation.eval_steps,
-            objective_of(recipe),
-            degrees,
-        )
-        rows = scored_rows(dataset, recipe.evaluation.max_samples, reference) if self.eval_steps else []
+        evaluation = bound.recipe.evaluation
+        self.eval_steps, self._objective, self._degrees = evaluation.eval_steps, bound.objective, degrees
+        rows = scored_rows(dataset, evaluation.max_samples, reference) if self.eval_steps else []
         joined = self._objective.joined()
         self.rows = [joined(row, rows[place - 1]) for place, row in enumerate(rows)] if joined else rows
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from flytune.errors import TrainingError
 from flytune.models.scoring import innermost
-from flytune.objectives import objective_of
 from flytune.sentences import counted
 
 TOKENS = 32
@@ -26,7 +25,7 @@ def check(trainer: Any) -> None:
 
     run, model = trainer.run, trainer.model_wrapped
     recipe = run.recipe
-    if not objective_of(recipe).head_outputs:
+    if not run.objective.head_outputs:
         return
     ids = torch.tensor([trainer.train_dataset.first_tokens(TOKENS)], device=trainer.args.device)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
@@ -43,7 +42,7 @@ def check(trainer: Any) -> None:
             loss = float(-trained.log_probs.sum() / trained.label_mask.sum())
             if has_balance_loss:
                 loss += trainer.router_aux_loss_coef * float(trained.aux_loss)
-            own_loss = _own_loss(model, batch, ids, objective_of(recipe).temperature())
+            own_loss = _own_loss(model, batch, ids, run.objective.temperature())
     finally:
         model.train(was_training)
     bound = BOUNDS[recipe.model.dtype] * max(1.0, abs(own_loss))

@@ -89,7 +89,7 @@ class RunState(BoundRecipe):
         known_answers = (
             reference.Reference(reference_folder, recipe, manifest.content_sha256) if needed else None
         )
-        scorer = Scorer(recipe, dataset, plan.degrees, known_answers)
+        scorer = Scorer(bound, dataset, plan.degrees, known_answers)
         saver = Saver(recipe, manifest.content_sha256, publisher, scorer.rows)
         stopper = Stopper(
             recipe.checkpoints,
@@ -101,7 +101,7 @@ class RunState(BoundRecipe):
         watch = Watch(recipe.training.hang_minutes)
         peaks = Peaks([watch.enter])
         gpu_monitor = GpuMonitor()
-        recorder = Recorder(recipe, bound.sharding, plan.degrees, scorer, peaks, gpu_monitor)
+        recorder = Recorder(bound, plan.degrees, scorer, peaks, gpu_monitor)
         attempt = AttemptWriter(
             saver.address,
             plan,

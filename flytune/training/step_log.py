@@ -10,13 +10,11 @@ from typing import Any
 from flytune.console.step_lines import StepLines
 from flytune.data import tokens_of
 from flytune.errors import TrainingError
-from flytune.objectives import objective_of
-from flytune.recipe import Recipe
+from flytune.objectives.bound import BoundRecipe
 from flytune.records import Step, TrainingResult
 from flytune.records.plan import EVALUATE, FIRST_STEP, STEP
 from flytune.records.training import LIVE, STEPS
 from flytune.schema import RecordError
-from flytune.sharding import ShardingBase
 from flytune.training import loss_check, measurements, trackers
 from flytune.training.eval_loss import Scorer
 from flytune.training.measurements import GpuMonitor, Peaks
@@ -28,8 +26,7 @@ class Recorder:
 
     def __init__(
         self,
-        recipe: Recipe,
-        sharding: ShardingBase,
+        bound: BoundRecipe,
         degrees: Degrees,
         scorer: Scorer,
         peaks: Peaks,
@@ -37,13 +34,13 @@ class Recorder:
     ) -> None:
         self.steps: list[Step] = []
         """Logged steps of all attempts, each once."""
-        objective = objective_of(recipe)
+        objective = bound.objective
         figures = [figure for figure in objective.figures() if figure.step]
         self.figures = sorted(figures, key=lambda figure: figure.step != "loss")
         """Figures of the objective in each step; the loss that is trained is the first."""
         self._logged, self._rewards = objective.logged, objective.logged_rewards()
         self.sharding, self._degrees, self._scorer, self._peaks, self._gpu_monitor = (
-            sharding,
+            bound.sharding,
             degrees,
             scorer,
             peaks,

@@ -35,12 +35,12 @@ from flytune.models import (
     vocabulary,
 )
 from flytune.models.sequence_parallel import COMPLETE, SequenceGroup
-from flytune.objectives import OBJECTIVES, objective_of
-from flytune.recipe import Recipe, run_length
+from flytune.objectives import OBJECTIVES
+from flytune.objectives.bound import BoundRecipe
+from flytune.recipe import run_length
 from flytune.records import Plan
 from flytune.records.plan import SAVE
 from flytune.sentences import counted
-from flytune.sharding import sharding_of
 from flytune.training import bitsandbytes_states, callbacks, trackers, watchdog
 from flytune.training.attempt_notes import Notes
 from flytune.training.checkpoints import resume
@@ -240,7 +240,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     objective = run.objective
     if not shape.is_gpu:
         host_memory.use_small_loss_tiles()
-    args = arguments(recipe, plan, shape, run.saver.home)
+    args = arguments(run, plan, shape, run.saver.home)
     if args.world_size != plan.world_size:
         raise TrainingError(
             f"rank {args.process_index}: the plan is for {counted(plan.world_size, 'process', 'processes')}, "
@@ -347,7 +347,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         # own loss does. Otherwise a token of a short sample counts more than one of a long sample.
         trainer.model_accepts_loss_kwargs = True
     if recipe.method.name != "full":
-        _prepare_adapter(trainer.model, recipe, first_values_of)
+        _prepare_adapter(trainer.model, run, first_values_of)
     if sliced and recipe.method.name != "full":
         sharded_loading.load_adapter_values(trainer.model, loading.local_folder(recipe.model))
     if recipe.method.is_pissa and trainer.is_world_process_zero():
@@ -370,7 +370,7 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     return trainer, resumed
 
 
-def _prepare_adapter(model: Any, recipe: Recipe, first_values: dict[str, Any]) -> None:
+def _prepare_adapter(model: Any, bound: BoundRecipe, first_values: dict[str, Any]) -> None:
     """Complete what PEFT and TRL made: float32 parameters, the head's bias, checkpoints without frozen
     tables."""
     vocabulary.allow_loss(model)
@@ -379,18 +379,18 @@ def _prepare_adapter(model: Any, recipe: Recipe, first_values: dict[str, Any]) -
             # TRL has rounded it to bfloat16; a resume would load it in float32 and compute otherwise.
             parameter.data = first_values[name].to(parameter.device)
     # DeepSpeed has float32 copies of its own.
-    if recipe.method.name == "qlora" or sharding_of(recipe).precision != "pure":
+    if bound.recipe.method.name == "qlora" or bound.sharding.precision != "pure":
         loading.train_in_float32(model)
     # Otherwise PEFT stores embedding and head in each checkpoint where the base's vocabulary has grown.
     patches.peft.SAVED_TABLES.on(model, functools.partial(model.save_pretrained, save_embedding_layers=False))
 
 
-def arguments(recipe: Recipe, plan: Plan, shape: Shape, checkpoints: Path) -> Any:
+def arguments(bound: BoundRecipe, plan: Plan, shape: Shape, checkpoints: Path) -> Any:
     """Return TRL's arguments of the objective that recipe, plan and sharding make together."""
-    training, save_steps, sharding = recipe.training, recipe.checkpoints.save_steps, sharding_of(recipe)
+    recipe, sharding, objective = bound.recipe, bound.sharding, bound.objective
+    training, save_steps = recipe.training, recipe.checkpoints.save_steps
     if training.use_liger_kernel:
         liger.require()
-    objective = objective_of(recipe)
     common: dict[str, Any] = {
         "output_dir": str(checkpoints),
         "learning_rate": training.learning_rate,

@@ -4,6 +4,7 @@ import pytest
 
 from flytune.errors import FlytuneError, RecipeError
 from flytune.hardware import shape_named
+from flytune.objectives.bound import BoundRecipe
 from flytune.planning import planner, workloads
 from flytune.training import trainer
 from tests.support.plans import GEOMETRY, SMALL, TRAINING, plan_of, recipe_of, workload_of
@@ -75,4 +76,4 @@ def test_a_training_image_without_them_is_named(tmp_path):
     with pytest.raises(
         RecipeError, match=r"liger-kernel is not installed where training runs; build the training image"
     ):
-        trainer.arguments(recipe, plan, shape_named(plan.shape), tmp_path)
+        trainer.arguments(BoundRecipe(recipe), plan, shape_named(plan.shape), tmp_path)

@@ -11,6 +11,7 @@ import yaml
 
 from flytune.hardware import shape_named
 from flytune.objectives import OBJECTIVES
+from flytune.objectives.bound import BoundRecipe
 from flytune.planning import planner
 from flytune.recipe import SECTIONS, Recipe
 from flytune.training import trainer
@@ -78,7 +79,7 @@ def test_what_is_left_is_what_the_decision_was_made_for(objective, base, tmp_pat
         tiny_recipe(base, tmp_path / "rows", {"objective": objective_runs.section_of(objective, base.parent)})
     )
     plan = planner.make(recipe)
-    arguments = trainer.arguments(recipe, plan, shape_named(plan.shape), tmp_path)
+    arguments = trainer.arguments(BoundRecipe(recipe), plan, shape_named(plan.shape), tmp_path)
     for name, (default, _) in merged(CLASSES[objective], "left").items():
         if hasattr(arguments, name):
             value = getattr(arguments, name)

@@ -10,6 +10,7 @@ import pytest
 from flytune import data
 from flytune.hardware import shape_named
 from flytune.models import loading, scoring
+from flytune.objectives.bound import BoundRecipe
 from flytune.planning import planner
 from flytune.sharding import sharding_of
 from flytune.training import checkpoints, eval_loss, trainer
@@ -109,7 +110,7 @@ def collective_that_rank_1_does_not_reach(recipe, inputs, out):
     import torch.distributed
 
     plan = planner.make(recipe)
-    args = trainer.arguments(recipe, plan, shape_named(plan.shape), out)
+    args = trainer.arguments(BoundRecipe(recipe), plan, shape_named(plan.shape), out)
     sharding_of(recipe).before_load("cpu")
     if args.process_index == 1:
         return time.sleep(60)

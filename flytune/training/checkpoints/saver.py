@@ -20,11 +20,10 @@ from typing import Any, Protocol
 from flytune import __version__, patches
 from flytune.errors import StorageError, StorageFull
 from flytune.models import Row, base_identity, initial_adapter
-from flytune.objectives import objective_of
+from flytune.objectives.bound import BoundRecipe
 from flytune.recipe import Recipe
 from flytune.records.training import STEPS
 from flytune.sentences import counted
-from flytune.sharding import sharding_of
 from flytune.storage import failure
 from flytune.training import trackers
 from flytune.training.checkpoints import changes, paths
@@ -119,7 +118,7 @@ class CheckpointPublisher(Protocol):
         """Wait a moment for a running upload at the end of the run."""
 
 
-class Saver:
+class Saver(BoundRecipe):
     """Saver of one run's checkpoints on one of its processes. All processes call its methods, in the same
     order."""
 
@@ -131,7 +130,8 @@ class Saver:
         scored_rows: Sequence[Row] = (),
     ) -> None:
         """Make it; eval_loss is computed of `scored_rows`."""
-        self.recipe, self.key = recipe, paths.run_key(recipe, content_sha256)
+        super().__init__(recipe)
+        self.key = paths.run_key(recipe, content_sha256)
         self._content_sha256, self._settings = content_sha256, changes.settings_of(recipe)
         self._scored_on = changes.scored_on(self._settings, scored_rows)
         self.order = changes.order_of(self._settings, content_sha256)
@@ -157,7 +157,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
         self._failures, self._reason, self._bytes = 0, "", 0
-        self._gathers = recipe.publish.every_save and not sharding_of(recipe).saves_full_weights
+        self._gathers = recipe.publish.every_save and not self.sharding.saves_full_weights
         """True if checkpoints have no full weights, and some are to be published: they are gathered and
         written once more."""
         self._gathered_bytes = 0
@@ -182,7 +182,7 @@ class Saver:
         if attempt is None:
             raise StorageError(f"{problem}; the run does not start")
         self.ledger.begin(attempt)
-        if self.recipe.checkpoints.save_steps or objective_of(self.recipe).draws():
+        if self.recipe.checkpoints.save_steps or self.objective.draws():
             self._base = gathered(_base_of(self.recipe) if args.process_index == 0 else "", args)[0]
         self._history = [(0, changes.trained_with(self._settings, self._base, self._content_sha256))]
         self.folder = paths.open_folder(self.home, attempt, self.node, args.local_process_index == 0)
@@ -261,9 +261,7 @@ class Saver:
             gathers = self._gathers_now(step, in_time=write_weights is not None)
 
             def write_all() -> None:
-                with (
-                    self._async_save.saving() if sharding_of(self.recipe).async_checkpoint else nullcontext()
-                ):
+                with self._async_save.saving() if self.sharding.async_checkpoint else nullcontext():
                     write()
                 if gathers and write_weights:
                     write_weights(weights)
