@@ -6,7 +6,7 @@ transformers' own code is exact for all that it knows. Where two of them are at 
 
 from typing import Any
 
-from training_estimates import config_json, meta_model, tensor_counts
+from training_estimates import config_json, meta_model, tensor_counts, towers
 from training_estimates.config_json import Config
 from training_estimates.config_sizes import KINDS, geometry
 from training_estimates.errors import LibrariesMissingError, SizesError
@@ -36,8 +36,12 @@ def count(
             assert tensors is not None
             return tensor_counts.of_headers(tensors, text, quantized)
         sizes = tensor_counts.of_built(built, text, quantized)
-    if sizes.dtype is None:
-        sizes = sizes.model_copy(update={"dtype": Config(config, name).dtype})
+    sizes = sizes.model_copy(
+        update={
+            "dtype": sizes.dtype or Config(config, name).dtype,
+            "tower": towers.of_config(config, name),
+        }
+    )
     if tensors is None:
         return sizes
     total, left = tensor_counts.stored_total(

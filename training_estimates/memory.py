@@ -8,7 +8,7 @@ frameworks are the fields of framework.py.
 
 from dataclasses import dataclass, replace
 
-from training_estimates import activations, decoding, model_states
+from training_estimates import activations, decoding, model_states, towers
 from training_estimates.workload import BYTES, Workload
 
 GIB = 2**30
@@ -41,9 +41,10 @@ WHOLE_LOGITS = 6
 # the verdicts on published runs near the limit.
 UNMOVABLE = 0.5
 
-_MOVING = ("activations", "logits and loss", "gathered units", "KV cache")
+_MOVING = ("activations", "logits and loss", "gathered units", "KV cache", "tower")
 TRAINING = ("first step", "steady step")
 DRAW = "draw answers"
+TOWER = "tower"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,11 @@ def _moments(
     }
     first |= {"autocast copies": copied}
     moments = [at_loss, last, first]
+    if workload.image_tokens:
+        for moment in moments:
+            moment[TOWER] = towers.kept_bytes(workload)
+        gradients = all_gradients if workload.trains_tower else accumulated
+        moments.append({TOWER: towers.working_bytes(workload), "gradients": gradients})
     if (
         workload.method == "full"
         and workload.geometry.tie_word_embeddings

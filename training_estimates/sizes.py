@@ -68,6 +68,23 @@ class Linear(Immutable):
         return self.count * self.rows * self.columns
 
 
+class Tower(Immutable):
+    """Sizes of the part of a vision-language model that reads images."""
+
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    """Width of a layer's MLP."""
+    is_gated: bool
+    """True if the MLP has three matrices, False for two."""
+    attention_kept: int
+    """Numbers of hidden size that the attention of a trained layer keeps for its backward pass."""
+    mlp_kept: int
+    """Numbers of the MLP's width that a trained layer keeps for its backward pass."""
+    patches_of_token: float
+    """Patches of an image for each of its tokens in the text."""
+
+
 class Geometry(Immutable):
     """Sizes of a decoder; counts are parameters."""
 
@@ -109,6 +126,8 @@ class Geometry(Immutable):
     """Name of the text decoder in a model of several parts; None if there is one part."""
     outside: int = 0
     """Parameters outside of that decoder, its embedding and head: of what reads images or sound."""
+    tower: Tower | None = None
+    """The part of those that reads images; None where there is none, or its sizes are unknown."""
     embedding: str = "model.embed_tokens"
     """Name of the module of the input embedding."""
     head: str = "lm_head"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from training_estimates import decoding, intervals, model_states
+from training_estimates import decoding, intervals, model_states, towers
 from training_estimates.accelerators import Accelerator
 from training_estimates.communication import (
     communication_bytes,
@@ -172,14 +172,16 @@ def _computing(workload: Workload, accelerator: Accelerator) -> dict[str, float]
     moved += (passes - 2) * adapters.forward + adapters.backward
     moved += workload.framework.loss.moved_per_word * workload.tokens * workload.outputs
     forward = (with_reference - passes + 1) * (layers + attention + head)
+    tower = towers.seconds(workload, accelerator)
     return {
-        "forward": forward,
-        "recomputation": recomputed + attention if again else 0.0,
+        "forward": forward + tower.forward,
+        "recomputation": (recomputed + attention if again else 0.0) + tower.recomputation,
         "backward": input_gradients_seconds(workload, accelerator, layers)
         + head
         + ATTENTION_BACKWARD * attention
         + (weights if full else folded_seconds(workload, accelerator))
-        + head * workload.trains_head,
+        + head * workload.trains_head
+        + tower.backward,
         # Norms have no gradients; the product with the inputs that are left has those of the inputs alone.
         "adapters": 0.0
         if full

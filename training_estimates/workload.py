@@ -129,6 +129,10 @@ class Workload:
     network's)."""
     framework: Framework = TRL
     decoding: Decoding | None = None
+    image_tokens: int = 0
+    """Tokens of images in a micro batch, at most."""
+    trains_tower: bool = False
+    """True if what reads the images is trained too."""
 
     @property
     def tokens(self) -> int:

@@ -24,7 +24,8 @@ from flytune.recipe import Recipe
 from flytune.records import Need, Plan
 from flytune.records.plan import DRAW, FIRST_STEP, LOAD, STEP
 from flytune.sharding import sharding_of
-from training_estimates.memory import GIB
+from training_estimates import towers
+from training_estimates.memory import GIB, TOWER
 from training_estimates.sizes import Geometry
 
 _NOT_TRACED = ("cuBLAS", "CUDA context", "NCCL", "fragmentation", "loading")
@@ -87,7 +88,7 @@ def best_fit(recipe: Recipe, shape: Shape, sizes: Geometry) -> Fit | str:
             result = dryrun.run(recipe, folder, degrees, fit.workload.micro_batch)
             return replace(
                 fit,
-                needs=[_need(fit.needs[0], result), *fit.needs[1:]],
+                needs=[_need(fit, result), *fit.needs[1:]],
                 traced=_describe(recipe, fit, result, is_known=False),
             )
 
@@ -126,7 +127,7 @@ def confirmed(recipe: Recipe, plan: Plan) -> Plan:
             if (micro_batch := fit.workload.micro_batch) > plan.per_device_train_batch_size:
                 continue
             traced = dryrun.run(recipe, folder, plan.degrees, micro_batch)
-            need = _need(fit.needs[0], traced)
+            need = _need(fit, traced)
             if need.share <= candidates.allowed_share(recipe):
                 changes: dict[str, Any] = {
                     "per_device_train_batch_size": micro_batch,
@@ -158,7 +159,8 @@ def _config_folder(recipe: Recipe) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _need(planned: Need, traced: DryRun) -> Need:
+def _need(fit: Fit, traced: DryRun) -> Need:
+    planned = fit.needs[0]
     beside = {
         phase: {name: table[name] for name in _NOT_TRACED if name in table}
         for phase, table in planned.phases.items()
@@ -168,6 +170,12 @@ def _need(planned: Need, traced: DryRun) -> Need:
     phases[LOAD] = {"parameters": traced.phases["load"]} | beside[LOAD]
     phases[FIRST_STEP] = {"all of the step's peak": first} | beside[FIRST_STEP]
     phases[STEP] = traced.kinds | beside[STEP]
+    # The trace has rows of text.
+    kept, working = towers.kept_bytes(fit.workload), towers.working_bytes(fit.workload)
+    for phase, peak in ((FIRST_STEP, first), (STEP, sum(traced.kinds.values()))):
+        above_peak = traced.phases["load"] + working - peak
+        if (tower := round(max(kept, above_peak))) > 0 and working:
+            phases[phase][TOWER] = tower
     if traced.drawing_bytes:
         phases[DRAW] = {"all of the drawing's peak": traced.drawing_bytes} | beside[DRAW]
     return planned.model_copy(update={"phases": phases, "engine": "dry run"})
@@ -181,10 +189,10 @@ def _describe(recipe: Recipe, fit: Fit, traced: DryRun, is_known: bool = True) -
         for phase, table in fit.needs[0].phases.items()
         if is_known
     }
+    module = f", in {traced.peak_module}" if traced.peak_module else ""
     ignored = f"; {left_out}" if (left_out := dryrun.left_out(recipe)) else ""
     return (
-        f"dry run: {traced.peak_bytes / GIB:.2f} GiB allocated at most ({traced.peak_phase}, in "
-        f"{traced.peak_module})"
+        f"dry run: {traced.peak_bytes / GIB:.2f} GiB allocated at most ({traced.peak_phase}{module})"
         + closed.get(STEP, "")
         + (
             f"; {traced.drawing_bytes / GIB:.2f} while answers are drawn" + closed.get(DRAW, "")

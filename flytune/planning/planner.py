@@ -31,7 +31,9 @@ from flytune.recipe import Hardware, Recipe, learning_rates, run_length
 from flytune.records import Calibration, Plan
 from flytune.records.plan import TIGHT
 from flytune.sentences import counted, sharers
+from training_estimates import towers
 from training_estimates.sizes import Geometry
+from training_estimates.workload import Workload
 
 Trace = Callable[[Recipe, Shape, Geometry], Fit | str]
 
@@ -315,6 +317,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
             *([f"not counted: {work.geometry.left_out}"] if work.geometry.left_out else []),
             *([fit.traced] if fit.traced else []),
             *_rough(work.geometry, fit.traced is not None),
+            *_images(work),
             *candidates.type_notes(recipe, work.geometry),
             *([save_interval.describe(lost)] if lost else []),
             *requirements.gather_reason(fit, work),
@@ -342,6 +345,25 @@ def _rough(geometry: Geometry, is_traced: bool) -> list[str]:
     return [
         f"time and price are rough, from the {geometry.active_parameters / 1e9:.3g} billion parameters in "
         f"linear layers that a token passes: the closed form does not know {unknown}"
+    ]
+
+
+def _images(work: Workload) -> list[str]:
+    """Return how the images of a micro batch are counted; nothing where it has none."""
+    tower = work.geometry.tower
+    if not work.image_tokens:
+        return []
+    if tower is None:
+        return ["images: what reads them is not counted: its sizes do not follow from config.json"]
+    kept = (
+        f"{towers.kept_bytes(work) / GIB:.2f} GiB are kept for its backward pass"
+        if work.trains_tower
+        else "it is frozen, and keeps nothing for a backward pass"
+    )
+    return [
+        f"images: as if all tokens were theirs: {towers.patches(work):,.0f} patches of a micro batch pass "
+        f"{counted(tower.layers, 'layer')} of the tower, which take {towers.working_bytes(work) / GIB:.2f} "
+        f"GiB at most while it computes; {kept}; attention among patches is not in the time"
     ]
 
 

@@ -112,6 +112,8 @@ def workload(
         on_cpu=not shape.is_gpu,
         network_gbs=shape.fabric.gbs,
         decoding=_decoding(recipe, micro_batch, accumulation),
+        image_tokens=micro_batch * recipe.data.max_length if recipe.data.images else 0,
+        trains_tower=recipe.model.vision == "train",
     )
 
 

@@ -1,0 +1,125 @@
+"""The tower, the part of a vision-language model that reads images: its sizes, and its memory and time for
+the images of a micro batch.
+
+Attention among the patches of an image is not counted: how large images are, config.json does not say.
+"""
+
+from typing import Any, NamedTuple
+
+from training_estimates.accelerators import Accelerator
+from training_estimates.config_json import Config
+from training_estimates.flops import product_seconds, recomputes
+from training_estimates.sizes import Tower
+from training_estimates.workload import BYTES, Workload
+
+GATED = ("qwen2_5_vl",)
+"""Model types whose towers have MLPs of three matrices, and Llama's norms."""
+JOINED = ("qwen2_5_vl", "qwen3_vl")
+"""Model types with one matrix for queries, keys and values. Its product stays beside the rotated queries and
+keys."""
+ONE_PATCH = ("llava", "llava_onevision")
+"""Model types whose images have a token for each patch."""
+
+
+def of_config(content: dict[str, Any], name: str) -> Tower | None:
+    """Return the tower of a config.json; None where there is none, or of an unknown kind."""
+    config = Config(content, name)
+    vision = Config(config.table("vision_config"), name)
+    layers = next((key for key in ("depth", "num_hidden_layers") if key in vision.content), None)
+    patches = _patches_of_token(config, vision)
+    if layers is None or patches is None:
+        return None
+    is_gated, is_quick = config.kind in GATED, vision.content.get("hidden_act") == "quick_gelu"
+    tower = Tower(
+        layers=vision.size(layers),
+        hidden_size=vision.size("hidden_size"),
+        intermediate_size=vision.size("intermediate_size"),
+        is_gated=is_gated,
+        # Queries, keys, values and output; or the joined ones, two that are rotated, the output and its copy.
+        attention_kept=7 if config.kind in JOINED else 4,
+        # Of each matrix but the last its output, the activation, and what the last one reads.
+        mlp_kept=4 if is_gated else 2 + is_quick,
+        patches_of_token=patches,
+    )
+    return None if config.problems or vision.problems else tower
+
+
+def _patches_of_token(config: Config, vision: Config) -> float | None:
+    """Return how many patches of an image become one token of the text; None where it is unknown."""
+    if "spatial_merge_size" in vision.content:
+        return float(vision.size("spatial_merge_size") ** 2)
+    if "mm_tokens_per_image" in config.content:
+        return (vision.size("image_size") // vision.size("patch_size")) ** 2 / config.size(
+            "mm_tokens_per_image"
+        )
+    if "scale_factor" in config.content:
+        return float(config.size("scale_factor") ** 2)
+    return 1.0 if config.kind in ONE_PATCH else None
+
+
+def patches(workload: Workload) -> float:
+    """Return the patches of the images of one micro batch on one GPU, if its rows are all images."""
+    tower = workload.geometry.tower
+    return workload.image_tokens * tower.patches_of_token if tower else 0.0
+
+
+def kept_bytes(workload: Workload) -> float:
+    """Return what a trained tower keeps from its forward pass to its backward pass; 0 of a frozen one."""
+    tower = workload.geometry.tower
+    if tower is None or not workload.trains_tower:
+        return 0.0
+    each = _stream(tower, workload) if recomputes(workload) else _kept(tower, workload)
+    return patches(workload) * tower.layers * each
+
+
+def working_bytes(workload: Workload) -> float:
+    """Return the most that is held while the tower computes: what it keeps, and what one layer needs."""
+    tower = workload.geometry.tower
+    if tower is None:
+        return 0.0
+    # Backward: gradients of the MLP's inner numbers. Forward: the stream, a norm's output, and those numbers.
+    inner = (3 if tower.is_gated else 2) * tower.intermediate_size
+    layer = BYTES[workload.compute_dtype] * (inner + 2 * tower.hidden_size)
+    if workload.trains_tower and recomputes(workload):
+        layer += _kept(tower, workload)
+    return kept_bytes(workload) + patches(workload) * layer
+
+
+def _stream(tower: Tower, workload: Workload) -> int:
+    """Return the bytes of the input of a layer, for each patch."""
+    return BYTES[workload.compute_dtype] * tower.hidden_size
+
+
+def _kept(tower: Tower, workload: Workload) -> int:
+    """Return the bytes that a trained layer keeps for its backward pass, for each patch."""
+    compute = BYTES[workload.compute_dtype]
+    # Input and output of a norm; of Llama's a float32 copy of the input, and its product with the factor.
+    norm = 4 + 2 * compute if tower.is_gated else 2 * compute
+    hidden, inner = 2 * norm + compute * tower.attention_kept, compute * tower.mlp_kept
+    return tower.hidden_size * hidden + tower.intermediate_size * inner
+
+
+class Seconds(NamedTuple):
+    """Seconds of the matrix products over one micro batch, by part of StepTime."""
+
+    forward: float = 0.0
+    recomputation: float = 0.0
+    backward: float = 0.0
+
+
+def seconds(workload: Workload, accelerator: Accelerator) -> Seconds:
+    """Return the time of the tower's matrix products for one micro batch."""
+    tower = workload.geometry.tower
+    if tower is None or not workload.image_tokens:
+        return Seconds()
+    count, hidden, inner = patches(workload), tower.hidden_size, tower.intermediate_size
+    shapes = [
+        (count, hidden, 3.0 * hidden),
+        (count, hidden, hidden),
+        *[(count, hidden, inner)] * (2 if tower.is_gated else 1),
+        (count, inner, hidden),
+    ]
+    forward = tower.layers * sum(product_seconds(shape, accelerator) for shape in shapes)
+    if not workload.trains_tower:
+        return Seconds(forward)
+    return Seconds(forward, forward if recomputes(workload) else 0.0, 2 * forward)
