@@ -15,7 +15,7 @@ from flytune.hardware import Shape, load_cluster
 from flytune.recipe import OptimizerKind
 from flytune.records import Plan
 from flytune.sentences import counted
-from flytune.sharding import deepspeed_config
+from flytune.sharding import deepspeed_config, operators
 from flytune.sharding.base import ShardingBase
 from flytune.sharding.deepspeed_config import DeepSpeedConfig
 from training_estimates.layout import Layout
@@ -154,6 +154,9 @@ class Zero(ShardingBase):
         return {"deepspeed": config, "ddp_backend": None if shape.is_gpu else "gloo"}
 
     def before_load(self, device_type: str) -> None:
+        offload = self.layout.optimizer_on or self.recipe.sharding.offload
+        if offload != "none":
+            operators.load(offload)
         if device_type == "cuda":
             # Where nvidia-ml-py is installed, DeepSpeed takes free memory from NVML, and fails for a
             # CUDA_VISIBLE_DEVICES of UUIDs (_get_nvml_gpu_id). Without it, it takes torch's figures.
