@@ -159,7 +159,7 @@ test: $(ENVIRONMENT)/.installed ## The tests that take seconds; after each chang
 	@$(TEST) -m "not journey and not slow and not release and not gpu"
 
 # Only the files that have some: to collect all takes as long as a journey.
-journeys: $(ENVIRONMENT)/.installed ## Whole roads, each once: from recipe to artifact by each method, killed, preempted, two pods, sweep ...
+journeys: $(ENVIRONMENT)/.installed ## Whole runs, each once: from recipe to artifact by each method, killed, preempted, two pods, sweep ...
 	@$(TEST) -m "journey and not release" $$(grep -rl --include='test_*.py' 'mark\.journey' tests)
 
 proofs: $(ENVIRONMENT)/.installed ## All that takes longer, in named parts (PARTS="chaos fuzz"; LIST=1 shows them), each recorded in tests/proofs.json
