@@ -159,7 +159,7 @@ test: $(ENVIRONMENT)/.installed ## The tests that take seconds; after each chang
 	@$(TEST) -m "not journey and not slow and not release and not gpu"
 
 # Only the files that have some: to collect all takes as long as a journey.
-journeys: $(ENVIRONMENT)/.installed ## Whole roads, each once: from recipe to artifact by each method, killed, preempted, two pods, sweep ...
+journeys: $(ENVIRONMENT)/.installed ## Whole runs, each once: from recipe to artifact by each method, killed, preempted, two pods, sweep ...
 	@$(TEST) -m "journey and not release" $$(grep -rl --include='test_*.py' 'mark\.journey' tests)
 
 proofs: $(ENVIRONMENT)/.installed ## All that takes longer, in named parts (PARTS="chaos fuzz"; LIST=1 shows them), each recorded in tests/proofs.json
@@ -170,13 +170,13 @@ CPUS ?=
 test-cpus: $(ENVIRONMENT)/.installed ## The tests that compare what a model computes, as on other CPUs (CPUS=); hours of two cores
 	@python -m tests.numerical $(if $(CPUS),--cpus $(CPUS)) -n $(WORKERS) --dist worksteal
 
-selftest: $(ENVIRONMENT)/.installed ## Compare every method and sharding with plain training, on this machine; ten to thirteen minutes
+selftest: $(ENVIRONMENT)/.installed ## Compare every method and sharding with plain training, on this machine; 22 minutes on two cores
 	@flytune selftest
 
-chaos: $(ENVIRONMENT)/.installed ## Inject 200 faults (FAULTS=, SEED=, JOBS=) into training and check that nothing is lost; half an hour
+chaos: $(ENVIRONMENT)/.installed ## Inject 200 faults (FAULTS=, SEED=, JOBS=) into training and check that nothing is lost; 49 minutes on two cores
 	@python -m tests.chaos$(if $(FAULTS), --faults $(FAULTS))$(if $(SEED), --seed $(SEED))$(if $(JOBS), --jobs $(JOBS))
 
-fuzz: $(ENVIRONMENT)/.installed ## Try 10,000 (INPUTS=, SEED=, JOBS=) hostile and careless inputs on everything that reads one; half an hour
+fuzz: $(ENVIRONMENT)/.installed ## Try 10,000 (INPUTS=, SEED=, JOBS=) hostile and careless inputs on everything that reads one; 12 minutes on two cores
 	@python -m tests.fuzz$(if $(INPUTS), --inputs $(INPUTS))$(if $(SEED), --seed $(SEED))$(if $(JOBS), --jobs $(JOBS))
 
 fuzz-removals: $(ENVIRONMENT)/.installed ## Remove the protections one by one (SEED=, JOBS=) and list those whose removal no input of the fuzz test notices

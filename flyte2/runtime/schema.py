@@ -1,4 +1,4 @@
-"""Task interfaces without JSON schemas, which are 50 kB for a recipe, and which `flyte run --help` would
+"""Task interfaces without JSON schemas, which are 62 kB for a recipe, and which `flyte run --help` would
 print.
 
 A recipe that is sent to a cluster gets addresses in place of its local files, which are uploaded.

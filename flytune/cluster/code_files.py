@@ -22,7 +22,7 @@ PATTERNS = (
 PLACES = tuple(dict.fromkeys(pattern.partition("/")[0] for pattern in PATTERNS))
 """Folders and files of a clone's root that are code."""
 LIMIT = 5_000_000
-"""Bytes that the code may have; it has 3,100,000. More is data or a model among the code."""
+"""Bytes that the code may have; it has 3,800,000. More is data or a model among the code."""
 _SHOWN = 5
 """Names that a line or an error shows at most."""
 

@@ -93,6 +93,13 @@ def without_waiting_for_the_hub() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def asking_the_hub() -> Iterator[None]:
+    """Ask the hub in the block, also in a pod that otherwise loads nothing from it (HF_HUB_OFFLINE)."""
+    with patches.huggingface_hub.OFFLINE.replaced(False):
+        yield
+
+
 def _connects(address: str) -> bool:
     try:
         to, proxies = urllib.parse.urlsplit(address), urllib.request.getproxies()

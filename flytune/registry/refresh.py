@@ -89,9 +89,10 @@ def check(recipe: Recipe) -> None:
             change.
     """
     if recipe.row_kind != ANSWERS:
+        where = "data.images" if recipe.data.images else f"objective: {recipe.objective.name}"
         raise RecipeError(
-            f"recipe {recipe.name}: objective: {recipe.objective.name}: champion and challenger are compared "
-            "by their loss, which preferences do not aim at; run workflows.finetune instead"
+            f"recipe {recipe.name}: {where}: champion and challenger are compared by the loss of their "
+            "answers to texts; run workflows.finetune instead"
         )
     if not recipe.data.heldout_path:
         raise RecipeError(

@@ -1,6 +1,8 @@
 """Log-probabilities of the reference model of preference tuning, or the tokens of a teacher, computed once
 before training."""
 
+from functools import partial
+
 from flytune.models import clean_process
 from flytune.stages import base_model
 from flytune.stages.orchestrator import Folder, Orchestrator
@@ -15,5 +17,6 @@ def reference_log_probs(
     """Store the results of a frozen model on all rows; cached by the content of data, model and adapter."""
     out = orchestrator.new_folder() / "reference"
     base_model.unpack(orchestrator, base)
-    clean_process.run(reference.compute, request.recipe, local(orchestrator, dataset), out)
+    compute = partial(reference.compute, in_pod=not orchestrator.is_local())
+    clean_process.run(compute, request.recipe, local(orchestrator, dataset), out)
     return Folder.here(out)

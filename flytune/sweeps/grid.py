@@ -76,16 +76,18 @@ def draw(
         except RecipeError as error:
             for line in str(error).splitlines()[1:]:
                 problems.setdefault(line.strip(), []).append(number)
-    if any(str(point.recipe.publish.address).startswith("hf://") for point in points.values()):
+    on_hub = [at for at, point in points.items() if str(point.recipe.publish.address).startswith("hf://")]
+    if on_hub:
         problems[
             "publish.address: each point would replace main on the hub; leave it out, and finetune best.yaml "
             "with it"
-        ] = []
-    if any(not point.recipe.data.holds_out for point in points.values()):
+        ] = on_hub
+    without_heldout = [at for at, point in points.items() if not point.recipe.data.holds_out]
+    if without_heldout:
         problems[
             "data.heldout_fraction: 0, but points are compared on held-out samples; write a share, such as "
             "0.02"
-        ] = []
+        ] = without_heldout
     sentences = [line + _at(numbers, len(combinations)) for line, numbers in problems.items()]
     if sentences := [*sentences, *_duplicates(points)]:
         raise RecipeError.of(where, sentences)

@@ -8,6 +8,7 @@ reference.
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from flytune.console import output
 from flytune.errors import DataError
 from flytune.files import sha256_of
 from flytune.models import BaseRequest, Row, base_identity, initial_adapter, loading
+from flytune.models import base as models_base
 from flytune.objectives import objective_of
 from flytune.recipe import DataRequest, Recipe
 from flytune.schema import Record, Strict
@@ -84,9 +86,11 @@ def is_needed(recipe: Recipe) -> bool:
     return objective_of(recipe).reference() == "precomputed"
 
 
-def compute(recipe: Recipe, dataset: Path, out: Path) -> None:
+def compute(recipe: Recipe, dataset: Path, out: Path, *, in_pod: bool = False) -> None:
     """Write the results of the frozen model on all rows of a prepared data set to a new folder `out`; one
     process, on all its GPUs.
+
+    In a pod a teacher is fetched here, from the hub too: no other task hands it on.
 
     Raises:
         DataError: the data set is incomplete, or a teacher has another tokenizer.
@@ -97,7 +101,10 @@ def compute(recipe: Recipe, dataset: Path, out: Path) -> None:
     loading.import_libraries()
     out.mkdir(parents=True)
     model, content = frozen_model(recipe), data.read_manifest(dataset).content_sha256
-    files = {file.relative_to(out).as_posix(): sha256_of(file) for file in model.compute(dataset, out)}
+    fetches = in_pod and objective_of(recipe).teacher() is not None
+    with models_base.asking_the_hub() if fetches else nullcontext():
+        written = model.compute(dataset, out)
+    files = {file.relative_to(out).as_posix(): sha256_of(file) for file in written}
     manifest = ReferenceManifest(key=_key(model, content), files=files, commit=model.commit())
     manifest.write(out / MANIFEST)
 

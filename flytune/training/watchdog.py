@@ -1,5 +1,4 @@
-"""Watchdog that ends a hanging run within minutes, with a stack of each rank, before the process group's half
-hour."""
+"""Watchdog that ends a hanging run, with a stack of each rank, before the process group's timeout."""
 
 import faulthandler
 import logging
@@ -18,7 +17,7 @@ from flytune.records.plan import FIRST_STEP, LOAD, STEP
 log = logging.getLogger(__name__)
 
 SLOWEST_STEPS = 10
-"""Limit of a step, as a multiple of the slowest step so far."""
+"""Limit of a step, as a multiple of the slowest step so far; LONGEST bounds it."""
 LONGEST = 6
 """Limit of other phases, as a multiple of training.hang_minutes; half of it for the first step, which
 compiles."""
@@ -33,7 +32,7 @@ SECONDS_FOR_OTHERS = 3.0
 
 def process_group_seconds(minutes: float) -> int:
     """Return the process group's timeout, longer than every limit of the watchdog, so that stacks are written
-    first; but for steps whose tenfold is longer than LONGEST."""
+    first."""
     return int(LONGEST * minutes * 60) + 300
 
 

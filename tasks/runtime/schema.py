@@ -40,7 +40,7 @@ def without_schema(part: _Part) -> _Part:
     """Remove the JSON schemas from the interface of a task, or of a workflow that others contain, and return
     it.
 
-    A recipe's schema is 50 kB, and a workflow carries those of all its tasks for each shape: more than the 2
+    A recipe's schema has 62 kB, and a workflow carries those of all its tasks for each shape: more than the 2
     MB that flyteadmin reads by default, and than etcd stores. Workflows that people start keep theirs for the
     console's form; Flyte compares the schemas of two structures only where both have one (flytepropeller,
     pkg/compiler/validators/typing.go).
