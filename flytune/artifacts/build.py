@@ -17,7 +17,7 @@ from flytune.export.folder import MANIFEST as EXPORT
 from flytune.files import link_or_copy
 from flytune.models import weight_index
 from flytune.models.probe import PROBE
-from flytune.recipe import Grpo, Recipe
+from flytune.recipe import Recipe
 from flytune.records import Comparison, Contents, Export, Manifest, Metrics, Plan, Step, TrainingResult
 from flytune.records.comparison import COMPARISON
 from flytune.records.contents import CONTENTS, StoredFile, list_files, record
@@ -180,9 +180,9 @@ def store(
 def _rollouts(recipe: Recipe, file: Path) -> list[Group]:
     """Return the answers that a run has drawn and recorded; a damaged record must not cost the trained
     model."""
-    if not isinstance(recipe.objective, Grpo) or not file.is_file():
+    if not file.is_file():
         return []
-    count = len(recipe.objective.rewards)
+    count = len(recipe.objective.reward_names)
     try:
         groups = [Group.parse(line) for line in file.read_text(encoding="utf-8").splitlines()]
         if other := next(

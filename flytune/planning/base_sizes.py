@@ -98,7 +98,8 @@ def _with_loss(sizes: Geometry, config: dict[str, Any], model: Model) -> Geometr
     remote = model.trust_remote_code
     own_logits, problem = model_types.own_logits(config, remote), model_types.loss_problem(config, remote)
     whole = str(config.get("model_type"))
-    tried = whole if whole != sizes.model_type and whole in model_types.table() else None
+    is_known = whole in model_types.table() or whole in model_types.VISION_TYPES
+    tried = whole if whole != sizes.model_type and is_known else None
     known: dict[str, Any] = {"own_logits": own_logits, "loss_problem": problem, "tried_as": tried}
     known["own_labels"] = _own_labels(config)
     if limit := positions.of(rope.scaled(config, model), model.name_or_path, remote):

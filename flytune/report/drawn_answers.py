@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from flytune.recipe import Grpo
+from flytune.recipe.objectives.base import ObjectiveSection
 from flytune.records.rollouts import Group, Rollout
 
 _MOMENTS = 3
@@ -11,7 +11,7 @@ _ANSWERS = 4
 
 
 class Moment(NamedTuple):
-    """A prompt of one step with its answers, those with the most reward first."""
+    """A prompt of one step with its answers; those with the most reward first, where there are rewards."""
 
     step: int
     prompt: str
@@ -23,14 +23,15 @@ class Moment(NamedTuple):
 class DrawnAnswer(NamedTuple):
     """An answer as the report shows it."""
 
-    reward: float
+    reward: float | None
+    """None where nothing judges answers."""
     parts: str
     """Value of each reward by name; empty if there is one."""
     text: str
     is_truncated: bool
 
 
-def moments(section: Grpo, groups: Sequence[Group]) -> list[Moment]:
+def moments(section: ObjectiveSection, groups: Sequence[Group]) -> list[Moment]:
     """Return the first group of the first, the middle and the last recorded step."""
     first = {group.step: group for group in reversed(groups)}
     steps = sorted(first)
@@ -42,7 +43,7 @@ def moments(section: Grpo, groups: Sequence[Group]) -> list[Moment]:
     return [_moment(section, first[steps[place]]) for place in places]
 
 
-def _moment(section: Grpo, group: Group) -> Moment:
+def _moment(section: ObjectiveSection, group: Group) -> Moment:
     ranked = sorted(group.completions, key=lambda completion: -section.total(completion.rewards))
     # The best and the worst of a large group.
     shown = ranked if len(ranked) <= _ANSWERS else [*ranked[: _ANSWERS // 2], *ranked[-(_ANSWERS // 2) :]]
@@ -51,12 +52,11 @@ def _moment(section: Grpo, group: Group) -> Moment:
     )
 
 
-def _answer(section: Grpo, rollout: Rollout) -> DrawnAnswer:
-    named = [
-        f"{reward.name} {value:.3g}" for reward, value in zip(section.rewards, rollout.rewards, strict=True)
-    ]
+def _answer(section: ObjectiveSection, rollout: Rollout) -> DrawnAnswer:
+    names = section.reward_names
+    named = [f"{name} {value:.3g}" for name, value in zip(names, rollout.rewards, strict=True)]
     return DrawnAnswer(
-        section.total(rollout.rewards),
+        section.total(rollout.rewards) if names else None,
         ", ".join(named) if len(named) > 1 else "",
         rollout.text,
         rollout.truncated,

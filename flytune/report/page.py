@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flytune.models import heads
-from flytune.recipe import Grpo, Recipe
+from flytune.recipe import Recipe
 from flytune.records import Figure, Interval, Manifest, Metrics, Part, Plan, TrainingResult, Wins
 from flytune.records.lineage import Lineage
 from flytune.records.metrics import SINGLE_SAMPLE
@@ -60,9 +60,7 @@ def render(
             warnings=warnings,
             xray=xray,
             pictures=pictures or [[]] * len(metrics.answers),
-            moments=drawn_answers.moments(recipe.objective, rollouts)
-            if isinstance(recipe.objective, Grpo)
-            else [],
+            moments=drawn_answers.moments(recipe.objective, rollouts),
             charts=charts,
             figure_charts=figure_charts,
             task_table=task_table,

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import model_types as model_types_command
 from flytune.models import adapter_targets, loading, model_types
 from flytune.recipe import Recipe
-from tests.support import ranks, trained_types
+from tests.support import ranks, trained_types, vision_models
 from tests.support.model_types import MODEL_TYPES, NOT_BUILT, tiny_config
 from tests.support.packed_samples import ATTENTIONS
 from tests.support.tiny import tiny_recipe
@@ -80,6 +80,11 @@ def test_every_causal_language_model_of_transformers_has_a_row() -> None:
     assert {*MODEL_TYPES, *NOT_BUILT} == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) == set(model_types.table())
     # Another version needs `python -m benchmarks.model_types --write`.
     assert json.loads(model_types.FILE.read_text())["transformers"] == transformers.__version__
+
+
+def test_vision_types_are_those_that_tests_train():
+    without_row = {*vision_models.TRAINED} - {*model_types.table()}
+    assert sorted(without_row) == list(model_types.VISION_TYPES)
 
 
 def test_rows_are_complete() -> None:

@@ -47,6 +47,16 @@ def test_first_middle_and_last_step_stand_side_by_side_best_answers_first():
     assert drawn_answers.moments(RECIPE.objective, []) == []
 
 
+def test_answers_of_a_student_have_no_reward():
+    objective = {"name": "distill", "teacher_model_name_or_path": "models/teacher", "on_policy": 1.0}
+    student = recipe_for(Path("models/base"), "lora", objective=objective)
+    drawn = [group(step, rewards=[()]) for step in (1, 2)]
+    text = " ".join(Tags(report_page.render(*run_of(student), broken=[], rollouts=drawn)).text.split())
+    assert "Step 2" in text
+    assert "Answer, cut off answer 0 of 1" in text
+    assert "Reward" not in text
+
+
 def test_the_page_has_them_escaped_and_a_chart_of_each_reward():
     training = training_result(4)
     values = {"exact_answer": 0.1, "regular_expression": 0.9}

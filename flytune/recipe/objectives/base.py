@@ -1,5 +1,6 @@
 """The fields and refusals that several sections `objective` of a recipe have."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -45,6 +46,15 @@ class ObjectiveSection(Section):
     def bytes_of_a_token(self) -> int:
         """Bytes that a teacher's results take for each trained token."""
         return 0
+
+    @property
+    def reward_names(self) -> list[str]:
+        """Names of the rewards of each answer that the model draws; none where nothing judges them."""
+        return []
+
+    def total(self, values: Sequence[float]) -> float:
+        """Return the reward of an answer, of the values of its rewards."""
+        return 0.0
 
     @property
     def own_code(self) -> list[str]:

@@ -127,6 +127,10 @@ class Grpo(ObjectiveSection):
             max_completion_length=self.max_completion_length,
         )
 
+    @property
+    def reward_names(self) -> list[str]:
+        return [reward.name for reward in self.rewards]
+
     def total(self, values: Sequence[float]) -> float:
         """Return the reward of an answer: the sum of its rewards' values times their weights."""
         return sum(reward.weight * value for reward, value in zip(self.rewards, values, strict=True))
