@@ -97,7 +97,7 @@ demo-embed: $(ENVIRONMENT)/.installed ## An embedding model for a search on this
 demo-distill: $(ENVIRONMENT)/.installed ## A random small model learns from a trained one, from recipe to artifact
 	@python -m demo.students
 
-demo-model: $(ENVIRONMENT)/.installed ## The demo's base model alone, in .demo/models
+demo-model: $(ENVIRONMENT)/.installed ## The inputs of recipes/demo-qlora.yaml alone, in .demo: base model, data, questions
 	@python -m demo.inputs
 
 plan: $(ENVIRONMENT)/.installed ## Say whether RECIPE fits, on what, and why; nothing is started

@@ -20,8 +20,9 @@ CHOICES = Path("data/modules.jsonl")
 """Questions of recipes/tasks/python_modules.yaml."""
 
 
-def make(folder: Path = FOLDER) -> None:
-    """Make BASE_MODEL, TINY_MODEL, PAIRS and CHOICES below `folder`, except those that exist.
+def make_first(folder: Path = FOLDER) -> None:
+    """Make BASE_MODEL, PAIRS and CHOICES, the inputs of recipes/demo-qlora.yaml, below `folder`, except those
+    that exist.
 
     Raises:
         FlytuneError: the base model's package is not installed.
@@ -31,6 +32,15 @@ def make(folder: Path = FOLDER) -> None:
         docstrings.write(folder / PAIRS)
     if not (folder / CHOICES).exists():
         docstrings.write_choices(folder / CHOICES)
+
+
+def make(folder: Path = FOLDER) -> None:
+    """Make BASE_MODEL, TINY_MODEL, PAIRS and CHOICES below `folder`, except those that exist.
+
+    Raises:
+        FlytuneError: the base model's package is not installed.
+    """
+    make_first(folder)
     if not (folder / TINY_MODEL).exists():
         tiny_model.build(folder / TINY_MODEL, docstrings.plain_text())
 
@@ -85,4 +95,4 @@ def make_sums(folder: Path = FOLDER) -> None:
 if __name__ == "__main__":
     # Without this, DeepSpeed's import prints that it has found no GPU.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    base_model.convert(FOLDER / BASE_MODEL)
+    make_first()

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from demo import base_model, docstrings, inputs, tiny_model
+from flytune.cluster import uploads
 from flytune.errors import DataError, FlytuneError
 from flytune.recipe import Recipe
 from tests.support import tiny
+from tests.support.paths import ROOT
 
 needs_wheel = pytest.mark.skipif(
     importlib.util.find_spec(base_model.PACKAGE) is None,
@@ -53,6 +55,17 @@ def test_choices_are_of_modules_that_no_pair_tells_about():
         ]
         assert " ".join(found.split()).startswith(right)
     assert len({row["answer"] for row in rows}) == 4
+
+
+def test_the_first_inputs_are_all_that_the_first_recipe_names(tmp_path, monkeypatch):
+    """docs/have-a-flyte.md runs it after `make demo-model`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(base_model, "convert", tiny.tiny_base)
+    Path("recipes").symlink_to(ROOT / "recipes")
+    recipe = Recipe.from_yaml("recipes/demo-qlora.yaml")
+    assert len(uploads.missing(recipe)) > 1
+    inputs.make_first()
+    assert uploads.missing(recipe) == []
 
 
 @pytest.mark.slow
