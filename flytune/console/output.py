@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -71,6 +72,9 @@ def install() -> None:
     if patches.tqdm.BAR.is_installed:
         return
     patches.tqdm.BAR.install(_with_lines(patches.tqdm.BAR.original()))
+    # tqdm's own lock is shared with forked processes: one that is killed while it writes a bar would keep it,
+    # and this process would wait for ever.
+    tqdm.set_lock(threading.RLock())
     for category, message in _NOTICES:
         warnings.filterwarnings("ignore", message, category)
     for name, level in _LOGGERS.items():

@@ -4,6 +4,7 @@ import argparse
 import json
 import multiprocessing
 import sys
+import threading
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from tests.chaos.pairs import DisturbedPair, Report, make_inputs, pairs_on_cpu
 def main(arguments: argparse.Namespace, home: str) -> int:
     """Run the pairs and show the results; return 1 if anything was lost."""
     folder = Path(home)
-    # tqdm's monitor thread would be missing in forked processes.
+    # tqdm's monitor thread would be missing in forked processes, and its lock is theirs too: one that is
+    # killed while it writes a bar would keep it.
     tqdm.tqdm.monitor_interval = 0
+    tqdm.tqdm.set_lock(threading.RLock())
     make_inputs(folder)
     pairs = _selected(arguments.pairs, pairs_on_cpu(folder))
     share, more = divmod(arguments.faults, len(pairs))

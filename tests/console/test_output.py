@@ -178,6 +178,21 @@ def test_a_bar_that_nobody_closes_makes_no_noise_at_the_end():
     assert [line.split()[0] for line in said(code).splitlines()] == ["left:", "left:"]
 
 
+def test_a_fork_that_ends_while_it_writes_a_bar_keeps_no_lock():
+    code = (
+        f"{INSTALL}\n"
+        "import os\n"
+        "from tqdm import tqdm\n"
+        "fork = os.fork()\n"
+        "if fork == 0:\n"
+        "    tqdm.get_lock().acquire()\n"
+        "    os._exit(0)\n"
+        "os.waitpid(fork, 0)\n"
+        "assert tqdm.get_lock().acquire(blocking=False)"
+    )
+    said(code)
+
+
 def test_notices_of_no_use_are_silent_and_all_others_are_not():
     lines = said(NOTICES).splitlines()
     assert len(lines) == 7
