@@ -8,7 +8,7 @@ import pytest
 from flytune.errors import RecipeError
 from flytune.hardware import accelerator_named, shape_named
 from flytune.models import config_json
-from flytune.planning import candidates, drawn, planner
+from flytune.planning import candidates, choosing, drawn, planner
 from flytune.records.plan import DRAW, EVALUATE, STEP
 from flytune.sharding import ONE_PROCESS, route
 from flytune.stages.calls import Call
@@ -266,6 +266,12 @@ def test_fewer_servers_draw_longer():
 def test_rows_without_gpus_for_both_are_refused(gpus, changes, said):
     one = with_own(gpus, **changes)
     assert said in candidates.best_fit(one, shape_named(one.hardware.shape), GEOMETRY)
+
+
+def test_a_plan_that_chooses_the_sharding_says_what_the_able_ones_lack():
+    one = with_own(1, "auto")
+    ways, row = choosing.layouts(one, GEOMETRY), shape_named("a100-80gb-8")
+    assert "not a multiple of its 7 processes" in choosing.best_layout(ways, row, GEOMETRY)
 
 
 def test_one_gpu_that_trains_beside_others_is_one_process_without_ranks():
