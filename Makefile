@@ -129,16 +129,17 @@ package: $(ENVIRONMENT)/.installed ## Write all protos and the code into PACKAGE
 	@echo "$(PACK)"
 	@$(PACK)
 
-# Without FlashAttention, which compiles for an hour or more: FLASH_ATTN=VERSION puts it in, FLYTE2=VERSION Flyte 2's SDK. PUSH=: only builds.
+# Without FlashAttention, which compiles for an hour or more: FLASH_ATTN=VERSION puts it in, FLYTE2=VERSION Flyte 2's SDK, VLLM=VERSION vLLM's environment. PUSH=: only builds.
 REGISTRY ?= $(FLYTUNE_REGISTRY)
 TAG ?= $(shell git rev-parse --short HEAD)
 PUSH ?= 1
 FLASH_ATTN ?=
 FLYTE2 ?=
+VLLM ?=
 images: ## Build both container images for REGISTRY with docker, and push them
 	@test -n "$(REGISTRY)" || { echo "make images REGISTRY=...: name the registry that the cluster's nodes pull from, such as ghcr.io/someone" >&2; exit 1; }
 	@for image in light train; do \
-	  docker build --platform linux/amd64 --target $$image --build-arg FLASH_ATTN=$(FLASH_ATTN) --build-arg FLYTE2=$(FLYTE2) \
+	  docker build --platform linux/amd64 --target $$image --build-arg FLASH_ATTN=$(FLASH_ATTN) --build-arg FLYTE2=$(FLYTE2) --build-arg VLLM=$(VLLM) \
 	    --build-arg REVISION=$$(git rev-parse HEAD) --tag $(REGISTRY)/flytune-$$image:$(TAG) .; \
 	  if [ -n "$(PUSH)" ]; then docker push $(REGISTRY)/flytune-$$image:$(TAG); fi; \
 	done

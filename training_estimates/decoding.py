@@ -128,11 +128,12 @@ def vllm_token_seconds(workload: Workload, accelerator: Accelerator, rows: int, 
 
 def _seconds_of_vllm(workload: Workload, accelerator: Accelerator) -> float:
     decoding = _decoding(workload)
-    rows = min(decoding.answers, VLLM_AT_ONCE)
+    answers = decoding.served or decoding.answers
+    rows = min(answers, VLLM_AT_ONCE)
     prompts, length = _of_prompts(workload, rows), workload.sequence_length - decoding.tokens / 2
     first = _pass(prompts, accelerator, attention_seconds(prompts, accelerator))
     each = vllm_token_seconds(workload, accelerator, rows, length)
-    return -(-decoding.answers // rows) * (first + (decoding.tokens - 1) * each)
+    return -(-answers // rows) * (first + (decoding.tokens - 1) * each)
 
 
 def _scoring_seconds(workload: Workload, accelerator: Accelerator) -> float:

@@ -55,6 +55,8 @@ class Decoding:
     teacher: Geometry | None = None
     """Sizes of a frozen model that each process holds beside the trained one, and that scores a micro batch
     of them at a time; None where there is none."""
+    served: int | None = None
+    """Answers in an optimizer step that a server of vLLM draws; None: those of one process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe
 from flytune.records import Need, Plan
 from flytune.records.plan import DRAW, FIRST_STEP, LOAD, STEP
-from flytune.sharding import sharding_of
 from training_estimates import towers
 from training_estimates.memory import GIB, TOWER
 from training_estimates.sizes import Geometry
@@ -79,13 +78,12 @@ def best_fit(recipe: Recipe, shape: Shape, sizes: Geometry) -> Fit | str:
             f"{sum(lacking.phases[LOAD].values()) / GIB:.1f} GiB of {lacking.resource} needed to load, has "
             + (f"{lacking.available_bytes / GIB:.1f}")
         )
-    degrees = sharding_of(recipe).degrees(shape)
     with _config_folder(recipe) as folder:
 
         @cache
         def traced(index: int) -> Fit:
             fit = fits[index]
-            result = dryrun.run(recipe, folder, degrees, fit.workload.micro_batch)
+            result = dryrun.run(recipe, folder, fit.workload.degrees, fit.workload.micro_batch)
             return replace(
                 fit,
                 needs=[_need(fit, result), *fit.needs[1:]],

@@ -32,6 +32,8 @@ class Draws(NamedTuple):
     """True if a server of vLLM draws them."""
     gpu_share: float | None = None
     """Share of a GPU's memory of a server that the run starts; None without one."""
+    own_gpus: int = 0
+    """GPUs of each node that such servers have alone; 0 where each is on a GPU that trains."""
     share: float = 1.0
     """Share of the rows of a step whose answers are drawn."""
     teacher: Model | None = None

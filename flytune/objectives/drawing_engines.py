@@ -1,18 +1,20 @@
 """Engines that draw the answers of a step for a trainer: the trained model itself, or a server of vLLM.
 
 All processes of a run call an engine together. With vLLM the first process of each node writes the weights
-before a drawing, and the node's servers, one on each GPU, load them; each process then asks for its own
-answers, and the trained model scores them. vLLM rounds otherwise than the trainer, so that its
-log-probabilities are near to the trainer's, not equal; answers whose log-probabilities are further away are
-of other weights, and are not used.
+before a drawing, and the node's servers, one on each GPU that draws, load them; the processes then ask for
+their own answers, divided among these servers, and the trained model scores them. vLLM rounds otherwise than
+the trainer, so that its log-probabilities are near to the trainer's, not equal; answers whose
+log-probabilities are further away are of other weights, and are not used.
 """
 
+import itertools
 import json
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -75,8 +77,10 @@ class TrainedModel(DrawingEngine):
 
 
 class Server(NamedTuple):
-    """The server that a process asks."""
+    """A server that draws for the processes of a node."""
 
+    number: int
+    """Place among those of the node."""
     address: str
     key: str | None
     """Key of a server that the run has started; None: that of the environment."""
@@ -87,14 +91,16 @@ class Server(NamedTuple):
 
 
 class Served(DrawingEngine):
-    """A server of vLLM, which gets the weights of each step."""
+    """Servers of vLLM, which get the weights of each step."""
 
     def __init__(self, recipe: Recipe, section: VllmEngine, temperature: float) -> None:
         self._recipe, self._section, self._temperature = recipe, section, temperature
         self._seconds = section.timeout_minutes * 60
-        self._process: VllmProcess | None = None
-        self._server: Server | None = None
-        self._api: VllmServer | None = None
+        self._processes = dict[int, VllmProcess]()
+        """Servers that this process has started, by their numbers."""
+        self._servers = list[Server]()
+        """Those that draw for the processes of this node."""
+        self._apis = list[VllmServer]()
         self._folder: Path | None = None
         self._loaded, self._is_asleep = "", False
 
@@ -102,7 +108,7 @@ class Served(DrawingEngine):
         self, trainer: Any, step: int, wanted: Sequence[WantedAnswer], drawing: Drawing, at_a_time: int
     ) -> list[Completion]:
         model = self._hand_over(trainer, step)
-        drawn = self._agreed(trainer, lambda: self._drawn(model, wanted, drawing))
+        drawn = self._agreed(trainer, lambda: self._drawn(trainer, model, wanted, drawing))
         if _shares_gpu(trainer, self._section):
             self._agreed(trainer, self._sleep)
         scored = _scored(trainer, wanted, drawn, drawing.pad, at_a_time)
@@ -110,27 +116,36 @@ class Served(DrawingEngine):
         return scored
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.close()
+        for process in self._processes.values():
+            process.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._process = self._server = self._folder = None
+        self._processes, self._servers, self._folder = {}, [], None
 
-    def _drawn(self, model: str, wanted: Sequence[WantedAnswer], drawing: Drawing) -> list[Completion]:
-        assert self._api is not None
-        drawn = self._api.draw(model, wanted, drawing)
-        # Of an adapter, each answer names it.
-        if self._is_full and self._api.weights() != self._loaded:
-            raise TrainingError(
-                f"{self._api.client.address}: its weights are not those of this step ({self._loaded}) any "
-                "more: another run uses the server, or it was started anew; give this run a server of its own"
-            )
-        return drawn
+    def _drawn(
+        self, trainer: Any, model: str, wanted: Sequence[WantedAnswer], drawing: Drawing
+    ) -> list[Completion]:
+        def drawn_by(api: VllmServer, part: slice) -> list[Completion]:
+            answers = api.draw(model, wanted[part], drawing)
+            # Of an adapter, each answer names it.
+            if self._is_full and api.weights() != self._loaded:
+                raise TrainingError(
+                    f"{api.client.address}: its weights are not those of this step ({self._loaded}) any "
+                    "more: another run uses the server, or it was started anew; give this run a server of "
+                    "its own"
+                )
+            return answers
+
+        place, count = trainer.args.local_process_index, trainer.run.plan.processes
+        parts = parts_of(len(wanted), place, count, len(self._apis))
+        asked = [number for number, part in enumerate(parts) if part.start < part.stop]
+        drawn = _together(lambda number: drawn_by(self._apis[number], parts[number]), asked)
+        return [answer for answers in drawn for answer in answers]
 
     def _sleep(self) -> None:
         """Give the GPU back to the trainer, on the process that has started the server."""
-        if self._process is not None and self._api is not None:
-            self._api.sleep()
+        for number in self._processes:
+            self._apis[number].sleep()
             self._is_asleep = True
 
     @property
@@ -138,10 +153,10 @@ class Served(DrawingEngine):
         return self._recipe.method.name == "full"
 
     def _hand_over(self, trainer: Any, step: int) -> str:
-        """Give the weights before `step` to the server, which is started where it does not run; return the
+        """Give the weights before `step` to the servers, which are started where they do not run; return the
         model's name there."""
-        writes, keeps = _is_writer(trainer, self._section), _is_keeper(trainer, self._section)
-        if keeps and self._folder is None:
+        writes, kept = _is_writer(trainer, self._section), kept_servers(trainer, self._section)
+        if kept and self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="flytune-weights-", dir=self._place(trainer)))
             if self._section.folder is not None:
                 self._folder.chmod(0o755)  # a server elsewhere may be another user's process
@@ -151,32 +166,43 @@ class Served(DrawingEngine):
         if writes and self._is_full and trainer.args.device.type == "cpu":
             _untie(trainer.model, own_folder)
         folder = _nearest(trainer, own_folder if writes else None)
-        if self._server is None:
-            started = self._agreed(trainer, lambda: self._start(trainer, folder) if keeps else None)
-            self._server = _nearest(trainer, started)
-            client = Client(self._server.address, self._server.key, self._seconds, VllmServer.largest)
-            self._api = VllmServer(client)
-        name = f"{self._server.run}-{step}"
-        self._agreed(trainer, lambda: self._load(name, folder) if keeps else None)
+        if not self._servers:
+            started = self._agreed(trainer, lambda: self._started(trainer, folder, kept))
+            self._servers = _of_node(trainer, self._section, started)
+            self._apis = [
+                VllmServer(Client(server.address, server.key, self._seconds, VllmServer.largest))
+                for server in self._servers
+            ]
+        first = self._servers[0]
+        name = f"{first.run}-{step}"
+        self._agreed(trainer, lambda: _together(lambda number: self._load(number, name, folder), kept))
         if writes:
             shutil.rmtree(folder)
-        self._loaded = name
-        return self._server.base if self._is_full else name
+        self._loaded, self._is_asleep = name, False
+        return first.base if self._is_full else name
 
-    def _start(self, trainer: Any, folder: Path) -> Server:
-        """Return the recipe's server, or one that is started with the weights in `folder`."""
-        section, key = self._section, None
-        model = folder if self._is_full else loading.local_folder(self._recipe.model)
-        if section.address is None:
+    def _started(self, trainer: Any, folder: Path, kept: Sequence[int]) -> list[Server]:
+        """Return the servers that this process looks after: the recipe's, or those that it starts with the
+        weights in `folder`."""
+        section = self._section
+        if section.address is None and kept:
             assert self._folder is not None
-            self._process = VllmProcess(
-                section.python, self._options(trainer, model), self._folder, gpu=trainer.args.device.index
-            )
-            key = self._process.key
-        address = section.address or (self._process.address if self._process else "")
+            model = folder if self._is_full else loading.local_folder(self._recipe.model)
+            options = self._options(trainer, model)
+            for number in kept:
+                gpu = gpu_of(trainer, section, number)
+                self._processes[number] = VllmProcess(section.python, options, self._folder, gpu)
+        return [self._server(trainer, number) for number in kept]
+
+    def _server(self, trainer: Any, number: int) -> Server:
+        """Return a server that answers, and has the run's base model."""
+        process, key = self._processes.get(number), None
+        address = self._section.address or ""
+        if process is not None:
+            address, key = process.address, process.key
         api = VllmServer(Client(address, key, self._seconds))
-        if self._process is not None:
-            self._process.wait(api.is_ready, self._seconds)
+        if process is not None:
+            process.wait(api.is_ready, self._seconds)
         (base, longest), needed = api.base(), self._recipe.data.max_length
         if longest < needed:
             raise TrainingError(
@@ -189,7 +215,7 @@ class Served(DrawingEngine):
                     f"{address}: the server makes other tokens of {text!r:.60} than this run: it has another "
                     f"base than {self._recipe.model.name_or_path}; start it with that model"
                 )
-        return Server(address, key, f"flytune-{secrets.token_hex(4)}", base)
+        return Server(number, address, key, f"flytune-{secrets.token_hex(4)}", base)
 
     def _options(self, trainer: Any, model: Path) -> list[str]:
         recipe = self._recipe
@@ -209,25 +235,25 @@ class Served(DrawingEngine):
             options |= {"--max-loras": "1", "--max-lora-rank": str(rank)}
             switches.append("--enable-lora")
         if _shares_gpu(trainer, self._section):
-            options["--gpu-memory-utilization"] = str(self._section.gpu_memory_utilization)
             switches.append("--enable-sleep-mode")
+        if _shares_gpu(trainer, self._section) or self._section.gpus:
+            options["--gpu-memory-utilization"] = str(self._section.memory_share)
         else:
             switches.append("--enforce-eager")  # compilation takes minutes on a CPU
         return [*(word for pair in options.items() for word in pair), *switches]
 
-    def _load(self, name: str, folder: Path) -> None:
-        assert self._api is not None
+    def _load(self, number: int, name: str, folder: Path) -> None:
+        api = self._apis[number]
         if self._is_asleep:
-            self._api.wake()
-            self._is_asleep = False
+            api.wake()
         if not self._is_full:
             if self._loaded:
-                self._api.unload_adapter(self._loaded)
-            self._api.load_adapter(name, folder)
+                api.unload_adapter(self._loaded)
+            api.load_adapter(name, folder)
         else:
-            if self._loaded or self._process is None:  # it was not started with them
-                self._api.load_weights(folder)
-            self._api.name_weights(name)
+            if self._loaded or not self._processes:  # it was not started with them
+                api.load_weights(folder)
+            api.name_weights(name)
 
     def _place(self, trainer: Any) -> str | None:
         """Return where the weights are written; None for the temporary folder."""
@@ -256,11 +282,12 @@ class Served(DrawingEngine):
         return result  # type: ignore[return-value]  # of the function, where it has not failed
 
     def _with_end(self, error: Exception) -> TrainingError:
-        """Return an error with the end of the server's log, where it has ended."""
+        """Return an error with the end of a server's log, where one has ended."""
         if isinstance(error, TrainingError):
             return error
-        if self._process is not None and self._process.has_ended(1.0):
-            return EngineError(f"vLLM has ended: {self._process.last_lines()} ({error})")
+        for process in self._processes.values():
+            if process.has_ended(1.0):
+                return EngineError(f"vLLM has ended: {process.last_lines()} ({error})")
         return EngineError(f"vLLM does not draw: {error}")
 
 
@@ -305,15 +332,52 @@ def _is_writer(trainer: Any, section: VllmEngine) -> bool:
     return (args.local_process_index if section.address is None else args.process_index) == 0
 
 
-def _is_keeper(trainer: Any, section: VllmEngine) -> bool:
-    """Return whether a process has a server to look after: each on a GPU of its own, or the one that
-    writes."""
-    return _shares_gpu(trainer, section) or _is_writer(trainer, section)
+def kept_servers(trainer: Any, section: VllmEngine) -> Sequence[int]:
+    """Return the numbers of the servers that a process looks after: of GPUs that draw alone, those that fall
+    to it; the one on the GPU that it trains on; or the only one, which the process that writes has."""
+    place = trainer.args.local_process_index
+    if section.gpus:
+        return range(place, section.gpus, trainer.run.plan.processes)
+    if _shares_gpu(trainer, section):
+        return [place]
+    return [0] if _is_writer(trainer, section) else []
+
+
+def gpu_of(trainer: Any, section: VllmEngine, number: int) -> int | None:
+    """Return the GPU of a server among those that its process sees: behind those that train, or the one on
+    which its process trains; None on CPUs."""
+    if section.gpus:
+        return trainer.run.plan.processes + number
+    index: int | None = trainer.args.device.index
+    return index
+
+
+def parts_of(answers: int, place: int, processes: int, servers: int) -> list[slice]:
+    """Return what each server draws of the answers of one of several processes, each of which wants as many:
+    the servers draw equally many, and each those that follow each other."""
+    borders = [number * processes * answers // servers - place * answers for number in range(servers + 1)]
+    inside = [min(max(border, 0), answers) for border in borders]
+    return [slice(start, end) for start, end in itertools.pairwise(inside)]
+
+
+def _together(function: Callable[[int], _Result], numbers: Sequence[int]) -> list[_Result]:
+    """Return a function's results of several servers, which it asks at the same time."""
+    with ThreadPoolExecutor(max(1, len(numbers)), thread_name_prefix="servers") as threads:
+        return list(threads.map(function, numbers))
 
 
 def _shares_gpu(trainer: Any, section: VllmEngine) -> bool:
     """Return whether the server that the run starts is on the GPU that trains."""
-    return section.address is None and trainer.args.device.type == "cuda"
+    return section.shares_gpus and trainer.args.device.type == "cuda"
+
+
+def _of_node(trainer: Any, section: VllmEngine, mine: Sequence[Server]) -> list[Server]:
+    """Return the servers of this process's node in their order, or the only one."""
+    every = gathered(trainer, [list(mine)])
+    if section.address is None:
+        first = trainer.args.process_index - trainer.args.local_process_index
+        every = every[first : first + trainer.run.plan.processes]
+    return sorted(server for servers in every for server in servers)
 
 
 def _nearest(trainer: Any, mine: _Result | None) -> _Result:

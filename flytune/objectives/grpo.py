@@ -216,7 +216,8 @@ class GroupPolicy(ObjectiveBase):
         tokens, at_a_time = section.max_completion_length, section.per_device_generation_batch_size
         if not isinstance(engine, VllmEngine):
             return Draws(tokens, at_a_time)
-        return Draws(tokens, at_a_time, True, engine.gpu_memory_utilization if engine.shares_gpus else None)
+        share = engine.memory_share if engine.address is None else None
+        return Draws(tokens, at_a_time, True, share, engine.gpus)
 
     def temperature(self) -> float:
         return self.section.temperature

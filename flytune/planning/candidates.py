@@ -67,7 +67,7 @@ class Fit(BoundRecipe):
     @property
     def tokens_per_second(self) -> float:
         """Tokens a second of all GPUs; 0 where the time is not known."""
-        return self.shape.world_size * self.time.tokens_per_second if self.time else 0.0
+        return self.workload.gpus * self.time.tokens_per_second if self.time else 0.0
 
     @property
     def price_per_token(self) -> float:
@@ -129,10 +129,13 @@ def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
     """Return a recipe on a shape with each micro batch that its global batch allows, largest first; or why
     there is none."""
     bound = BoundRecipe(recipe)
-    if reason := _misfit(bound, shape):
+    if reason := _no_own_gpus(bound, shape):
         return reason
-    sharding = bound.sharding
-    share = sharding.degrees(shape).samples(recipe.training.global_batch_size)
+    sharding, part = bound.sharding, training_part(recipe, shape)
+    if reason := _misfit(bound, part):
+        gpus = f"{part.processes} of {counted(shape.processes, 'GPU')} to train"
+        return reason if part is shape else f"objective.engine.gpus leaves {gpus}: {reason}"
+    share = sharding.degrees(part).samples(recipe.training.global_batch_size)
     most = recipe.training.per_device_train_batch_size or MAX_MICRO_BATCH
     sizes = sorted((size for size in range(1, min(most, share) + 1) if share % size == 0), reverse=True)
     reasons = {size: sharding.batch_problem(size, share // size) for size in sizes}
@@ -140,11 +143,20 @@ def each(recipe: Recipe, shape: Shape, geometry: Geometry) -> list[Fit] | str:
         return next(reason for reason in reasons.values() if reason)
     fits = []
     for micro_batch in (size for size in sizes if not reasons[size]):
-        work = workloads.workload(recipe, geometry, shape, micro_batch, share // micro_batch)
+        work = workloads.workload(recipe, geometry, part, micro_batch, share // micro_batch)
         states = model_states.of(work)
         needs, time = requirements.of(bound, shape, work, states), workloads.time_of(work, shape, states)
         fits.append(Fit(recipe, shape, work, needs, time))
     return fits
+
+
+def training_part(recipe: Recipe, shape: Shape) -> Shape:
+    """Return a row with those of its GPUs alone that train, at the row's price; the row itself where it has
+    too few, which the plan refuses."""
+    draws = objective_of(recipe).draws()
+    if draws is None or not 0 < draws.own_gpus < shape.processes:
+        return shape
+    return shape.model_copy(update={"processes": shape.processes - draws.own_gpus})
 
 
 def contradictions(recipe: Recipe) -> list[str]:
@@ -260,6 +272,20 @@ def wished(recipe: Recipe, shapes: Sequence[Shape]) -> list[Shape]:
             )
         raise RecipeError(f"hardware: no row of shapes.yaml has {wishes}; there are {', '.join(names)}")
     return allowed
+
+
+def _no_own_gpus(bound: BoundRecipe, shape: Shape) -> str | None:
+    """Return why a shape has no GPUs that draw alone; None if it has, or none are wanted."""
+    draws = bound.objective.draws()
+    if draws is None or not draws.own_gpus:
+        return None
+    where = f"objective.engine.gpus: {draws.own_gpus}"
+    if not shape.is_gpu:
+        return f"{where}: the shape has none; leave it out, so that a node's server is on the CPUs that train"
+    if draws.own_gpus >= shape.processes:
+        gpus = counted(shape.processes, "GPU")
+        return f"{where}: a node has {gpus}, of which none would train; lower it, or leave it out"
+    return None
 
 
 def _misfit(bound: BoundRecipe, shape: Shape) -> str | None:

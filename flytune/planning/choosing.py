@@ -11,7 +11,7 @@ from flytune.planning import candidates, ranking
 from flytune.planning.candidates import Fit
 from flytune.recipe import Hardware, Recipe, Sharding
 from flytune.sentences import counted
-from flytune.sharding import SHARDINGS
+from flytune.sharding import SHARDINGS, sharding_of
 from training_estimates.sizes import Geometry
 
 
@@ -151,7 +151,10 @@ def _least_missing(ways: Sequence[Recipe], shape: Shape, geometry: Geometry) -> 
     tried = [candidates.each(way, shape, geometry) for way in ways]
     smallest = [fits[-1] for fits in tried if not isinstance(fits, str)]
     if not smallest:
-        return str(tried[0])
+        # A sharding for another number of processes says nothing about the recipe.
+        part = candidates.training_part(ways[0], shape)
+        able = [lack for way, lack in zip(ways, tried, strict=True) if not sharding_of(way).misfit(part)]
+        return str((able or tried)[0])
     nearest = min(smallest, key=lambda fit: fit.share)
     return f"with sharding {_named(nearest.recipe.sharding)}, {candidates.lacks(nearest)}"
 

@@ -8,7 +8,7 @@ from flytune.hardware.shapes import GIB
 from flytune.objectives.bound import BoundRecipe
 from flytune.planning import candidates, requirements, workloads
 from flytune.planning.candidates import Fit
-from flytune.recipe import TransformersEngine, VllmEngine
+from flytune.recipe import Grpo, TransformersEngine, VllmEngine
 from flytune.sentences import counted
 from training_estimates import decoding, model_states
 from training_estimates.workload import Decoding
@@ -48,6 +48,9 @@ def _of_model(fit: Fit, drawn: Decoding) -> list[str]:
 def _of_vllm(fit: Fit, drawn: Decoding) -> list[str]:
     """Return the lines about answers that vLLM draws."""
     time, each = fit.time, f"drawing: vLLM draws {counted(drawn.answers, 'answer')} a process and step"
+    if drawn.served:
+        own = fit.shape.processes - fit.workload.degrees.processes
+        each += f", on {own} of a node's {counted(fit.shape.processes, 'GPU')}, {drawn.served} each"
     if time is None:
         return [f"{each}; its time is not known on {fit.shape.name}"]
     low, high = decoding.VLLM_BAND
@@ -61,11 +64,13 @@ def _of_vllm(fit: Fit, drawn: Decoding) -> list[str]:
 
 
 def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
-    """Return the line about the price of a step with the other engine on the same shape; none where that
-    cannot run there."""
+    """Return the line about the price of a step with the other engine on the same shape, or with vLLM on GPUs
+    that train where it has its own; none where that cannot run there."""
     draws = fit.objective.draws()
     if draws is None or draws.teacher:
         return []  # a student that is distilled has one engine
+    if drawn.served:
+        return _by_all_gpus(fit)
     engine = TransformersEngine() if drawn.by_vllm else VllmEngine(name="vllm")
     section = fit.recipe.objective.model_copy(update={"engine": engine})
     recipe = fit.recipe.model_copy(update={"objective": section})
@@ -93,6 +98,23 @@ def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
     return [
         f"objective.engine: {engine.name} would be {word}: {with_other.time.drawing:.3g} s of drawing, and "
         f"${theirs:.2g} a step instead of ${ours:.2g}{beside}; {_where_vllm_is_faster(fit, drawn)}"
+    ]
+
+
+def _by_all_gpus(fit: Fit) -> list[str]:
+    """Return the line about the price of a step with vLLM on GPUs that train; none where that cannot run."""
+    section = fit.recipe.objective
+    assert isinstance(section, Grpo)
+    engine = section.engine.model_copy(update={"gpus": 0})
+    recipe = fit.recipe.model_copy(update={"objective": section.model_copy(update={"engine": engine})})
+    other = candidates.best_fit(recipe, fit.shape, fit.workload.geometry)
+    if isinstance(other, str) or other.time is None or fit.time is None:
+        return []
+    ours, theirs = (time.seconds / 3600 * fit.shape.total_price_per_hour for time in (fit.time, other.time))
+    word = "cheaper" if theirs < ours else "dearer"
+    return [
+        f"objective.engine.gpus: 0, where all GPUs train, would be {word}: {other.time.drawing:.3g} s of "
+        f"drawing, and ${theirs:.2g} a step instead of ${ours:.2g}"
     ]
 
 

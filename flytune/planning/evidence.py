@@ -32,7 +32,7 @@ def of(fit: Fit, steps: int | None) -> dict[str, Estimate]:
     if time is None or work.decoding:
         return intervals_by_name
     band = intervals.speed(work, is_calibrated)
-    rate = _estimate(shape.world_size * time.tokens_per_second, band)
+    rate = _estimate(work.gpus * time.tokens_per_second, band)
     intervals_by_name["tokens_per_second"] = rate
     if not is_calibrated:
         intervals_by_name["after_a_run"] = _estimate(rate.value, intervals.after_a_run())

@@ -166,7 +166,8 @@ def _values(recipe: Recipe, field: str, geometry: Geometry, shape: Shape) -> _Va
             return recipe, count(value)
 
     else:
-        degrees, batch = sharding_of(recipe).degrees(shape), recipe.training.global_batch_size
+        degrees = sharding_of(recipe).degrees(candidates.training_part(recipe, shape))
+        batch = recipe.training.global_batch_size
         each = degrees.samples(batch)
         numbers = [] if degrees.near(batch) else [size for size in range(1, each + 1) if each % size == 0]
         last = f"it is the share of a process in training.global_batch_size {batch}"

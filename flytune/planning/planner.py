@@ -286,9 +286,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
         trained_parameters=work.trained,
         price_per_hour=shape.total_price_per_hour,
         step_seconds=workloads.parts_of(time) if time else {},
-        tokens_per_second=[shape.world_size * rate for rate in (low, time.tokens_per_second, high)]
-        if time
-        else [],
+        tokens_per_second=[work.gpus * rate for rate in (low, time.tokens_per_second, high)] if time else [],
         steps=steps,
         hours=hours,
         interruptions=lost,

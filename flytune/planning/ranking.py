@@ -275,7 +275,9 @@ def _optimizers(recipe: Recipe, method: str) -> Iterator[tuple[float, dict[str, 
 def _batches(recipe: Recipe, shapes: Sequence[Shape]) -> Iterator[int]:
     """List the global batches next to the recipe's that the processes of any sharding share on the shape that
     it names."""
-    named = [shape for shape in shapes if shape.name == recipe.hardware.shape]
+    named = [
+        candidates.training_part(recipe, shape) for shape in shapes if shape.name == recipe.hardware.shape
+    ]
     for degrees in {sharding(recipe).degrees(shape) for sharding in SHARDINGS.values() for shape in named}:
         yield from degrees.near(recipe.training.global_batch_size)
 

@@ -48,10 +48,9 @@ def loading_forecast(
     if not shape.is_gpu:
         return None
     size = workload.geometry.parameters * (4.0 if workload.geometry.dtype == "float32" else 2.0)
-    sharding = bound.sharding
+    sharding, degrees = bound.sharding, workload.degrees
     # Of slices, each process reads its own; otherwise each node reads all files, from its page cache after
     # the first time.
-    degrees = sharding.degrees(shape)
     share = min(1.0, degrees.processes / degrees.shards) if sharding.reads_slices else 1.0
     name = bound.recipe.model.name_or_path
     if volume := volume_of(name, shape, cluster):
@@ -208,9 +207,10 @@ def _tables(
         phase: {name: size * (1.0 if name in memory.outside else factor) for name, size in table.items()}
         for phase, table in memory.tables.items()
     }
-    if share := _server_share(bound):
+    draws = bound.objective.draws()
+    if draws and draws.gpu_share and not draws.own_gpus:
         # It sleeps while the model trains.
-        tables[DRAW]["vLLM"] = share * workload.gpu_memory_gib * GIB
+        tables[DRAW]["vLLM"] = draws.gpu_share * workload.gpu_memory_gib * GIB
     if bound.recipe.data.packing and workload.attention != "flash":
         # The mask that keeps packed samples apart: one byte a pair of tokens, and a copy in 16 bits.
         mask = 3.0 * workload.tokens * workload.sequence_length
@@ -221,16 +221,11 @@ def _tables(
     return tables
 
 
-def _server_share(bound: BoundRecipe) -> float | None:
-    """Return the share of a GPU's memory of a server that the run starts; None without one."""
-    draws = bound.objective.draws()
-    return draws.gpu_share if draws else None
-
-
 def _server(bound: BoundRecipe, shape: Shape, workload: Workload) -> list[Need]:
     """Return what a server of vLLM needs at the least of its part of a GPU, to start and to draw one answer;
     empty without one."""
-    if not (share := _server_share(bound)):
+    draws = bound.objective.draws()
+    if draws is None or draws.gpu_share is None:
         return []
     # It refuses to start where not even one sample of data.max_length fits.
     drawn = {
@@ -238,15 +233,19 @@ def _server(bound: BoundRecipe, shape: Shape, workload: Workload) -> list[Need]:
         "activations": VLLM_ACTIVATIONS_GIB * GIB,
         "KV cache": decoding.cache_bytes(workload, 1, workload.sequence_length),
     }
-    return [_need(VLLM, share * shape.gpu_memory_gib, {DRAW: drawn})]
+    return [_need(VLLM, draws.gpu_share * shape.gpu_memory_gib, {DRAW: drawn})]
 
 
-def _server_bytes(bound: BoundRecipe, workload: Workload) -> float:
-    """Return bytes of host memory of a server that the run starts: its weights, where they are on a CPU or
-    asleep."""
-    if _server_share(bound) is None:
+def _server_bytes(bound: BoundRecipe, workload: Workload, processes: int = 1) -> float:
+    """Return bytes of host memory of the servers that so many processes of a node start: a process each, and
+    weights that are on a CPU or asleep."""
+    draws = bound.objective.draws()
+    if draws is None or draws.gpu_share is None:
         return 0.0
-    return BYTES[workload.compute_dtype] * workload.geometry.parameters + CUDA_BUILD_GIB * GIB
+    if draws.own_gpus:
+        return draws.own_gpus * CUDA_BUILD_GIB * GIB
+    weights = BYTES[workload.compute_dtype] * workload.geometry.parameters
+    return processes * (weights + CUDA_BUILD_GIB * GIB)
 
 
 def _process(bound: BoundRecipe, shape: Shape, workload: Workload, memory: Memory, lasting: States) -> Need:
@@ -293,7 +292,7 @@ def _host(bound: BoundRecipe, shape: Shape, workload: Workload, lasting: States)
         },
     }
     # CUDA evicts them from the GPU for whatever else is allocated there.
-    server = processes * _server_bytes(bound, workload)
+    server = _server_bytes(bound, workload, processes)
     paged = {"paged optimizer states": processes * lasting.paged, "vLLM": server}
     return _need(
         "host memory",
@@ -342,7 +341,7 @@ def _best(bound: BoundRecipe, workload: Workload, lasting: States) -> float:
 
 
 def _shared(shape: Shape, workload: Workload) -> Need:
-    nccl = NCCL_SHM_GIB * GIB if shape.is_gpu and shape.world_size > 1 else 0.0
+    nccl = NCCL_SHM_GIB * GIB if shape.is_gpu and workload.gpus > 1 else 0.0
     return _need(
         "/dev/shm",
         shape.shared_memory_gib,

@@ -65,7 +65,7 @@ _PARTS = (
 def workload(
     recipe: Recipe, geometry: Geometry, shape: Shape, micro_batch: int, accumulation: int
 ) -> Workload:
-    """Return one step of a recipe on a shape."""
+    """Return one step of a recipe on a shape, of whose GPUs all train."""
     bound, method, model = BoundRecipe(recipe), recipe.method.name, recipe.model
     objective, sharding, head = bound.objective, bound.sharding, bound.head
     return Workload(
@@ -111,13 +111,13 @@ def workload(
         workspaces=workspace_bytes(chip_of(shape.accelerator)) if shape.is_gpu else 0.0,
         on_cpu=not shape.is_gpu,
         network_gbs=shape.fabric.gbs,
-        decoding=_decoding(recipe, micro_batch, accumulation),
+        decoding=_decoding(recipe, shape, micro_batch, accumulation),
         image_tokens=micro_batch * recipe.data.max_length if recipe.data.images else 0,
         trains_tower=recipe.model.vision == "train",
     )
 
 
-def _decoding(recipe: Recipe, micro_batch: int, accumulation: int) -> Decoding | None:
+def _decoding(recipe: Recipe, shape: Shape, micro_batch: int, accumulation: int) -> Decoding | None:
     """Return the answers that a process draws in each step; None where the objective draws none."""
     if (draws := objective_of(recipe).draws()) is None:
         return None
@@ -127,7 +127,9 @@ def _decoding(recipe: Recipe, micro_batch: int, accumulation: int) -> Decoding |
     at_a_time = min(draws.at_a_time or micro_batch, answers)
     teacher = _sizes(draws.teacher.name_or_path, draws.teacher.revision) if draws.teacher else None
     evaluated = 0 if teacher else recipe.evaluation.batch_size
-    return Decoding(answers, at_a_time, evaluated, tokens, draws.by_vllm, teacher)
+    # Processes of a node divide their answers among its servers; on GPUs that train each has its own.
+    served = math.ceil(answers * shape.processes / draws.own_gpus) if draws.own_gpus else None
+    return Decoding(answers, at_a_time, evaluated, tokens, draws.by_vllm, teacher, served)
 
 
 @functools.cache

@@ -139,7 +139,7 @@ class Plan(Record):
     accelerator: str
     nodes: int
     processes: int
-    """Processes per node; 1 under device_map, for any number of GPUs."""
+    """Processes per node, without GPUs that draw alone; 1 under device_map, for any number of GPUs."""
     world_size: int
     sequence_parallel: int = Field(default=1)
     """Processes that divide the positions of each sample among themselves."""

@@ -40,10 +40,10 @@ def sharding_of(recipe: Recipe) -> ShardingBase:
     return SHARDINGS[recipe.sharding.name](recipe)
 
 
-def route(recipe: Recipe, plan: Plan) -> str:
+def route(plan: Plan) -> str:
     """Return the train task that a plan runs on: its shape's, or the shape's task of one process."""
-    shape = shape_named(plan.shape)
-    return plan.shape + (ONE_PROCESS if sharding_of(recipe).degrees(shape).gpus_per_process > 1 else "")
+    is_alone = plan.world_size == 1 < shape_named(plan.shape).world_size
+    return plan.shape + (ONE_PROCESS if is_alone else "")
 
 
 def problems(recipe: Recipe) -> list[str]:

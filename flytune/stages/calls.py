@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from flytune.hardware import Shape, devices, shape_named
 from flytune.recipe import Recipe
+from flytune.records import Plan
 from flytune.records.training import LIVE
 from flytune.sharding import ONE_PROCESS
 from flytune.stages import ranks
@@ -42,7 +43,7 @@ class Call:
     shape: Shape | None = None
     """Machines of the stage; None of one in a light pod."""
     processes: int = 0
-    """Number of ranks of a node that are started; 0 if this process is the only one."""
+    """Most ranks of a node that are started; 0 if this process is the only one."""
     fetch: Callable[..., Any] | None = None
     """Function that brings the inputs of a stage that trains to the node, once for all ranks."""
     live: str = ""
@@ -72,17 +73,23 @@ class Call:
             os.environ[LIVE] = self.live
         else:
             os.environ.pop(LIVE, None)
-        if self.shape is not None and not self.processes:
+        processes = self._ranks()
+        if self.shape is not None and not processes:
             check_devices(self.shape)
         forks = self.fetch is not None and ranks.prepare(self.orchestrator, self._fetched, **self.inputs)
         given = {"orchestrator": self.orchestrator, **self.inputs}
-        if not self.processes:
+        if not processes:
             return _with_pages(self.function, given, pages)
         assert self.shape is not None
         rank = {"function": self.function, "given": given, "pages": pages}
-        result: StageResult = ranks.start(_with_pages, self.shape.nodes, self.processes, forks, rank)
+        result: StageResult = ranks.start(_with_pages, self.shape.nodes, processes, forks, rank)
         pages += result.pages
         return result
+
+    def _ranks(self) -> int:
+        """Return the number of ranks of a node: those of the plan, where GPUs of a node do not train."""
+        plan = self.inputs.get("plan")
+        return min(self.processes, plan.processes) if isinstance(plan, Plan) else self.processes
 
     def _fetched(self, **inputs: Any) -> Any:
         assert self.fetch is not None

@@ -63,7 +63,7 @@ def plan_run(orchestrator: Orchestrator, recipe: Recipe, harness: HarnessData) -
     return Planned(
         recipe=recipe,
         plan=plan,
-        route=route(recipe, plan),
+        route=route(plan),
         shape=shape,
         request=request,
         base=base,

@@ -434,6 +434,9 @@ def arguments(bound: BoundRecipe, plan: Plan, shape: Shape, checkpoints: Path) -
         objective.arguments() | trackers.arguments(recipe, checkpoints) | sharding.arguments(shape)
     )
     arguments_made = objective.arguments_class()(**(common | own_arguments))
+    if arguments_made.n_gpu > 1:
+        # A process may see GPUs that draw alone; transformers would spread each batch over all of them.
+        arguments_made._n_gpu = 1
     if arguments_made.world_size > 1 and not shape.is_gpu:
         from torch.distributed.distributed_c10d import _set_pg_timeout
 

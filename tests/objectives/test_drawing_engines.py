@@ -7,6 +7,7 @@ import os
 import pytest
 
 from flytune.objectives import drawing_engines
+from flytune.planning import planner
 from flytune.records.rollouts import Group
 from flytune.rollouts.engines import vllm_process
 from tests.support import objective_runs, ranks, rollout_kills, saved_runs, vllm_server
@@ -20,10 +21,10 @@ def inputs(tmp_path_factory):
     return objective_runs.prepare(tmp_path_factory.mktemp("vllm"), "grpo", write_prompts)
 
 
-def recipe_of(inputs, folder, method="lora", sharding="none", **changes):
+def recipe_of(inputs, folder, method="lora", sharding="none", gpus=0, **changes):
     """Return the recipe of a run that draws with the stand-in; its ledger is in `folder`."""
     # One for all: it is a part of the recipe.
-    engine = {"name": "vllm", "python": str(vllm_server.interpreter(inputs))}
+    engine = {"name": "vllm", "python": str(vllm_server.interpreter(inputs)), "gpus": gpus}
     method = method if method == "full" else {"name": method, "lora_dropout": 0.0}
     usual = {"objective": section(engine=engine, temperature=0.8), "method": method, **FAST}
     return saved_runs.recipe_for(inputs, sharding, folder / "kept", **usual | changes)
@@ -48,6 +49,19 @@ def fit_and_note(notes, *arguments):
 
 def fit_as_on_a_gpu(notes, *arguments):
     drawing_engines._shares_gpu = lambda trainer, section: True
+    return fit_and_note(notes, *arguments)
+
+
+def fit_beside_gpus_that_draw(notes, *arguments):
+    """Run on CPUs as if the GPUs that the recipe has for servers were beside them."""
+    make = planner.make
+
+    def planned(recipe):
+        engine = recipe.objective.engine.model_copy(update={"gpus": 0})
+        objective = recipe.objective.model_copy(update={"engine": engine})
+        return make(recipe.model_copy(update={"objective": objective}))
+
+    planner.make = planned
     return fit_and_note(notes, *arguments)
 
 
@@ -151,6 +165,48 @@ def test_two_processes_draw_what_one_does_with_a_server_for_all_or_one_on_each_g
         for groups in drawn
     )
     assert together == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "sharding", "gpus"), [("lora", "ddp", 1), ("full", "fsdp", 3)])
+def test_servers_on_gpus_of_their_own_draw_for_all_processes_what_one_draws(
+    inputs, tmp_path, method, sharding, gpus
+):
+    asked, drawn = [], []
+    for fit, processes, own in ((fit_and_note, 1, 0), (fit_beside_gpus_that_draw, 2, gpus)):
+        folder, notes = tmp_path / str(processes), tmp_path / f"notes-{processes}"
+        recipe = recipe_of(inputs, folder, method, sharding if own else "none", own)
+        ranks.run(processes, fit, notes, recipe, inputs, tmp_path / f"out-{processes}")
+        asked.append(vllm_server.noted(notes))
+        drawn.append(
+            [
+                (group.step, group.prompt, [answer.tokens for answer in group.completions])
+                for group in groups_of(folder)
+            ]
+        )
+    assert drawn[0] == drawn[1]
+    paths = [path for path, _ in asked[1]]
+    # Behind those of the two processes that train.
+    assert sorted(content["gpu"] for path, content in asked[1] if path == "start") == [
+        str(2 + number) for number in range(gpus)
+    ]
+    assert paths.count("/v1/completions") == [path for path, _ in asked[0]].count("/v1/completions")
+    loads = paths.count("/v1/load_lora_adapter" if method == "lora" else "/collective_rpc")
+    assert loads == gpus * (4 if method == "lora" else 3)
+    assert "/sleep?level=1" not in paths
+
+
+def test_servers_draw_equally_many_answers_that_follow_each_other():
+    for processes, servers, answers in ((2, 1, 8), (2, 2, 8), (2, 3, 8), (7, 1, 3), (1, 7, 16), (3, 5, 4)):
+        drawn = []
+        for place in range(processes):
+            parts = drawing_engines.parts_of(answers, place, processes, servers)
+            numbers = [number for number, part in enumerate(parts) for _ in range(answers)[part]]
+            assert len(numbers) == answers
+            drawn += numbers
+        assert drawn == sorted(drawn)
+        counts = [drawn.count(number) for number in range(servers)]
+        assert max(counts) - min(counts) <= 1
 
 
 def test_a_server_sees_the_gpu_of_its_process_alone(monkeypatch):

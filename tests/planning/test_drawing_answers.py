@@ -8,8 +8,10 @@ import pytest
 from flytune.errors import RecipeError
 from flytune.hardware import accelerator_named, shape_named
 from flytune.models import config_json
-from flytune.planning import candidates, drawn, planner
+from flytune.planning import candidates, choosing, drawn, planner
 from flytune.records.plan import DRAW, EVALUATE, STEP
+from flytune.sharding import ONE_PROCESS, route
+from flytune.stages.calls import Call
 from tests.support.plans import GEOMETRY, recipe_of
 from training_estimates import config_sizes, decoding
 
@@ -215,6 +217,70 @@ def test_each_gpu_has_a_server_whose_part_of_it_holds_the_model_and_an_answer():
     )
     assert "of vLLM's GPU memory missing" in refusal
     assert "raise objective.engine.gpu_memory_utilization" in refusal
+
+
+def with_own(gpus, sharding="ddp", **changes):
+    return recipe(GRPO | {"engine": {"name": "vllm", "gpus": gpus}}, sharding=sharding, **changes)
+
+
+def test_gpus_that_draw_alone_take_memory_and_time_from_no_gpu_that_trains():
+    shared, own = fit_of(recipe(VLLM), 4), fit_of(with_own(4), 4)
+    plan = planner.plan_of(own)
+    assert (plan.processes, plan.world_size, plan.gradient_accumulation_steps) == (4, 4, 16)
+    assert plan.price_per_hour == planner.plan_of(shared).price_per_hour
+    assert plan.tokens_per_second[1] == pytest.approx(4 * own.time.tokens_per_second)
+    assert "vLLM" not in own.needs[0].phases[DRAW]
+    hosts = [
+        next(need for need in fit.needs if need.resource == "host memory").phases[STEP]["vLLM"]
+        for fit in (shared, own)
+    ]
+    # A process each, and no weights that sleep.
+    assert hosts[1] == pytest.approx(hosts[0] / 2 - 4 * 2 * GEOMETRY.parameters)
+    part = own.needs[-1]
+    assert part.resource == "vLLM's GPU memory"
+    assert part.available_bytes == round(0.9 * own.workload.gpu_memory_gib * 2**30)
+    assert part.phases == shared.needs[-1].phases
+    (line,) = (line for line in plan.reasons if line.startswith("drawing: "))
+    assert "draws 64 answers a process and step, on 4 of a node's 8 GPUs, 64 each; " in line
+    (line,) = (line for line in plan.reasons if line.startswith("objective.engine.gpus: 0, "))
+    assert re.match(r".* would be cheaper: \S+ s of drawing, and \$\S+ a step instead of \$\S+$", line)
+
+
+def test_fewer_servers_draw_longer():
+    own = [fit_of(with_own(gpus, training={"global_batch_size": 224}), 1) for gpus in (1, 4, 6)]
+    assert [fit.workload.decoding.served for fit in own] == [224, 56, 38]
+    a100 = accelerator_named("A100-80GB")
+    times = [decoding._seconds_of_vllm(fit.workload, a100) for fit in own]
+    assert times[0] > times[1] > times[2]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "said"),
+    [
+        (8, {}, "objective.engine.gpus: 8: a node has 8 GPUs, of which none would train; lower it"),
+        (1, {"hardware": {"shape": "cpu-2"}}, "objective.engine.gpus: 1: the shape has none; leave it out"),
+        (7, {}, "objective.engine.gpus leaves 1 of 8 GPUs to train: ddp needs two processes or more"),
+        (1, {}, "leaves 7 of 8 GPUs to train: global_batch_size 256 is not a multiple of its 7 "),
+    ],
+)
+def test_rows_without_gpus_for_both_are_refused(gpus, changes, said):
+    one = with_own(gpus, **changes)
+    assert said in candidates.best_fit(one, shape_named(one.hardware.shape), GEOMETRY)
+
+
+def test_a_plan_that_chooses_the_sharding_says_what_the_able_ones_lack():
+    one = with_own(1, "auto")
+    ways, row = choosing.layouts(one, GEOMETRY), shape_named("a100-80gb-8")
+    assert "not a multiple of its 7 processes" in choosing.best_layout(ways, row, GEOMETRY)
+
+
+def test_one_gpu_that_trains_beside_others_is_one_process_without_ranks():
+    plan = planner.plan_of(fit_of(with_own(7, "none"), 4))
+    assert (plan.processes, route(plan)) == (1, "a100-80gb-8" + ONE_PROCESS)
+    several = planner.plan_of(fit_of(with_own(4), 4))
+    assert route(several) == "a100-80gb-8"
+    call = Call(print, None, {"plan": several}, shape_named(several.shape), processes=8)
+    assert call._ranks() == 4
 
 
 def test_answers_that_do_not_fit_the_memory_are_refused_although_their_training_fits():

@@ -359,7 +359,7 @@ def test_device_map_takes_one_process_on_eight_gpus():
     recipe = recipe_of(method="qlora", sharding="device_map", hardware={"shape": "a100-80gb-8"})
     plan = planner.make(recipe, geometry=config_sizes.geometry(SMALL, "a/b"))
     assert (plan.world_size, plan.processes) == (1, 1)
-    assert route(recipe, plan) == "a100-80gb-8" + ONE_PROCESS
+    assert route(plan) == "a100-80gb-8" + ONE_PROCESS
     arguments = sharding_of(recipe).load_arguments(plan, shape_named("a100-80gb-8"))
     assert set(arguments["max_memory"]) == set(range(8))
     table = plan.memory.phases[plan.memory.peak_phase]

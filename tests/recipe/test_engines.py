@@ -52,6 +52,7 @@ KEY_BEFORE = "2839e65ab8d2e270"
         (VLLM | {"address": "https://a"}, "folder: a server outside of the pod reads the weights"),
         (VLLM | {"address": "https://a", "folder": "s3://b/c"}, "vLLM reads weights from a file system"),
         (VLLM | {"address": "http://localhost:1", "python": "/a"}, "python: of a server that the run starts"),
+        (VLLM | {"address": "http://localhost:1", "gpus": 1}, "gpus: of a server that the run starts"),
         (VLLM | {"vllm_importance_sampling_clip_max": 0.5}, "vllm_importance_sampling_clip_max"),
     ],
 )

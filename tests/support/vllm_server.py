@@ -50,13 +50,16 @@ class Served:
     def answer(self, path, content):
         """Return the status and content of an answer."""
         name = urlsplit(path).path.rpartition("/")[2]
-        if note := os.environ.get(NOTES):
-            with Path(note).open("a") as file:
-                file.write(json.dumps([path, content]) + "\n")
+        self.note(path, content)
         if not hasattr(self, f"do_{name}"):
             return 404, {"detail": "Not Found"}
         with self.lock:
             return getattr(self, f"do_{name}")(content)
+
+    def note(self, path, content):
+        if note := os.environ.get(NOTES):
+            with Path(note).open("a") as file:
+                file.write(json.dumps([path, content]) + "\n")
 
     def do_health(self, content):
         return 200, b""
@@ -179,6 +182,7 @@ def main():
     from tests.support.json_server import JsonHandler
 
     served = Served(options)
+    served.note("start", {"gpu": os.environ.get("CUDA_VISIBLE_DEVICES")})
 
     class Handler(JsonHandler):
         def do_GET(self):

@@ -23,8 +23,6 @@ class TransformersEngine(Section):
     (docs/objectives.md)."""
     draws_as_trained: ClassVar[bool] = True
     """True if it computes what is trained, so that importance weights are 1."""
-    shares_gpus: ClassVar[bool] = False
-    """True if the run starts a server on a GPU that trains."""
     own_places: ClassVar[tuple[str, ...]] = ()
     """Fields with a program, a server or a folder, as `field: value`."""
 
@@ -38,14 +36,18 @@ class VllmEngine(Section):
     )
     """Interpreter of the environment with vLLM, which each process with a GPU starts, and on CPUs the first
     process of each node; the train image has it with the build argument VLLM."""
+    gpus: Annotated[int, Field(ge=0, le=limits.SHARDS)] = 0
+    """GPUs of each node that draw and do not train, each with a server of its own; 0: each GPU that trains
+    has a server, which sleeps while it trains."""
     address: Annotated[str, Field(min_length=1, max_length=limits.PATH)] | None = None
     """Address of a server that is there already, instead of one that the run starts: https://HOST, or
     http://127.0.0.1:PORT in the pod; its key is in FLYTUNE_API_KEY."""
     folder: PathOrAddress | None = None
     """Folder for the weights that are handed over, which trainer and server see at this path; by default
     /dev/shm, or the temporary folder where that is too small."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.4
-    """Share of the GPU's memory that the server takes (vLLM's option of that name)."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the GPU's memory that the server takes (vLLM's option of that name); by default 0.4, and 0.9
+    of GPUs that do not train."""
     timeout_minutes: Annotated[float, Field(ge=limits.LEAST_MINUTES, le=limits.MINUTES)] = 10.0
     """Longest time in which the server starts, loads weights, or draws an answer."""
     vllm_importance_sampling_mode: ImportanceMode = "sequence_mask"
@@ -61,7 +63,7 @@ class VllmEngine(Section):
     cpu_cache_gib: ClassVar[int] = 1
     """GiB of keys and values of a server on a CPU, where the variable VLLM_CPU_KVCACHE_SPACE says nothing:
     vLLM would take nine tenths of the memory."""
-    own_process: ClassVar[tuple[str, ...]] = ("python", "gpu_memory_utilization")
+    own_process: ClassVar[tuple[str, ...]] = ("python", "gpus", "gpu_memory_utilization")
     """Fields of a server that the run starts."""
 
     @field_validator("address")
@@ -105,7 +107,12 @@ class VllmEngine(Section):
     @property
     def shares_gpus(self) -> bool:
         """True if the run starts a server on a GPU that trains."""
-        return self.address is None
+        return self.address is None and not self.gpus
+
+    @property
+    def memory_share(self) -> float:
+        """Share of a GPU's memory that a server of the run takes."""
+        return self.gpu_memory_utilization or (0.9 if self.gpus else 0.4)
 
     @property
     def own_places(self) -> tuple[str, ...]:
