@@ -12,7 +12,7 @@ from typing import Any
 
 from flytekit.types.directory import FlyteDirectory
 
-from flytune.hardware import shape_named
+from flytune.hardware import load_shapes, shape_named
 from flytune.objectives import objective_of
 from flytune.planning import planner
 from flytune.recipe import SECTIONS, Grpo, Recipe
@@ -91,7 +91,7 @@ def objective_for(pair: Pair, folder: Path) -> dict[str, Any]:
 
 def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> Recipe:
     """Return a recipe with dropout and evaluations, whose states a resumed run must restore."""
-    processes = {"none": 1, "device_map": 1}.get(pair.sharding, 2)
+    processes = {"none": 1, "device_map": 1}.get(pair.sharding, 2 * pair.replicas)
     return Recipe.model_validate(
         {
             "name": "chaos",
@@ -102,7 +102,11 @@ def recipe_for(pair: Pair, folder: Path, checkpoints: str, save_steps: int) -> R
             },
             "method": {"name": pair.method}
             | ({} if pair.method == "full" else {"lora_dropout": 0.1, "r": 8}),
-            "sharding": {"name": pair.sharding, "sequence_parallel": pair.sequence_parallel},
+            "sharding": {
+                "name": pair.sharding,
+                "sequence_parallel": pair.sequence_parallel,
+                "replicas": pair.replicas,
+            },
             "objective": objective_for(pair, folder),
             "training": {
                 "learning_rate": 1e-3,
@@ -142,11 +146,14 @@ def changed(recipe: Recipe, kind: str) -> Recipe:
 
 
 def pairs_on_cpu(folder: Path) -> list[Pair]:
-    """Return all pairs that run on this machine's CPU, without offload."""
-    found = []
+    """Return all pairs that run on this machine's CPU, without offload; two groups of processes where
+    shapes.yaml has a row cpu-4."""
+    found, rows = [], {shape.name for shape in load_shapes()}
     for pair in all_pairs():
         if pair.offload == "none" and pair.rows in _WRITERS and pair.model == "dense":
             recipe = recipe_for(pair, folder, str(folder), 1)
+            if recipe.hardware.shape not in rows:
+                continue
             refused = pair_problem(recipe) or objective_of(recipe).problems()
             if not refused and not sharding_of(recipe).misfit(shape_named(recipe.hardware.shape)):
                 found.append(pair)
