@@ -25,7 +25,7 @@ _LIGER = (
 def convert(draft: Draft, gpus: int | None) -> None:
     """Convert a configuration of axolotl."""
     draft.refuse_changes()
-    _tokenizer(draft)
+    _parts_of_base(draft)
     _plugins(draft)
     draft.same(("base_model", "model.name_or_path"), ("revision_of_model", "model.revision"))
     _model(draft)
@@ -41,14 +41,15 @@ def convert(draft: Draft, gpus: int | None) -> None:
     _records(draft)
 
 
-def _tokenizer(draft: Draft) -> None:
-    """Refuse a tokenizer of another model than the base."""
-    name = draft.take("tokenizer_config")
-    if name not in (None, draft.peek("base_model"), draft.peek("base_model_config")):
-        draft.refuse(
-            f"tokenizer_config: {name}: the tokenizer is that of model.name_or_path; copy its files into a "
-            "folder with the base's weights and config.json, and name that folder as base_model"
-        )
+def _parts_of_base(draft: Draft) -> None:
+    """Refuse a tokenizer, or a config.json, of another model than the base."""
+    whole = draft.peek("base_model")
+    for key, part in (("tokenizer_config", "tokenizer"), ("base_model_config", "config.json")):
+        if (name := draft.take(key)) not in (None, whole):
+            draft.refuse(
+                f"{key}: {name}: the {part} is that of model.name_or_path; put it into a folder with the "
+                "base's other files, and name that folder as base_model"
+            )
 
 
 def _sequence_parallel(draft: Draft) -> int:

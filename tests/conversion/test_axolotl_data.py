@@ -224,6 +224,10 @@ def test_a_folder_of_a_data_set_is_read_alone(tmp_path):
         ),
         ({"datasets": [CHATS], "tokenizer_config": "c/d"}, "tokenizer_config: c/d: the tokenizer is that of"),
         (
+            {"datasets": [CHATS], "base_model_config": "c/d"},
+            "base_model_config: c/d: the config.json is that",
+        ),
+        (
             {"datasets": [CHATS], "cosine_min_lr_ratio": 0.1, "cosine_constant_lr_ratio": 0.5},
             "cosine_constant_lr_ratio: 0.5: a cosine decays until the last step here",
         ),
