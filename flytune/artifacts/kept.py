@@ -33,11 +33,13 @@ def keep(folder: Path, name: str) -> Path:
                 copy_function=lambda source, target: link_or_copy(Path(source), Path(target)),
             )
     except OSError as error:
+        # Of a folder, shutil lists the files that could not be copied, each with its reason.
+        problem = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
         log.warning(
-            "%s: stays in a temporary folder of this machine, copy it to keep it: %s: %s",
+            "%s: stays in a temporary folder of this machine, copy it to keep it: %s cannot be written: %s",
             folder,
             results,
-            error,
+            problem,
         )
         return folder
     shutil.rmtree(folder)

@@ -51,16 +51,22 @@ class Reproduction(Record):
         ]
 
 
-def recipe_of(artifact: Path, trust_remote_code: bool = False) -> Recipe:
+def recipe_of(artifact: Path, trust_remote_code: bool = False, base: str | None = None) -> Recipe:
     """Return the recipe of an artifact for a second run: its base model's commit, its shape; nothing
     published or reported.
+
+    Args:
+        artifact: its folder.
+        trust_remote_code: True if code that it names may run.
+        base: the base model of the person, instead of the one that it names.
 
     Raises:
         ExportError: the folder is no complete artifact, a file of it was changed, or its recipe runs code
             without consent.
     """
     # What the recipe names is looked at by the run itself: a base or data at an address, as in the first run.
-    recipe = opening.open_artifact(artifact, opening.Consent(trust_remote_code, base_at_address=True)).recipe
+    consent = opening.Consent(trust_remote_code, base, base_at_address=True)
+    recipe = opening.open_artifact(artifact, consent).recipe
     if recipe.evaluation.tasks and recipe.evaluation.include_path and not trust_remote_code:
         raise ExportError(
             f"{artifact}: its recipe has evaluation.include_path: tasks in "
@@ -79,6 +85,8 @@ def recipe_of(artifact: Path, trust_remote_code: bool = False) -> Recipe:
             f"FLYTUNE_API_KEY; look at it first (recipe.yaml), then give {opening.FLAG}"
         )
     alone = _alone(artifact, recipe, record(Plan, artifact / "plan.json"))
+    if base is not None:
+        alone = alone.model_copy(update={"model": recipe.model})
     # The first run may have left checkpoints, where a budget stopped it.
     checkpoints = alone.checkpoints.model_copy(update={"name": f"reproduction-{alone.key()}"})
     return alone.model_copy(update={"checkpoints": checkpoints})

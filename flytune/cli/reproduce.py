@@ -26,13 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="run code that the artifact's recipe names"
     )
+    parser.add_argument("--base", help="the base model, instead of the one that the artifact names")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the recipe again, or compare with another artifact; return 0 if data, losses and weights are
     equal."""
     artifact = fetch.local_folder(options.artifact)
-    recipe = reproduction.recipe_of(artifact, options.trust_remote_code)
+    recipe = reproduction.recipe_of(artifact, options.trust_remote_code, options.base)
     out = Path(options.out or f".reproduce/{recipe.name}")
     if options.remote:
         file = reproduction.write_recipe(recipe, out)

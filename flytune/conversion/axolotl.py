@@ -25,6 +25,7 @@ _LIGER = (
 def convert(draft: Draft, gpus: int | None) -> None:
     """Convert a configuration of axolotl."""
     draft.refuse_changes()
+    _parts_of_base(draft)
     _plugins(draft)
     draft.same(("base_model", "model.name_or_path"), ("revision_of_model", "model.revision"))
     _model(draft)
@@ -38,6 +39,17 @@ def convert(draft: Draft, gpus: int | None) -> None:
     _vision(draft)
     _training(draft, count)
     _records(draft)
+
+
+def _parts_of_base(draft: Draft) -> None:
+    """Refuse a tokenizer, or a config.json, of another model than the base."""
+    whole = draft.peek("base_model")
+    for key, part in (("tokenizer_config", "tokenizer"), ("base_model_config", "config.json")):
+        if (name := draft.take(key)) not in (None, whole):
+            draft.refuse(
+                f"{key}: {name}: the {part} is that of model.name_or_path; put it into a folder with the "
+                "base's other files, and name that folder as base_model"
+            )
 
 
 def _sequence_parallel(draft: Draft) -> int:
@@ -221,7 +233,13 @@ def _training(draft: Draft, gpus: int) -> None:
     training.put_length(draft, "num_epochs", 1.0)
     training.put_optimizer(draft, str(draft.take("optimizer", "adamw_torch_fused")))
     schedule, arguments = draft.take("lr_scheduler", "cosine"), draft.take("lr_scheduler_kwargs")
-    if (least := draft.take("cosine_min_lr_ratio")) is not None and schedule == "cosine":
+    least, constant = draft.take("cosine_min_lr_ratio"), draft.peek("cosine_constant_lr_ratio")
+    if least and constant and schedule == "cosine":
+        draft.refuse(
+            f"cosine_constant_lr_ratio: {constant}: a cosine decays until the last step here, without a "
+            "phase of its lowest rate; leave it out, or take lr_scheduler_type: warmup_stable_decay"
+        )
+    if least is not None and schedule == "cosine":
         schedule, arguments = "cosine_with_min_lr", {"min_lr_rate": least}
     training.put_schedule(draft, str(schedule), arguments)
     training.put_warmup(draft, 0.03, "axolotl's default, there at most 100 steps")

@@ -7,6 +7,7 @@ from typing import Any
 from flytune.conversion import training
 from flytune.conversion.draft import Draft
 from flytune.data.columns import AXOLOTL_LABELLED, AXOLOTL_PAIRS, AXOLOTL_QUESTIONS
+from flytune.data.messages import THOUGHT_KEYS
 
 _LOCAL = re.compile(r"^[./~]|/$|\.(jsonl?|ndjson|csv|tsv|txt|parquet|arrow)(\.\w+)?$|://")
 _LOADERS = ("json", "jsonl", "csv", "parquet", "arrow", "text")
@@ -81,10 +82,13 @@ def _sources(draft: Draft, dataset: dict[str, Any], templates: list[tuple[str, s
     kind = dataset.pop("type", None) or "tokens"
     files = [files] if isinstance(files, str) else list(files or ())
     dataset.pop("ds_type", None)
+    _refuse_renamed(draft, dataset)
     form = _format(draft, kind, dataset, templates)
     split = str(dataset.pop("split", None) or dataset.pop("train_on_split", None) or "train")
     names = dataset.pop("name", None), dataset.pop("revision", None)
     is_local = _LOCAL.search(path) or Path(path).expanduser().exists()
+    if (folder := dataset.pop("data_dir", None)) and not files:
+        files = [f"{path.rstrip('/')}/{folder}" if is_local and path not in _LOADERS else str(folder)]
     for key, value in dataset.items():
         if value in (None, False, ""):
             continue
@@ -112,6 +116,17 @@ def _sources(draft: Draft, dataset: dict[str, Any], templates: list[tuple[str, s
         "revision": names[1],
     } | form
     return [{key: value for key, value in source.items() if value is not None}]
+
+
+def _refuse_renamed(draft: Draft, dataset: dict[str, Any]) -> None:
+    """Refuse a data set whose turns have other names for keys that are read, beside role and content."""
+    for ours, theirs in (dataset.get("message_property_mappings") or {}).items():
+        is_thought = {ours, theirs} <= set(THOUGHT_KEYS)
+        if ours not in ("role", "content", theirs) and not is_thought:
+            draft.refuse(
+                f"datasets: message_property_mappings: {ours}: {theirs}: of the keys of a turn, those of "
+                f"role and content may have other names; write {ours} into the rows"
+            )
 
 
 def require_whole(draft: Draft, label: str, split: str | None) -> None:
@@ -432,19 +447,41 @@ def _tokens(draft: Draft) -> None:
             draft.note(f"special_tokens: {name}", "the tokenizer's own")
 
 
+_OF_ROWS = ("format", "columns", "input_separator")
+"""Keys of a source that say how its rows are read."""
+
+
+def put_heldout(
+    draft: Draft, sources: list[dict[str, Any]], path: str, form: dict[str, Any], note: str
+) -> None:
+    """Set held-out rows in a file; `form` has their format and columns, which are those of data beside
+    sources."""
+    own, trained = ({key: row[key] for key in _OF_ROWS if key in row} for row in (form, sources[0]))
+    if len(sources) == 1 and own != trained:
+        for key in sources[0]:
+            draft.remove(f"data.{key}")
+        draft.put("data.sources", sources)
+    if len(sources) > 1 or own != trained:
+        for key, value in own.items():
+            draft.put(f"data.{key}", value)
+    draft.put("data.heldout_path", path, note)
+
+
 def _heldout(draft: Draft, sources: list[dict[str, Any]]) -> None:
     tests, size = draft.take("test_datasets"), training.number(draft, "val_set_size", 0)
     if tests:
         test = tests[0] if isinstance(tests, list) and isinstance(tests[0], dict) else {}
         files = test.get("data_files")
         path = (files[0] if isinstance(files, list) else files) or str(test.get("path") or "")
+        is_first = len(tests) > 1 or (isinstance(files, list) and len(files) > 1)
+        place = path, test.get("name")
+        trained = tuple(sources[0].get(key) for key in ("dataset_name", "dataset_config"))
         if path and _LOCAL.search(str(path)):
-            draft.put(
-                "data.heldout_path",
-                str(path),
-                "test_datasets" + ("; the first one" if len(tests) > 1 else ""),
+            form = _format(draft, test["type"], dict(test), []) if test.get("type") else sources[0]
+            put_heldout(
+                draft, sources, str(path), form, "test_datasets" + ("; the first one" if is_first else "")
             )
-        elif len(sources) == 1 and path == sources[0].get("dataset_name") and test.get("split"):
+        elif len(sources) == 1 and place == trained and test.get("split"):
             draft.put("data.eval_split", test["split"], "test_datasets")
         else:
             draft.note(

@@ -116,7 +116,10 @@ class Draft:
 
     def lift(self, key: str, tool: str) -> None:
         """Put the keys of a section beside the others; they are those of another tool."""
-        section = self.take(key) or {}
+        self.add(self.take(key) or {}, tool)
+
+    def add(self, section: Mapping[Any, Any], tool: str) -> None:
+        """Put further keys, of a tool, beside the others."""
         self._left |= {
             str(name): value for name, value in section.items() if value is not None and value != ""
         }

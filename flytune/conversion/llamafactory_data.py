@@ -36,7 +36,7 @@ def put_data(draft: Draft, stage: str) -> None:
     draft.same(
         ("default_system", "data.system_prompt"), ("split_special_tokens", "data.split_special_tokens")
     )
-    _heldout(draft, str(folder), stage)
+    _heldout(draft, sources, str(folder), stage)
 
 
 def _names(value: Any) -> list[str]:
@@ -225,18 +225,14 @@ def _packing(draft: Draft, stage: str) -> None:
         )
 
 
-def _heldout(draft: Draft, folder: str, stage: str) -> None:
+def _heldout(draft: Draft, sources: list[dict[str, Any]], folder: str, stage: str) -> None:
     names, size = _names(draft.take("eval_dataset")), training.number(draft, "val_size")
     if not names:
         training.put_share(draft, "val_size", size)
         return
     source = _source(draft, names[0], folder, stage)
     if len(names) == 1 and "path" in source:
-        draft.put(
-            "data.heldout_path",
-            source["path"],
-            "eval_dataset; it has the format and columns of the training data",
-        )
+        axolotl_data.put_heldout(draft, sources, source["path"], source, "eval_dataset")
     else:
         draft.note(
             "eval_dataset",

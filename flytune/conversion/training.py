@@ -257,8 +257,13 @@ def put_times(draft: Draft, section: str, default: Any, note: str = "") -> None:
         return
     if strategy in ("epoch", "best") or each == 1:
         draft.put(field, "epoch", f"{verb}s_per_epoch" if each == 1 else "")
+    elif each and (epochs := draft.get("training.num_train_epochs")) is None:
+        draft.put(
+            field, "epoch", f"{verb}s_per_epoch: {each}; with max_steps, a step of an epoch is not known"
+        )
+    elif each and each * epochs <= 1:
+        draft.put(field, "epoch", f"{verb}s_per_epoch: {each}, and the run has {counted(epochs, 'epoch')}")
     elif each:
-        epochs = draft.get("training.num_train_epochs") or 1
         share = float(f"{1 / (each * epochs):.6g}")
         draft.put(
             field,
@@ -277,9 +282,18 @@ def put_best(draft: Draft) -> None:
     score, save = draft.get("evaluation.eval_steps"), draft.get("checkpoints.save_steps")
     metric = draft.take("metric_for_best_model")
     draft.take("greater_is_better")
-    if patience and score is not None:
+    if metric not in (None, "loss", "eval_loss"):
+        if best or patience:
+            draft.note(
+                f"metric_for_best_model: {metric}",
+                "only eval_loss is compared, so that the last step is exported, and nothing stops early",
+            )
+        return
+    if patience and score is None:
+        draft.note("early_stopping_patience", "without evaluations of the live model nothing stops early")
+    elif patience:
         draft.put("evaluation.early_stopping_patience", int(patience))
-    if best and score is not None and metric in (None, "loss", "eval_loss"):
+    if best and score is not None:
         draft.put("checkpoints.export", "best")
         if isinstance(score, float) or isinstance(save, float) or "epoch" in (score, save):
             draft.put("checkpoints.save_steps", score, "best takes checkpoints of scored steps")

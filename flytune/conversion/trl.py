@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from flytune import yaml_core
 from flytune.conversion import axolotl_data, classification, grpo, sharding, training
 from flytune.conversion.command import OBJECTIVES
 from flytune.conversion.draft import Draft
@@ -55,6 +56,7 @@ def _model(draft: Draft, dtype_of_weights: str) -> None:
     draft.same(("model_name_or_path", "model.name_or_path"))
     if (revision := draft.take("model_revision")) not in (None, "main"):
         draft.put("model.revision", revision)
+    _arguments_of_loading(draft)
     training.put_model(draft)
     dtype = draft.take("dtype") or draft.take("torch_dtype")
     training.put_dtype(draft, dtype_of_weights)
@@ -63,6 +65,37 @@ def _model(draft: Draft, dtype_of_weights: str) -> None:
         draft.put("training.master_dtype", "bfloat16" if dtype == "bfloat16" else None, f"dtype: {dtype}")
     if value := draft.take("attn_implementation"):
         training.put_attention(draft, "attn_implementation", value)
+
+
+def _arguments_of_loading(draft: Draft) -> None:
+    """Read dtype and attention of model_init_kwargs; refuse the file if it loads another model by them."""
+    arguments = draft.take("model_init_kwargs") or {}
+    try:
+        arguments = yaml_core.load(arguments) if isinstance(arguments, str) else arguments
+    except yaml_core.YAMLError as error:
+        draft.refuse(f"model_init_kwargs: {error}")
+    if not isinstance(arguments, dict):
+        draft.refuse("model_init_kwargs: must be a mapping")
+    for key in arguments:
+        if key not in _OF_LOADING:
+            draft.refuse(
+                f"model_init_kwargs: {key}: a base is loaded as its config.json says, and quantized by "
+                "load_in_4bit or load_in_8bit; write its revision as model_revision"
+            )
+    draft.add(arguments, "TRL")
+    for key, reason in _WITHOUT_EFFECT.items():
+        draft.leave(key, reason)
+
+
+_WITHOUT_EFFECT = {
+    "use_cache": "training keeps no keys and values of earlier tokens",
+    "device_map": "sharding says where weights are",
+    "low_cpu_mem_usage": "weights are read once",
+    "use_safetensors": "only safetensors are read",
+}
+"""Arguments of loading a model that change nothing which is trained, and why."""
+_OF_LOADING = ("dtype", "torch_dtype", "attn_implementation", "trust_remote_code", *_WITHOUT_EFFECT)
+"""Arguments of loading a model that are read."""
 
 
 def _objective(draft: Draft, objective: str) -> None:

@@ -43,6 +43,11 @@ _MEANINGS = (
         r"(?:.*_)?masks?|(?:.*_)?(?:train|trainable|train_on.*|loss)",
         "it does not change what is trained; a message may have train: false",
     ),
+    _meaning(
+        r"(?:.*_)?(?:neg|negatives?)(?:_\d+)?",
+        "objective: embed reads as many documents that do not belong to a query as objective.negatives says, "
+        "from the columns negatives or negative_1, negative_2 ...",
+    ),
     _meaning(r"rejected|chosen", "preferences, which objective: dpo, reward and kto train"),
     _meaning(
         r"(?:ref|reference)_.*log_?p(?:rob)?s?", "the reference's log-probabilities are computed by the run"

@@ -311,6 +311,12 @@ class ChatTemplate:
         templates."""
         return self._thoughts.before_answers
 
+    @property
+    def before_thoughts(self) -> str:
+        """Text that the generation prompt ends with, and that is not before an answer without thoughts; empty
+        of most templates."""
+        return self._thoughts.before_thoughts
+
     def is_ended(self, text: str) -> bool:
         """Return whether the text ends with an end marker, apart from white space."""
         return text.rstrip().endswith(self._ends)

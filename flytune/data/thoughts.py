@@ -170,6 +170,18 @@ class ThoughtSpans:
         space."""
         return self._around_prompt[1]
 
+    @cached_property
+    def before_thoughts(self) -> str:
+        """Text that the generation prompt ends with, and that is not before an answer without thoughts, as an
+        opening tag; empty where there is none but space."""
+        question, answer = [{"role": "user", "content": "a"}], {"role": "assistant", "content": _PROBE}
+        try:
+            prompt = self._prompt(question, None)
+            answered = self._text([*question, answer], None).partition(_PROBE)[0]
+        except DataError:  # the template requires other messages
+            return ""
+        return prompt.removeprefix(answered).strip() if prompt.startswith(answered) else ""
+
     def widened(self, spans: list[Span], text: str) -> list[Span]:
         """Return the spans with what the template writes between the generation prompt and answers without
         thoughts."""

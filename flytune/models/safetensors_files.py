@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flytune.errors import TrainingError
-from flytune.models import weight_index
+from flytune.models import tensor_headers, weight_index
 
 logger = logging.getLogger(__name__)
 
@@ -88,18 +88,8 @@ def _index(folder: Path) -> dict[str, str]:
             return weight_index.weight_map(index.read_bytes())
         except weight_index.IndexRefused as error:
             raise TrainingError(f"{index}: {error}; {_AGAIN}") from None
-    if not (folder / "model.safetensors").is_file():
-        others = sorted(
-            path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".gguf")
-        )
-        entries = (
-            f"only {', '.join(others[:3])}, which must be converted first (save_pretrained)"
-            if others
-            else "no weights"
-        )
-        raise TrainingError(
-            f"{folder}: has neither model.safetensors nor model.safetensors.index.json; found {entries}"
-        )
+    if absence := tensor_headers.absence(folder):
+        raise TrainingError(f"{folder}: {absence}")
     return {}
 
 

@@ -45,6 +45,19 @@ def read(model: Model) -> dict[str, Tensor] | None:
     return _on_hub(model)
 
 
+def absence(folder: Path) -> str:
+    """Return what a folder has in place of safetensors files; empty if it has one, or an index of some."""
+    if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
+        return ""
+    others = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".gguf"))
+    entries = (
+        f"only {', '.join(others[:3])}, which must be converted first (save_pretrained)"
+        if others
+        else "no weights"
+    )
+    return f"has neither {SINGLE} nor {INDEX}; found {entries}"
+
+
 def _in_folder(folder: Path) -> dict[str, Tensor] | None:
     if (folder / SINGLE).is_file():
         return _parse_file(folder / SINGLE)

@@ -174,6 +174,9 @@ def _config(tokenizer: Any, saved: dict[str, Any], base: dict[str, Any] | None) 
         # transformers 5 wrote it, and adds these at each save: equal bases have had equal files from the
         # first release on.
         config |= {key: saved[key] for key in _ADDED_AT_SAVES if key in saved}
+        # It says whether the hub was to be asked (HF_HUB_OFFLINE), which is nothing of the tokenizer; the
+        # value is that of the first release's own files.
+        config |= dict.fromkeys({"local_files_only"} & config.keys(), True)
         config = dict(sorted(config.items()))
     if tokenizer.otherwise:
         config["tokenizer_class"] = ANY_CLASS

@@ -11,7 +11,7 @@ from flytune.data.preparation import refuse_undivided
 from flytune.data.process import Chunk, Sampler, Samples
 from flytune.data.tokenizer import Encoder, check_rows, load_tokenizer
 from flytune.errors import DataError
-from flytune.models import config_json
+from flytune.models import config_json, tensor_headers
 from flytune.planning.sample_count import PARSED_BYTES, folder_bytes
 from flytune.recipe import Data, DataRequest, Recipe, Source
 from flytune.sentences import counted
@@ -36,7 +36,7 @@ def warnings(recipe: Recipe) -> list[str]:
     data = recipe.data
     tokenizer = _local_tokenizer(recipe)
     sampler = Sampler(DataRequest.of(recipe, "plan"), tokenizer)
-    doubts: list[str] = []
+    doubts = _of_weights(recipe)
     split_range: list[int] = []
     complete: list[Samples] = []
     for key, source in _readable(data).items():
@@ -63,6 +63,13 @@ def warnings(recipe: Recipe) -> list[str]:
     if data.holds_out and is_all and count > 1 and len(set(split_range)) == 1:
         refuse_undivided(data, "held-out or no training", count)
     return doubts
+
+
+def _of_weights(recipe: Recipe) -> list[str]:
+    """Return that a base in a folder of this machine has no weights, which a plan does not read."""
+    folder = Path(recipe.model.name_or_path).expanduser()
+    absence = tensor_headers.absence(folder) if folder.is_dir() else ""
+    return [f"model.name_or_path: {folder}: {absence}; no run trains it"] if absence else []
 
 
 def _local_tokenizer(recipe: Recipe) -> Encoder | None:

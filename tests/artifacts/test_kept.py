@@ -1,6 +1,8 @@
 """Results of local runs: where they stay, that none is overwritten, and what becomes of one that cannot be
 moved."""
 
+import errno
+
 import pytest
 
 from flytune.artifacts import kept
@@ -45,3 +47,14 @@ def test_a_result_that_cannot_be_moved_is_not_lost(result, tmp_path, caplog):
     assert kept.keep(folder, "tiny-0a") == folder
     assert (folder / "gate" / "probe.json").read_text() == "x"
     assert f"{folder}: stays in a temporary folder of this machine, copy it to keep it: " in caplog.text
+
+
+def test_a_full_disk_is_said_once(result, tmp_path, caplog, monkeypatch):
+    def refuse(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    monkeypatch.setattr(kept, "link_or_copy", refuse)
+    folder = result("x")
+    (folder / "second").write_text("y")
+    assert kept.keep(folder, "tiny-0a") == folder
+    assert caplog.text.count("No space left on device") == 1

@@ -283,6 +283,17 @@ def test_a_merged_folder_with_code_is_not_given_to_the_converter(tmp_path):
     gguf.convert(merged, tmp_path / "x.gguf", converter=STAND_IN, consent=Consent(trust_remote_code=True))
 
 
+def test_a_base_that_is_elsewhere_now_can_be_named_for_a_second_run(artifact, tmp_path):
+    recipe = Recipe.from_yaml(artifact / "recipe.yaml")
+    change_recipe(artifact, f"name_or_path: {recipe.model.name_or_path}", "name_or_path: ./gone")
+    with pytest.raises(
+        ExportError, match="the folder './gone', which is not on this machine .* --base FOLDER"
+    ):
+        reproduction.recipe_of(artifact)
+    named = reproduction.recipe_of(artifact, base=str(tmp_path)).model
+    assert (named.name_or_path, named.revision) == (str(tmp_path), None)
+
+
 def test_tasks_of_an_artifacts_recipe_may_have_code_and_need_consent(artifact):
     change_recipe(artifact, "evaluation:\n", "evaluation:\n  tasks: [x]\n  include_path: s3://x/tasks\n")
     with pytest.raises(

@@ -206,3 +206,58 @@ def test_files_of_a_data_set_are_sources(folder, tmp_path):
     recipe, _ = converted(tmp_path, datasets=given)
     found = [(source.name, source.format) for source in recipe.data.sources]
     assert found == [("rows/a.jsonl", "messages"), ("rows/b.jsonl", "messages"), ("g/h", "text")]
+
+
+def test_a_folder_of_a_data_set_is_read_alone(tmp_path):
+    (tmp_path / "rows").mkdir()
+    for path, read in (("a/b", "hf://datasets/a/b/de"), ("./rows", "./rows/de")):
+        given = [CHATS | {"path": path, "data_dir": "de"}]
+        assert converted(tmp_path, datasets=given)[0].data.path == read
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"datasets": [CHATS | {"message_property_mappings": {"role": "from", "train": "is_trained"}}]},
+            "message_property_mappings: train: is_trained: .* write train into the rows",
+        ),
+        ({"datasets": [CHATS], "tokenizer_config": "c/d"}, "tokenizer_config: c/d: the tokenizer is that of"),
+        (
+            {"datasets": [CHATS], "base_model_config": "c/d"},
+            "base_model_config: c/d: the config.json is that",
+        ),
+        (
+            {"datasets": [CHATS], "cosine_min_lr_ratio": 0.1, "cosine_constant_lr_ratio": 0.5},
+            "cosine_constant_lr_ratio: 0.5: a cosine decays until the last step here",
+        ),
+    ],
+)
+def test_what_would_train_something_else_is_refused(changes, words, tmp_path):
+    with pytest.raises(RecipeError, match=words):
+        converted(tmp_path, **changes)
+
+
+def test_held_out_rows_have_a_form_of_their_own(tmp_path):
+    asked, answered = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    test = {"path": "t.jsonl", "type": "alpaca"}
+    found = converted(tmp_path, datasets=[CHATS | {"path": "c.jsonl"}], test_datasets=[test])[0].data
+    assert [(source.path, source.format) for source in found.sources] == [("c.jsonl", "messages")]
+    assert sample_of(QUESTION | {"input": ""}, found.format, found.columns, "here") == Chat([asked, answered])
+    same = converted(tmp_path, datasets=[CHATS], test_datasets=[CHATS | {"path": "t.jsonl"}])[0].data
+    assert (same.dataset_name, same.format, same.heldout_path) == ("c/d", "messages", "t.jsonl")
+    other = {"path": "c/d", "name": "other", "type": "chat_template", "split": "test"}
+    assert converted(tmp_path, datasets=[CHATS], test_datasets=[other])[0].data.eval_split is None
+
+
+@pytest.mark.parametrize("length", [{"num_epochs": 0.25}, {"num_epochs": None, "max_steps": 100}])
+def test_a_part_of_an_epoch_is_not_a_number_of_steps(length, tmp_path):
+    recipe, _ = converted(tmp_path, datasets=[CHATS], saves_per_epoch=2, **length)
+    assert recipe.checkpoints.save_steps == "epoch"
+
+
+def test_another_score_than_the_loss_is_not_the_best(tmp_path):
+    given = {"metric_for_best_model": "eval_accuracy", "load_best_model_at_end": True, "val_set_size": 0.1}
+    recipe, text = converted(tmp_path, datasets=[CHATS], early_stopping_patience=2, **given)
+    assert (recipe.checkpoints.export, recipe.evaluation.early_stopping_patience) == ("last", None)
+    assert "# metric_for_best_model: eval_accuracy: only eval_loss is compared" in text

@@ -307,6 +307,18 @@ def test_rows_of_llama_factory_are_a_question_and_answers(stage, entry, row, tmp
         assert pair_of(row, columns, "here").rejected == Chat([ASKED, WRONG])
 
 
+def test_held_out_rows_of_llama_factory_have_a_form_of_their_own(tmp_path):
+    (tmp_path / "data").mkdir()
+    entries = {
+        "chats": {"file_name": "x.json", "formatting": "sharegpt"},
+        "questions": {"file_name": "y.json", "columns": {"prompt": "q", "response": "a"}},
+    }
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps(entries))
+    found = llamafactory(tmp_path, dataset="chats", eval_dataset="questions")[0].data
+    assert [source.format for source in found.sources] == ["sharegpt"]
+    assert sample_of({"q": "q", "a": "a"}, found.format, found.columns, "here") == Chat([ASKED, RIGHT])
+
+
 def test_speakers_of_llama_factory_that_are_not_known_are_refused(tmp_path):
     (tmp_path / "data").mkdir()
     entry = {"file_name": "x.json", "formatting": "sharegpt", "tags": {"user_tag": "USER"}}

@@ -143,3 +143,22 @@ def test_gkd_is_distillation_of_the_answers_of_data_and_student(tmp_path):
     for changes, said in (({}, "lmbda is missing"), ({"lmbda": 0, "seq_kd": True}, "not of a teacher")):
         with pytest.raises(RecipeError, match=said):
             support.converted(tmp_path, "run.yaml", content | changes)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"torch_dtype": "bfloat16", "attn_implementation": "eager"},
+        "{dtype: bfloat16, attn_implementation: eager}",
+    ],
+)
+def test_arguments_of_loading_are_read(given, tmp_path):
+    recipe, _ = converted(tmp_path, model_init_kwargs=given)
+    assert (recipe.training.master_dtype, recipe.model.attn_implementation) == ("bfloat16", "eager")
+
+
+def test_an_argument_that_loads_another_model_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="model_init_kwargs: quantization_config: a base is loaded as its"):
+        converted(
+            tmp_path, model_init_kwargs={"use_cache": False, "quantization_config": {"load_in_4bit": True}}
+        )

@@ -289,3 +289,17 @@ def test_thoughts_beside_calls_are_trained(trained):
     written = '[{"function": {"name": "f", "arguments": {}}}]<|im_end|>'
     assert trained([USER, call], calls) == ([f"<think>\nwhy\n</think>\n\n{written}"], (1, 0, 0))
     assert trained([USER, call], calls, trains=False) == ([written], (0, 1, 0))
+
+
+def test_answers_without_what_the_generation_prompt_ends_with_are_counted(tmp_path):
+    source = CHATML.replace("assistant\n'", "assistant\n<think>\n'")
+    base = tokenizer_folder(tmp_path, source)
+    plain, thinking = (
+        [USER, {"role": "assistant", "content": answer}] for answer in ("a", "<think>\nwhy\n</think>\n\nb")
+    )
+    prepared(base, [{"messages": plain}, {"messages": thinking}], tmp_path / "a", heldout_fraction=0)
+    check = checks_of(tmp_path / "a")["begin of answers"]
+    assert (check.verdict, check.count, check.of) == ("warning", 1, 2)
+    assert "the generation prompt ends with '<think>', and 1 of 2 answers without" in check.found
+    prepared(base, [{"messages": thinking}] * 2, tmp_path / "b", heldout_fraction=0)
+    assert checks_of(tmp_path / "b")["begin of answers"].verdict == "ok"

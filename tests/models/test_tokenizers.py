@@ -146,3 +146,16 @@ def test_code_that_makes_other_tokens_is_refused(tmp_path):
     model = model_of(base).model_copy(update={"trust_remote_code": True})
     with pytest.raises(DataError, match=r"the code of Own makes other tokens of .* than its tokenizer.json"):
         load_tokenizer(model, Data(path="unread"))
+
+
+def test_stored_files_are_the_same_without_a_hub(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    base = write_base(tmp_path / "base", "TokenizersBackend", backend="tokenizers")
+    read = []
+    for is_offline in (True, False):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+        folder = tmp_path / str(is_offline)
+        folder.mkdir()
+        read.append(stored(folder, model_of(base))[1])
+    assert read[0] == read[1]

@@ -20,6 +20,7 @@ from flytune.planning import planner
 from flytune.recipe import DataRequest, Embed, Recipe
 from flytune.stages import local
 from tests.support import objective_runs, ranks
+from tests.support.chats import checks_of
 from tests.support.queries import write_queries
 from tests.support.tiny import tiny_recipe
 
@@ -386,3 +387,12 @@ def test_a_merged_adapter_has_the_vectors_and_the_files(inputs, tmp_path, monkey
     of_adapter = vectors.of_texts(loading.exported_model(recipe, artifact), ids, 0)
     cosines = (vectors_of_merged * of_adapter / of_adapter.norm(dim=1, keepdim=True)).sum(dim=1)
     assert cosines.tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("column", ["negatives", "negative_1", "hard_negative"])
+def test_negatives_that_are_not_read_are_said(column, inputs, tmp_path):
+    rows = [{"query": f"q{place}", "positive": f"a{place}", column: f"b{place}"} for place in range(8)]
+    _prepared(tmp_path, inputs, rows, objective=SECTION | {"negatives": 0})
+    check = checks_of(tmp_path / "dataset")["left out"]
+    assert (check.verdict, check.count) == ("warning", 8)
+    assert "as objective.negatives says" in check.advice

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,14 @@ def test_a_base_without_a_tokenizer(base: Path, tmp_path: Path) -> None:
         first_rows.warnings(recipe(bare, write_pairs(tmp_path / "rows.jsonl", 3)))
     assert "the folder has no tokenizer: none of tokenizer.json, " in str(caught.value)
     assert str(caught.value).endswith("copy them from where its weights come from")
+
+
+def test_a_base_without_weights(base: Path, tmp_path: Path) -> None:
+    half = tmp_path / "half"
+    shutil.copytree(base, half)
+    (half / "model.safetensors").rename(half / "pytorch_model.bin")
+    doubts = first_rows.warnings(recipe(half, write_pairs(tmp_path / "rows.jsonl", 3)))
+    assert "found only pytorch_model.bin, which must be converted first" in doubts[0]
 
 
 @pytest.mark.parametrize(

@@ -371,9 +371,12 @@ def test_a_checkpoint_that_the_run_cannot_resume_from_is_refused(caplog):
         "0.2" in caplog.text
     )
     assert "this run's hold from step 8 on" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        check(decisions="e-1", settings=({}, {"data.heldout_fraction": "0"}))
     assert "may have been trained" not in caplog.text, "nothing is held out"
     with caplog.at_level(logging.WARNING):
-        check(decisions="e-1", scored_on="s", settings=({rate: "0.1"}, {rate: "0.2"}))
+        check(decisions="e-1", settings=({rate: "0.1"}, {rate: "0.2"}))
     assert "not before it, and whose held-out samples may have been trained in the steps" in caplog.text
     with caplog.at_level(logging.WARNING):
         check(decisions="other")

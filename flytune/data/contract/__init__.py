@@ -147,7 +147,7 @@ def _checked(statistics: Statistics, manifest: Manifest, data: Data) -> Contract
             *contract_checks.answers(statistics, manifest, data),
             *contract_checks.tokens(statistics, manifest, data),
             *contract_checks.tokenizer(manifest),
-            *contract_checks.template(statistics, data),
+            *contract_checks.template(statistics, manifest, data),
             *contract_checks.bare_prompts(statistics, manifest),
             *contract_checks.day(statistics, data),
             *contract_checks.round_trip(statistics),

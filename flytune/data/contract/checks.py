@@ -206,8 +206,9 @@ def tokenizer(manifest: Manifest) -> Iterator[Check]:
         )
 
 
-def template(statistics: Statistics, data: Data) -> Iterator[Check]:
-    """Say what the chat template writes before answers that the generation prompt has not."""
+def template(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[Check]:
+    """Say what the chat template writes before answers that the generation prompt has not; check that it
+    writes what that has."""
     if statistics.template and (before := statistics.template.before_answers.strip()):
         became = "is trained with them, so that sample answers, inference and servers ask alike, without it"
         if data.train_on == "answers":
@@ -221,6 +222,21 @@ def template(statistics: Statistics, data: Data) -> Iterator[Check]:
             advice="",
             fine=f"before an answer without thoughts the template writes {before!r}, which the generation "
             f"prompt has not: it {became}",
+        )
+    elif statistics.template and statistics.answers and (prompted := statistics.template.before_thoughts):
+        with_thoughts = sum(manifest.thoughts.get(name, 0) for name in ("trained", "context"))
+        without = max(0, statistics.answers - with_thoughts)
+        yield judged(
+            "begin of answers",
+            without,
+            statistics.answers,
+            f"the generation prompt ends with {prompted!r}, and {without:,} of "
+            f"{counted(statistics.answers, 'answer')} without thoughts are trained without it",
+            "only warns",
+            fine=f"each of {counted(statistics.answers, 'answer')} is trained after {prompted!r}, with which "
+            "the generation prompt ends",
+            advice="a model that is asked continues what it was never trained after: give the answers "
+            "thoughts, or a template without it in data.chat_template",
         )
 
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -216,13 +216,21 @@ def check(checkpoint: Checkpoint, ours: Checkpoint, resizes: bool) -> None:
         held_out = ", and whose held-out samples may have been trained in the steps before"
         described.append(
             "other prepared data, which is read from the same position on, and not before it"
-            + (held_out if ours.scored_on else "")
+            + (held_out if _holds_out(ours.settings) else "")
         )
     log.warning(
         "%s: written with %s; this run's hold from step %d on",
         where,
         "; ".join(described),
         checkpoint.step + 1,
+    )
+
+
+def _holds_out(settings: Mapping[str, str]) -> bool:
+    """Return whether a run has held-out samples, which its evaluation scores even if no step is scored."""
+    names = ("data.heldout_path", "data.eval_split")
+    return settings.get("data.heldout_fraction") not in ("0", "0.0") or any(
+        name in settings for name in names
     )
 
 
