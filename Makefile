@@ -209,6 +209,7 @@ schema: $(ENVIRONMENT)/.installed ## Write recipes/recipe.schema.json and docs/p
 docs: .venv-docs/.installed ## The pages of docs/ as a site, in .site/html; a dead link is an error
 	@.venv-docs/bin/python docs/pages.py
 	@.venv-docs/bin/zensical build --strict --clean --config-file mkdocs.yml
+	@.venv-docs/bin/python docs/pages.py --finish
 	@echo ".site/html/index.html"
 
 # uv resolves in seconds where pip takes minutes, but reads no find-links of pip's: they are handed over.

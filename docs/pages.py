@@ -1,13 +1,15 @@
 """Pages of the site, in .site/pages: the Markdown files, what they link to, an index of recipe keys, names of
 other tools.
 
-`make docs` runs it, with the packages of requirements-docs.lock alone, and mkdocs.yml then builds .site/html.
+`make docs` runs it, with the packages of requirements-docs.lock alone; mkdocs.yml then builds .site/html, and
+`--finish` makes the search of these pages work without a network.
 """
 
 import json
 import re
 import shutil
 import subprocess
+import sys
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / ".site" / "pages"
+WORKER = "file_worker.js"
+THEMES_WORKER = re.compile(r'https://[^"]+/iframe-worker/shim')
+"""Address of the theme's script by which workers run in pages that are opened as files."""
 MARKDOWN = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/README.md", "docs/")
 """Files, and folders of files, that are pages of the site."""
 LINK = re.compile(r"(?<!`)\]\((?!https?:|#)([^()\s#]+)")
@@ -237,12 +242,29 @@ def write() -> None:
         if path.is_file() and not (OUT / name).exists():
             (OUT / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, OUT / name)
-    shutil.copy(ROOT / "docs/site.css", OUT / "site.css")
+    for name in ("site.css", WORKER):
+        shutil.copy(ROOT / "docs" / name, OUT / name)
     schema = json.loads((ROOT / "recipes/recipe.schema.json").read_text(encoding="utf-8"))
     (OUT / "docs/keys.md").write_text(index_of_keys(schema), encoding="utf-8")
     tools = yaml.safe_load((ROOT / "flytune/recipe/peers.yaml").read_text(encoding="utf-8"))
     (OUT / "docs/names.md").write_text(names_of_others(tools), encoding="utf-8")
 
 
+def finish(site: Path) -> None:
+    """Let the built pages of a folder load the site's own file_worker.js, where the theme has the address of
+    a server: search works without a network, and nothing is loaded from elsewhere."""
+    texts = {page: page.read_text(encoding="utf-8") for page in sorted(site.rglob("*.html"))}
+    if not any(THEMES_WORKER.search(text) for text in texts.values()):
+        raise SystemExit(
+            f"{site}: no page has iframe-worker/shim: look at how zensical searches in files now"
+        )
+    for page, text in texts.items():
+        above = "../" * (len(page.relative_to(site).parts) - 1)
+        page.write_text(THEMES_WORKER.sub(above + WORKER, text), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    write()
+    if sys.argv[1:] == ["--finish"]:
+        finish(OUT.parent / "html")
+    else:
+        write()

@@ -154,21 +154,21 @@ class Zero(ShardingBase):
         return {"deepspeed": config, "ddp_backend": None if shape.is_gpu else "gloo"}
 
     def before_load(self, device_type: str) -> None:
-        offload = self.layout.optimizer_on or self.recipe.sharding.offload
-        if offload != "none":
-            operators.load(offload)
         if device_type == "cuda":
             # Where nvidia-ml-py is installed, DeepSpeed takes free memory from NVML, and fails for a
             # CUDA_VISIBLE_DEVICES of UUIDs (_get_nvml_gpu_id). Without it, it takes torch's figures.
             patches.deepspeed.MANAGEMENT_LIBRARY.install(None)
-            return
-        # Otherwise DeepSpeed compiles its shared-memory op here (18 s; a stale lock hangs forever) and looks
-        # for MPI.
-        patches.deepspeed.SHARED_MEMORY.install(False)
-        import deepspeed
+        else:
+            # Otherwise DeepSpeed compiles its shared-memory op (18 s) and looks for MPI.
+            patches.deepspeed.SHARED_MEMORY.install(False)
+        offload = self.layout.optimizer_on or self.recipe.sharding.offload
+        if offload != "none":
+            operators.load(offload)
+        if device_type != "cuda":
+            import deepspeed
 
-        # zero.Init, which shards the model at load, needs the process group.
-        deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+            # zero.Init, which shards the model at load, needs the process group.
+            deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
 
     def check(self, trainer: Any) -> str | None:
         stage = trainer.model_wrapped.zero_optimization_stage() if trainer.is_deepspeed_enabled else 0

@@ -83,3 +83,15 @@ def test_every_page_has_a_place_in_the_navigation():
         for page in next(iter(group.values()))
     ]
     assert sorted(placed) == sorted([*pages.pages(), "docs/keys.md", "docs/names.md"])
+
+
+def test_built_pages_load_no_script_of_a_server(tmp_path):
+    page = '<script src="https://example.org/iframe-worker/shim"></script>'
+    (tmp_path / "docs").mkdir()
+    for name in ("index.html", "docs/use.html"):
+        (tmp_path / name).write_text(page)
+    pages.finish(tmp_path)
+    assert (tmp_path / "index.html").read_text() == '<script src="file_worker.js"></script>'
+    assert (tmp_path / "docs/use.html").read_text() == '<script src="../file_worker.js"></script>'
+    with pytest.raises(SystemExit, match="no page has"):
+        pages.finish(tmp_path)
