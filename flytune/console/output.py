@@ -72,9 +72,7 @@ def install() -> None:
     if patches.tqdm.BAR.is_installed:
         return
     patches.tqdm.BAR.install(_with_lines(patches.tqdm.BAR.original()))
-    # tqdm's own lock is shared with forked processes: one that is killed while it writes a bar would keep it,
-    # and this process would wait for ever.
-    tqdm.set_lock(threading.RLock())
+    part_from_forks()
     for category, message in _NOTICES:
         warnings.filterwarnings("ignore", message, category)
     for name, level in _LOGGERS.items():
@@ -83,6 +81,15 @@ def install() -> None:
         logging.getLogger(name).addFilter(functools.partial(_is_shown, hidden))
     # Close bars that are still open: when they are deleted, this module may be gone.
     atexit.register(lambda: [bar.close() for bar in list(tqdm._instances)])
+
+
+def part_from_forks() -> None:
+    """Give this process's bars a lock of their own.
+
+    tqdm's is shared with forked processes: one that is killed while it writes a bar would keep it, and this
+    process would wait for ever.
+    """
+    tqdm.set_lock(threading.RLock())
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from flytune.hardware import Shape
 from flytune.models import loading
@@ -23,30 +23,9 @@ STEPS, STEPS_PER_EPOCH, SHORT = 4, 3, 3
 # Samples of a step for each process.
 SAMPLES_OF_A_PROCESS = 4
 
-Rows = Literal[
-    "chats",
-    "step",
-    "packed",
-    "images",
-    "dpo",
-    "kto",
-    "reward",
-    "grpo",
-    "classify",
-    "distill",
-    "on-policy",
-    "embed",
-]
-OBJECTIVE_ROWS: tuple[Rows, ...] = (
-    "dpo",
-    "kto",
-    "reward",
-    "grpo",
-    "classify",
-    "distill",
-    "on-policy",
-    "embed",
-)
+ObjectiveRows = Literal["dpo", "kto", "reward", "grpo", "classify", "distill", "on-policy", "embed"]
+Rows = Literal["chats", "step", "packed", "images", ObjectiveRows]
+OBJECTIVE_ROWS: tuple[Rows, ...] = get_args(ObjectiveRows)
 """Rows of an objective of their name, and on-policy: of distill, with answers that the student draws. All
 others are those of sft."""
 DRAWN_ROWS: tuple[Rows, ...] = ("grpo", "on-policy")

@@ -4,7 +4,6 @@ import argparse
 import json
 import multiprocessing
 import sys
-import threading
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import tqdm
 from rich.console import Console
 from rich.table import Table
 
-from flytune.console import tables
+from flytune.console import output, tables
 from flytune.errors import RecipeError
 from flytune.selftest.runs import Pair
 from tests.chaos.pairs import DisturbedPair, Report, make_inputs, pairs_on_cpu
@@ -22,10 +21,9 @@ from tests.chaos.pairs import DisturbedPair, Report, make_inputs, pairs_on_cpu
 def main(arguments: argparse.Namespace, home: str) -> int:
     """Run the pairs and show the results; return 1 if anything was lost."""
     folder = Path(home)
-    # tqdm's monitor thread would be missing in forked processes, and its lock is theirs too: one that is
-    # killed while it writes a bar would keep it.
+    # tqdm's monitor thread would be missing in forked processes.
     tqdm.tqdm.monitor_interval = 0
-    tqdm.tqdm.set_lock(threading.RLock())
+    output.part_from_forks()
     make_inputs(folder)
     pairs = _selected(arguments.pairs, pairs_on_cpu(folder))
     share, more = divmod(arguments.faults, len(pairs))

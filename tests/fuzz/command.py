@@ -11,7 +11,7 @@ import tqdm
 from rich.console import Console
 from rich.table import Table
 
-from flytune.console import tables
+from flytune.console import output, tables
 from flytune.errors import RecipeError
 from tests.fuzz import named_tests
 from tests.fuzz.inputs import CHUNK, Result, run
@@ -31,6 +31,7 @@ def main(arguments: argparse.Namespace, home: str) -> int:
         raise RecipeError(f"--kinds: {', '.join(unknown)}: unknown; there are {', '.join(KINDS)}")
     # Threads would be missing in forked processes.
     tqdm.tqdm.monitor_interval = 0
+    output.part_from_forks()
     _SAMPLES.append(Samples(Path(home) / "samples"))
     _import_all()
     gc.collect()
