@@ -1,5 +1,5 @@
-"""Set-up of a process before heavy libraries are imported: variables that launchers have left, and the
-garbage collector.
+"""Set-up of a process before heavy libraries are imported: variables that launchers have left, the garbage
+collector, and handlers of signals.
 
 A recipe decides launcher, device, precision and compiler. The variables are those that torch 2.13, accelerate
 1.15, transformers 5.23 and DeepSpeed 0.19 read.
@@ -10,14 +10,18 @@ frees next to nothing.
 """
 
 import atexit
+import functools
 import gc
 import logging
 import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 from flytune.errors import LaunchError
 
@@ -60,6 +64,14 @@ _TABLE = {
     ),
 }
 """Patterns of names, by what the variables choose."""
+
+
+AGAIN_SECONDS = 0.02
+"""Seconds after which a signal that has interrupted logging is sent again."""
+_WRITERS = ("emit", "flush")
+"""Functions of logging that hold a lock within a `try`, and may wait for a reader of the output."""
+
+Handler = Callable[[int, FrameType | None], Any]
 
 
 def clear(*, in_pod: bool) -> None:
@@ -131,3 +143,30 @@ def paused() -> Iterator[None]:
 def skip_at_exit() -> None:
     """End this process without a last collection; the system frees its memory."""
     atexit.register(gc.freeze)
+
+
+def outside_logging(handler: Handler) -> Handler:
+    """Return a handler that is not called where its exception would leave a lock of logging locked.
+
+    Until Python 3.12 logging acquires its locks before the `try` that releases them. An exception between the
+    two, which only the handler of a signal can raise there, would keep the lock for ever: each other thread
+    that logs would wait, and who joins it. A signal at such a place is sent again a moment later.
+    """
+
+    @functools.wraps(handler)
+    def handle(number: int, frame: FrameType | None) -> Any:
+        if _is_at_lock(frame):
+            again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
+            again.daemon = True
+            again.start()
+            return None
+        return handler(number, frame)
+
+    return handle
+
+
+def _is_at_lock(frame: FrameType | None) -> bool:
+    if frame is None:
+        return False
+    code = frame.f_code
+    return code.co_filename == logging.__file__ and code.co_name not in _WRITERS

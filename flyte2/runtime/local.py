@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from flytune import process_setup
 from flytune.recipe import Recipe
 from flytune.stages.calls import Call, StageResult, leave
 from flytune.stages.worker import Worker
@@ -40,7 +41,7 @@ def install() -> None:
     elsewhere."""
     if Path(sys.argv[0]).name == "flyte" and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _end)
+            signal.signal(number, process_setup.outside_logging(_end))
 
 
 def _end(number: int, frame: Any) -> None:

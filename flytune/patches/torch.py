@@ -40,6 +40,18 @@ COMPILE = BlockPatch(
     ),
     remove_when="both compile at the first call, or torch imports its compiler then",
 )
+TERMINATION = BlockPatch(
+    name="torch.distributed.elastic.multiprocessing.api:_terminate_process_handler",
+    version=_VERSION,
+    reason="the process that starts the ranks raises an exception wherever a signal interrupts it, in "
+    "logging too, whose lock would stay locked; its thread of heartbeats logs, and would be waited for "
+    "without an end",
+    upstream=(
+        "torch.distributed.elastic.multiprocessing.api:_terminate_process_handler",
+        "torch.distributed.elastic.rendezvous.dynamic_rendezvous:DynamicRendezvousHandler._stop_heartbeats",
+    ),
+    remove_when="Python 3.13 is the oldest that runs it, whose logging acquires its locks by `with`",
+)
 DROPOUT = BlockPatch(
     name="torch.nn.functional:dropout",
     version=_VERSION,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flytune import caches
+from flytune import caches, process_setup
 from flytune.console import step_lines
 from flytune.errors import FlytuneError
 from flytune.failures import FailureText, reports
@@ -311,7 +311,8 @@ def _machine() -> Iterator[_Machine]:
     machine = _Machine(Path(tempfile.mkdtemp(prefix="flytune-run-")))
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, machine.end) for number in (signal.SIGINT, signal.SIGTERM)}
+        end = process_setup.outside_logging(machine.end)
+        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield machine
     finally:

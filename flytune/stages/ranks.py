@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from flytune import patches, process_setup
 from flytune.errors import Preempted
 from flytune.failures import Failure, reports
 from flytune.hardware import Cluster, load_cluster, shape_named
@@ -146,7 +147,9 @@ def start(
     with tempfile.TemporaryDirectory(prefix="flytune-failures-") as folder:
         os.environ[reports.FOLDER] = folder
         try:
-            results = elastic_launch(config, _work)(in_rank(function) if forks else function, inputs)
+            ends = process_setup.outside_logging(patches.torch.TERMINATION.current())
+            with patches.torch.TERMINATION.replaced(ends):
+                results = elastic_launch(config, _work)(in_rank(function) if forks else function, inputs)
         except SignalException as error:
             if getattr(error, "sigval", None) == signal.SIGINT:
                 raise KeyboardInterrupt from error

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from flytune import process_setup
 from flytune.console import step_lines
 from flytune.errors import Preempted
 from flytune.failures import reports
@@ -212,7 +213,7 @@ class Stopper:
             yield
             return
         before, self._on_ctrl_c = (
-            signal.signal(signal.SIGTERM, self._on_signal),
+            signal.signal(signal.SIGTERM, process_setup.outside_logging(self._on_signal)),
             signal.getsignal(signal.SIGINT),
         )
         try:
@@ -225,7 +226,8 @@ class Stopper:
 
     def _listen_to_ctrl_c(self, *, is_on: bool) -> None:
         if self._on_ctrl_c is not None:
-            signal.signal(signal.SIGINT, self._on_interrupt if is_on else self._on_ctrl_c)
+            handler = process_setup.outside_logging(self._on_interrupt) if is_on else self._on_ctrl_c
+            signal.signal(signal.SIGINT, handler)
 
     def _end_unheard(self, number: int) -> None:
         """Say why the process ends, whose main thread has not heard a signal before the first step."""

@@ -45,7 +45,7 @@ ALLOWED = {
     "inference": "adapters artifacts console data evaluation export models recipe records",
     "serving": "artifacts models recipe records servers",
     "stages": "adapters artifacts cluster console data dryrun evaluation failures hardware inference models "
-    "planning pods recipe records registry selftest sharding sweeps training",
+    "patches planning pods recipe records registry selftest sharding sweeps training",
     "conversion": "data models planning recipe",
     "cli": "adapters artifacts cluster console conversion data doctor dryrun evaluation hardware inference "
     "models planning recipe records registry report selftest serving stages",
