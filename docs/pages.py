@@ -70,6 +70,7 @@ EXPLAINED = {
     "training.logging_steps": "tracking.md",
     "objective": "objectives.md",
     "objective.negatives": "objectives.md#embedding-models",
+    "objective.pooling": "objectives.md#embedding-models",
     "objective.matryoshka_dims": "objectives.md#embedding-models",
     "objective.query_prompt": "objectives.md#embedding-models",
     "objective.document_prompt": "objectives.md#embedding-models",

@@ -4,10 +4,11 @@ does not count."""
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 from training_estimates.config_json import shown
@@ -15,6 +16,19 @@ from training_estimates.errors import SizesError
 
 _UNREAD = ("quantization_config", "auto_map", "transformers_version", "architectures")
 """Keys that decide how weights are loaded, not how large they are."""
+_WITHOUT_POOLER: Mapping[str, Any] = MappingProxyType({"add_pooling_layer": False})
+ENCODERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "bert": _WITHOUT_POOLER,
+        "modernbert": MappingProxyType({}),
+        "roberta": _WITHOUT_POOLER,
+        "xlm-roberta": _WITHOUT_POOLER,
+    }
+)
+"""Encoders that are built without a head, with arguments for AutoModel: the pooler of BERT's kind is a layer
+behind the last hidden state that embedding models leave out."""
+_AFTER_HIDDEN_STATES = (r"(^|\.)pooler\.", r"^(cls|lm_head|head|decoder)\.")
+"""Patterns of an encoder's stored tensors that are not built: pooler, and head of masked words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +75,16 @@ def is_installed() -> bool:
 
 
 def loader_of(model_type: str) -> Any:
-    """Return the class of transformers that loads language models of a type, which may read images; None
-    for types of other models."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    """Return the class of transformers that loads language models of a type, which may read images, or an
+    encoder; None for types of other models."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     )
 
+    if model_type in ENCODERS:
+        return AutoModel
     if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return AutoModelForCausalLM
     return AutoModelForImageTextToText if model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES else None
@@ -95,8 +111,10 @@ def build(config: dict[str, Any], name: str) -> Built:
     content = {key: _floats(value) for key, value in config.items() if key not in _UNREAD}
     try:
         with _quiet(), torch.device("meta"):
-            model = loader.from_config(CONFIG_MAPPING[kind].from_dict(content), trust_remote_code=False)
-            return _describe(model)
+            model = loader.from_config(
+                CONFIG_MAPPING[kind].from_dict(content), trust_remote_code=False, **ENCODERS.get(kind, {})
+            )
+            return _describe(model, _AFTER_HIDDEN_STATES if kind in ENCODERS else ())
     except Exception as error:  # noqa: BLE001 (a config from outside fails anywhere in the model's code)
         reason = " ".join(str(error).split())
         raise SizesError(
@@ -116,7 +134,7 @@ def _floats(value: Any) -> Any:
     return [_floats(item) for item in value] if isinstance(value, list) else value
 
 
-def _describe(model: Any) -> Built:
+def _describe(model: Any, left_out: tuple[str, ...]) -> Built:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
@@ -151,7 +169,7 @@ def _describe(model: Any) -> Built:
         decoder.to_dict() | _own(decoder),
         {name.rpartition(".")[2] for name, _ in model.named_buffers()}
         - {name.rpartition(".")[2] for name in names.values()},
-        list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []),
+        [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []), *left_out],
     )
 
 

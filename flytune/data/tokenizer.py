@@ -51,9 +51,10 @@ def load_tokenizer(model: Model, data: Data) -> Any:
             setattr(tokenizer, field, token)
     # The id, because an empty token has none.
     if tokenizer.eos_token_id is None:
+        separator = f" ({tokenizer.sep_token} ends its texts)" if tokenizer.sep_token else ""
         raise DataError(
-            f"model.name_or_path: {name} has no EOS token, so no answer could end; set data.eos_token to one "
-            "of its tokens"
+            f"model.name_or_path: {name} has no EOS token, so no answer or text could end; set "
+            f"data.eos_token to one of its tokens{separator}"
         )
     if data.add_bos_token and tokenizer.bos_token is None:
         raise DataError(f"data.add_bos_token: {name} has no BOS token; remove this line")

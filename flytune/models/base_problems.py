@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from flytune.models import config_json, heads, liger, model_types, sequence_parallel
 from flytune.recipe import Recipe
 from flytune.sentences import counted
+from training_estimates.meta_model import ENCODERS
 from training_estimates.sizes import Geometry
 
 TRAINABLE_QUANTIZATION = "bitsandbytes"
@@ -38,9 +39,12 @@ def _of_method(recipe: Recipe, geometry: Geometry, in_slices: bool) -> Iterator[
     """Yield the problems of the section method."""
     name, quantized, method = recipe.model.name_or_path, geometry.quantized, recipe.method
     trusts_code = recipe.model.trust_remote_code
-    if reason := model_types.training_problem(
+    # As causal language models encoders see what they predict; the vectors of texts predict nothing.
+    is_encoder = geometry.model_type in ENCODERS and heads.head_of(recipe).answers_in == heads.VECTORS
+    reason = model_types.training_problem(
         _kind(geometry), method.name, in_slices, trusts_code, method.experts
-    ):
+    )
+    if reason and not is_encoder:
         yield f"model.name_or_path {name}: {_kind(geometry)} with method {method.name}: {reason}"
     if quantized and method.name == "full":
         yield (

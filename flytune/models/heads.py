@@ -428,7 +428,7 @@ class ClassHead(SequenceHead):
 
 
 class VectorHead(Head):
-    """No head: the hidden state after the last token is the vector of a text."""
+    """No head: a hidden state of the last layer is the vector of a text."""
 
     name = "vectors"
     outputs = 0
@@ -442,6 +442,16 @@ class VectorHead(Head):
         "an embedding model, which has no head of words; load it with sentence-transformers, as the "
         "README.md of the artifact shows"
     )
+    pooling = "last"
+
+    def bound(self, section: ObjectiveSection) -> Head:
+        assert isinstance(section, Embed)
+        bound = type(self)()
+        bound.pooling = section.pooling
+        return bound
+
+    def loader(self) -> Any:
+        return vectors.loader(self.pooling)
 
     def geometry(self, geometry: Geometry) -> Geometry:
         return geometry.with_head_of(0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from flytune import json_core
 from training_estimates.config_json import shown
+from training_estimates.meta_model import ENCODERS
 
 FILE = Path(__file__).resolve().parent / "model_types.json"
 """Written by `python -m benchmarks.model_types --write`: the version of transformers, and a row for each of
@@ -170,6 +171,6 @@ def _known(model_type: str, trust_remote_code: bool) -> dict[str, Any]:
 
 def was_trained(model_type: str) -> bool:
     """Return whether training a tiny instance of a model type was tried."""
-    if model_type in VISION_TYPES:
+    if model_type in VISION_TYPES or model_type in ENCODERS:
         return True
     return model_type in table() and not table()[model_type].get("untried")

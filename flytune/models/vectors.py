@@ -1,4 +1,4 @@
-"""Vectors of texts: the hidden state after the last token, and the loss and ranks of queries among documents.
+"""Vectors of texts: a hidden state of the last layer, and the loss and ranks of queries among documents.
 
 The loss is InfoNCE (van den Oord et al. 2018, arXiv 1807.03748) of cosine similarities: minus the
 log-probability of a query's own document among all documents of a step. A document with the text of the own
@@ -8,13 +8,18 @@ one, and the own document of a query with the same text, are left out: they are 
 import hashlib
 from array import array
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from flytune import files, json_core
 from flytune.errors import ExportError
+from flytune.models import base, config_json
 from flytune.models.scoring import Row, innermost, padded
-from flytune.recipe import Embed
+from flytune.recipe import Embed, Model
+from training_estimates import meta_model
 
 ALL = slice(None)
 
@@ -25,17 +30,51 @@ def are_made_by(model: Any) -> bool:
     return not (hasattr(inner, "score") or inner.can_generate() or inner.get_output_embeddings() is not None)
 
 
-def at_last_token(hidden: Any, mask: Any) -> Any:
-    """Return the hidden state of the last token of each text, whatever side is padded.
+@cache
+def loader(pooling: str) -> Any:
+    """Return the class of transformers that loads models of vectors, without a layer behind the last hidden
+    state; each model's attribute `pooling` says which state is the vector (`pooled`)."""
+    from transformers import AutoConfig, AutoModel
+
+    class VectorModel(AutoModel):
+        @classmethod
+        def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+            config = AutoConfig.from_pretrained(
+                pretrained_model_name_or_path,
+                revision=kwargs.get("revision"),
+                trust_remote_code=kwargs.get("trust_remote_code", False),
+            )
+            kwargs.update(meta_model.ENCODERS.get(config.model_type, {}))
+            loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+            model = loaded[0] if isinstance(loaded, tuple) else loaded
+            model.pooling = pooling
+            return loaded
+
+        @classmethod
+        def from_config(cls, config: Any, **kwargs: Any) -> Any:
+            model = super().from_config(config, **kwargs, **meta_model.ENCODERS.get(config.model_type, {}))
+            model.pooling = pooling
+            return model
+
+    return VectorModel
+
+
+def pooled(model: Any, hidden: Any, mask: Any) -> Any:
+    """Return the vector of each text by the `pooling` of a model, whatever side is padded: (texts, size).
 
     Args:
-        hidden: (texts, length, size).
+        hidden: states of the last layer (texts, length, size).
         mask: attention mask (texts, length), int64.
     """
     import torch
 
-    places = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
-    return hidden[torch.arange(len(hidden), device=hidden.device), places.to(hidden.device)]
+    pooling, mask = innermost(model).pooling, mask.to(hidden.device)
+    if pooling == "mean":
+        weights = mask.unsqueeze(-1).float()
+        return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1)
+    first = mask.argmax(dim=1)
+    places = first if pooling == "cls" else mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), places]
 
 
 def key_of(ids: Sequence[int]) -> int:
@@ -80,7 +119,7 @@ def of_texts(
                 ids = padded([texts[index] for index in batch], pad_token_id).to(device)
                 mask = padded([[1] * len(texts[index]) for index in batch], 0).to(device)
                 hidden = model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-                vectors[batch] = at_last_token(hidden, mask).double().cpu()
+                vectors[batch] = pooled(model, hidden, mask).double().cpu()
                 bar.update(len(batch))
     finally:
         model.train(was_training)
@@ -182,35 +221,55 @@ def _left_out(keys: Any, queries: slice) -> Any:
     return left_out
 
 
-_MODES = (
-    "cls_token",
-    "mean_tokens",
-    "max_tokens",
-    "mean_sqrt_len_tokens",
-    "weightedmean_tokens",
-    "lasttoken",
-)
-"""Ways of pooling, of which sentence-transformers' configuration says each by itself."""
+_POOLING = "1_Pooling/config.json"
+_MODES = {
+    "cls_token": "cls",
+    "mean_tokens": "mean",
+    "max_tokens": None,
+    "mean_sqrt_len_tokens": None,
+    "weightedmean_tokens": None,
+    "lasttoken": "last",
+}
+"""Ways of pooling, of which sentence-transformers' configuration says each by itself, with the name that
+objective.pooling has for it."""
+
+
+def published_pooling(model: Model) -> str | None:
+    """Return the way of pooling that a base model's own files of sentence-transformers name; None where it
+    has none, or another than objective.pooling's, or the hub does not answer."""
+    name = base.local_name(model, weights=False)
+    try:
+        if Path(name).is_dir():
+            file = Path(name) / _POOLING
+        else:
+            from huggingface_hub import hf_hub_download
+
+            is_offline = not base.hub_answers()
+            file = Path(hf_hub_download(name, _POOLING, revision=model.revision, local_files_only=is_offline))
+        content = json_core.load_object(files.read_regular(file, config_json.LARGEST))
+    except Exception:  # noqa: BLE001 (the hub's errors have no common class; it is a hint alone)
+        return None
+    return next((name for mode, name in _MODES.items() if content.get(f"pooling_mode_{mode}") is True), None)
 
 
 def companions(section: Embed, size: int, max_length: int) -> dict[str, Any]:
     """Return the content of the files, by name, by which sentence-transformers, and servers that read them
-    (vLLM, TEI), make a model's vectors: that of the last token, divided by its length, with the prompts.
+    (vLLM, TEI), make a model's vectors: by its pooling, divided by their length, with the prompts.
 
-    Without them a program takes the mean over all tokens, or leaves the division out, and nothing says so.
+    Without them a program takes its own pooling, or leaves the division out, and nothing says so.
 
     Args:
         size: numbers of a vector.
         max_length: most tokens of a text.
     """
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    pooling = {f"pooling_mode_{mode}": mode == "lasttoken" for mode in _MODES}
+    pooling = {f"pooling_mode_{mode}": name == section.pooling for mode, name in _MODES.items()}
     return {
         "modules.json": [
             {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for place, (path, kind) in enumerate(kinds.items())
         ],
-        "1_Pooling/config.json": {"word_embedding_dimension": size, **pooling, "include_prompt": True},
+        _POOLING: {"word_embedding_dimension": size, **pooling, "include_prompt": True},
         "2_Normalize/config.json": {},
         "sentence_bert_config.json": {"max_seq_length": max_length, "do_lower_case": False},
         "config_sentence_transformers.json": {

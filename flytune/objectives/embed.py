@@ -24,6 +24,7 @@ from flytune.objectives.sequence_heads import SequenceHeadObjective
 from flytune.recipe import Embed
 from flytune.records.figures import LOSS, Figure
 from flytune.sentences import counted
+from training_estimates.meta_model import ENCODERS
 from training_estimates.sizes import Geometry
 
 NEAREST = (1, 10)
@@ -75,6 +76,14 @@ class VectorRows(HeldoutRows):
 
 _DOCUMENTS = "all held-out documents (in a step of training, among its documents alone)"
 """Documents among which a figure finds a query's own: fewer in training, where that is easier."""
+
+
+_POOLED = {
+    "last": "the hidden state after its last token, the end token",
+    "mean": "the mean of the hidden states of all its tokens",
+    "cls": "the hidden state of its first token",
+}
+"""Vector of a text by objective.pooling."""
 
 
 class Embedding(SequenceHeadObjective):
@@ -148,6 +157,19 @@ class Embedding(SequenceHeadObjective):
 
     def base_problems(self, geometry: Geometry) -> list[str]:
         sentences, size = super().base_problems(geometry), geometry.hidden_size
+        kind, pooling = geometry.model_type, self.section.pooling
+        if kind in ENCODERS and pooling == "last":
+            own = vectors.published_pooling(self.recipe.model)
+            advice = f"{own}, as its own vectors are" if own else "mean, or cls where its model card says so"
+            sentences.append(
+                f"objective.pooling: last, but {self.recipe.model.name_or_path} is an encoder ({kind}), "
+                f"whose last token is not made to stand for the text; write {advice}"
+            )
+        if kind not in ENCODERS and pooling == "cls":
+            sentences.append(
+                f"objective.pooling: cls, but the first token of a decoder ({kind}) sees none of the others; "
+                "write last, or leave it out"
+            )
         if large := [dim for dim in self.section.matryoshka_dims if dim > size]:
             sentences.append(
                 f"objective.matryoshka_dims: {large[0]}: a vector of {self.recipe.model.name_or_path} has "
@@ -156,12 +178,12 @@ class Embedding(SequenceHeadObjective):
         return sentences
 
     def model_problem(self, model_type: str) -> str | None:
-        if super().model_problem(model_type) is None:
+        if model_type in ENCODERS or super().model_problem(model_type) is None:
             return None
         return (
-            f"objective: {self.name}: the vector of a text is the last hidden state of a decoder, and "
-            f"{model_type} is not one of those that are known (encoders such as bert are not trained); "
-            "choose another base model (llama, mistral, qwen3, gemma3_text ...)"
+            f"objective: {self.name}: the vector of a text is a hidden state of the last layer, and "
+            f"{model_type} is not one of the types that are known; choose a decoder (llama, mistral, qwen3, "
+            f"gemma3_text ...) or an encoder ({', '.join(ENCODERS)}) as the base model"
         )
 
     def reasons(self) -> list[str]:
@@ -173,6 +195,12 @@ class Embedding(SequenceHeadObjective):
             f"gradients: a query is compared with {others}, those of all rows of a step, whatever the micro "
             "batch; there are no logits of the vocabulary"
         ]
+        own = vectors.published_pooling(self.recipe.model)
+        if own not in (None, self.section.pooling):
+            lines.append(
+                f"objective.pooling: {self.section.pooling}, but the base's own vectors are by {own} "
+                "(1_Pooling/config.json in its files): training begins with others than the published ones"
+            )
         if self.recipe.evaluation.sample_answers:
             lines.append("evaluation.sample_answers: an embedding model answers nothing, so none are sampled")
         return lines
@@ -201,9 +229,8 @@ class Embedding(SequenceHeadObjective):
 
     def card_text(self) -> str:
         return (
-            "An embedding model: the vector of a text is the hidden state after its last token, the end "
-            "token, divided by its length; texts that belong together\nhave near vectors, by cosine "
-            "similarity."
+            f"An embedding model: the vector of a text is {_POOLED[self.section.pooling]}, divided by its "
+            "length; texts that belong together\nhave near vectors, by cosine similarity."
         )
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
@@ -342,7 +369,7 @@ def _trainer_class() -> Any:
 def _vectors(model: Any, inputs: dict[str, Any], sequences: int) -> Any:
     """Return the vectors of a batch's texts, float32 (rows, sequences, size)."""
     hidden = model(**inputs, use_cache=False).last_hidden_state
-    return vectors.by_row(vectors.at_last_token(hidden, inputs["attention_mask"]).float(), sequences)
+    return vectors.by_row(vectors.pooled(model, hidden, inputs["attention_mask"]).float(), sequences)
 
 
 def _random_states(device: Any) -> list[Any]:

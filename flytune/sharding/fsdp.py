@@ -152,13 +152,18 @@ class FullyShardedDataParallel(ShardingBase):
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         # PEFT's layers that train tables, or rows of them, compute `weight`.
         tied = head is not None and _table(head).weight is _table(embedding).weight
-        if not tied:
+        # An encoder's embedding and its norm are one of the layers.
+        sharded = {module for layer in layers for module in layer.modules()}
+        if not tied and embedding not in sharded:
             fully_shard(embedding, **policies)
         # TRL's loss uses the head outside its forward: one unit with the norm before it gathers both.
         tail = [
-            module for module in (_last_norm(model), embedding if tied else None, head) if module is not None
+            module
+            for module in (_last_norm(model), embedding if tied else None, head)
+            if module is not None and module not in sharded
         ]
-        fully_shard(tail, reshard_after_forward=False, **policies)
+        if tail:
+            fully_shard(tail, reshard_after_forward=False, **policies)
         fully_shard(model, **policies)
         for index, layer in enumerate(layers):
             layer.set_modules_to_forward_prefetch(layers[index + 1 : index + 1 + PREFETCHED_LAYERS])

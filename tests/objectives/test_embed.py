@@ -21,7 +21,7 @@ from flytune.recipe import DataRequest, Embed, Recipe
 from flytune.stages import local
 from tests.support import objective_runs, ranks
 from tests.support.chats import checks_of
-from tests.support.queries import write_queries
+from tests.support.queries import plain_loss, write_queries
 from tests.support.tiny import tiny_recipe
 
 SECTION = {"name": "embed", "negatives": 1, "matryoshka_dims": [32]}
@@ -39,27 +39,6 @@ def recipe_for(inputs, method="full", sharding="none", **changes) -> Recipe:
 
 def section_with(fields):
     return Embed.model_validate({"name": "embed"} | fields)
-
-
-def plain_loss(texts, temperature, dims):
-    """Return the loss of rows of vectors, each with its texts, as it is defined: one sum after the other."""
-    total = 0
-    for query, own, *_ in texts:
-        for dim in dims:
-
-            def similarity(document, query=query[1], dim=dim):
-                first, second = query[:dim], document[:dim]
-                return first @ second / (first.norm() * second.norm()) / temperature
-
-            others = [
-                similarity(document)
-                for other_query, *documents in texts
-                for place, (text, document) in enumerate(documents)
-                if text != own[0] and not (place == 0 and other_query[0] == query[0])
-            ]
-            among = [similarity(own[1]), *others]
-            total = total - among[0] + sum(value.exp() for value in among).log()
-    return total / len(texts)
 
 
 def _plain_first_step(recipe, inputs):
@@ -171,13 +150,19 @@ def test_equally_near_documents_come_first_and_equal_texts_count_once():
     assert vectors.ranks(made, keys).tolist() == [2, 2, 2]
 
 
-def test_the_vector_is_that_of_the_last_token_whatever_side_is_padded():
+@pytest.mark.parametrize(
+    ("pooling", "padded_right", "padded_left"),
+    [("last", [2, 3], [4, 5]), ("mean", [1, 2], [3, 4]), ("cls", [0, 1], [2, 3])],
+)
+def test_no_padding_is_in_a_vector_whatever_side_it_is_on(pooling, padded_right, padded_left):
     import torch
 
+    model = torch.nn.Module()
+    model.pooling = pooling
     hidden = torch.arange(12.0).reshape(2, 3, 2)
     right, left = torch.tensor([[1, 1, 0], [1, 1, 1]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
-    assert vectors.at_last_token(hidden, right).tolist() == [[2, 3], [10, 11]]
-    assert vectors.at_last_token(hidden, left).tolist() == [[4, 5], [10, 11]]
+    assert vectors.pooled(model, hidden, right)[0].tolist() == padded_right
+    assert vectors.pooled(model, hidden, left)[0].tolist() == padded_left
 
 
 def _prepared(tmp_path, inputs, rows, **changes):
@@ -359,10 +344,9 @@ def test_recipes_that_cannot_work(changes, words, inputs):
         planner.make(Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes)))
 
 
-def test_an_encoder_is_refused(inputs):
-    problem = objective_of(recipe_for(inputs)).model_problem("bert")
-    assert "encoders such as bert are not trained" in problem
-    assert objective_of(recipe_for(inputs)).model_problem("qwen3") is None
+def test_a_type_without_known_hidden_states_is_refused(inputs):
+    problem = objective_of(recipe_for(inputs)).model_problem("deberta-v2")
+    assert "deberta-v2 is not one of the types that are known" in problem
 
 
 def test_the_plan_says_what_a_query_is_compared_with(inputs):

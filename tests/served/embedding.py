@@ -13,6 +13,7 @@ import yaml
 
 from tests.served import environments, servers
 from tests.served.models import Models, flytune
+from tests.support.encoders import write_encoder
 from tests.support.queries import write_queries
 from tests.support.tiny import tiny_recipe
 
@@ -72,23 +73,42 @@ def served(models: Models, folder: Path) -> str:
     return _difference(_loss(vectors[: len(queries)], vectors[len(queries) :]), loss, "vLLM")
 
 
+def encoder(models: Models, folder: Path) -> str:
+    """Return how the vectors of an encoder differ in sentence-transformers: of all its weights, and of an
+    adapter and both merged."""
+    base = write_encoder(folder / "encoder", "xlm-roberta")
+    for pooling, method in (("mean", "full"), ("cls", "lora")):
+        artifact, loss = _trained(models, folder, method, base, pooling)
+        if problem := _problem(models, folder, artifact, loss):
+            return f"{pooling}: {problem}"
+    merged = folder / "merged"
+    done = flytune("merge", str(artifact), "--out", str(merged))
+    if done.returncode:
+        return done.stderr[-2000:]
+    return _problem(models, folder, merged, loss)
+
+
 CASES: dict[str, Callable[[Models, Path], str]] = {
     "embedding-full": full,
     "embedding-adapter": adapter,
+    "embedding-encoder": encoder,
     "embedding-vllm": served,
 }
 
 
-def _trained(models: Models, folder: Path, method: str) -> tuple[Path, float]:
+def _trained(
+    models: Models, folder: Path, method: str, base: Path | None = None, pooling: str = "last"
+) -> tuple[Path, float]:
     """Return an artifact, and the loss of the live model on the held-out rows."""
     rows = write_queries(folder / "rows.jsonl", 64)
     lines = rows.read_text(encoding="utf-8").splitlines(keepends=True)
     rows.write_text("".join(lines[HELDOUT:]), encoding="utf-8")
     heldout = rows.with_name("heldout.jsonl")
     heldout.write_text("".join(lines[:HELDOUT]), encoding="utf-8")
-    changes = {"name": method, "method": method, "objective": SECTION | {"temperature": TEMPERATURE}}
+    section = SECTION | {"temperature": TEMPERATURE, "pooling": pooling}
+    changes = {"name": method, "method": method, "objective": section}
     changes |= {"training.max_steps": 12, "training.learning_rate": 5e-3, "data.heldout_path": str(heldout)}
-    recipe = tiny_recipe(models.base, rows, changes)
+    recipe = tiny_recipe(base or models.base, rows, changes)
     del recipe["data"]["heldout_fraction"]
     file = folder / f"{method}.yaml"
     file.write_text(yaml.safe_dump(recipe), encoding="utf-8")

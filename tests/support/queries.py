@@ -1,4 +1,4 @@
-"""Small data sets of queries with documents."""
+"""Small data sets of queries with documents, and their loss by its definition."""
 
 import json
 import random
@@ -23,3 +23,24 @@ def write_queries(path: Path, n: int) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def plain_loss(texts, temperature, dims):
+    """Return the loss of rows of vectors, each with its texts, as it is defined: one sum after the other."""
+    total = 0
+    for query, own, *_ in texts:
+        for dim in dims:
+
+            def similarity(document, query=query[1], dim=dim):
+                first, second = query[:dim], document[:dim]
+                return first @ second / (first.norm() * second.norm()) / temperature
+
+            others = [
+                similarity(document)
+                for other_query, *documents in texts
+                for place, (text, document) in enumerate(documents)
+                if text != own[0] and not (place == 0 and other_query[0] == query[0])
+            ]
+            among = [similarity(own[1]), *others]
+            total = total - among[0] + sum(value.exp() for value in among).log()
+    return total / len(texts)

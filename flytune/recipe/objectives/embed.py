@@ -35,6 +35,9 @@ class Embed(ObjectiveSection):
 
     name: Literal["embed"]
     """`embed` trains an embedding model on queries with documents (docs/objectives.md)."""
+    pooling: Literal["last", "mean", "cls"] = "last"
+    """Hidden state that is the vector of a text: after its last token, the mean over all its tokens, or after
+    its first one; a decoder's first token sees no other, and an encoder is made for mean or cls."""
     temperature: Annotated[float, Field(ge=0.001, le=1)] = 0.05
     """Divisor of the cosine similarities in the loss; 0.05 is a scale of 20 in sentence-transformers."""
     negatives: Annotated[int, Field(ge=0, le=limits.NEGATIVES)] = 0
