@@ -12,7 +12,7 @@ from training_estimates.flops import product_seconds, recomputes
 from training_estimates.sizes import Tower
 from training_estimates.workload import BYTES, Workload
 
-GATED = ("qwen2_5_vl",)
+GATED = ("mistral3", "qwen2_5_vl")
 """Model types whose towers have MLPs of three matrices, and Llama's norms."""
 JOINED = ("qwen2_5_vl", "qwen3_vl")
 """Model types with one matrix for queries, keys and values. Its product stays beside the rotated queries and
@@ -46,8 +46,9 @@ def of_config(content: dict[str, Any], name: str) -> Tower | None:
 
 def _patches_of_token(config: Config, vision: Config) -> float | None:
     """Return how many patches of an image become one token of the text; None where it is unknown."""
-    if "spatial_merge_size" in vision.content:
-        return float(vision.size("spatial_merge_size") ** 2)
+    for part in (vision, config):
+        if "spatial_merge_size" in part.content:
+            return float(part.size("spatial_merge_size") ** 2)
     if "mm_tokens_per_image" in config.content:
         return (vision.size("image_size") // vision.size("patch_size")) ** 2 / config.size(
             "mm_tokens_per_image"

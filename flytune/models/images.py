@@ -3,6 +3,7 @@ reads."""
 
 import copy
 import hashlib
+import importlib
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,8 @@ _NAMING = ("preprocessor_config.json", "tokenizer_config.json")
 """Other files that may name the class of a processor."""
 _WITH_WORDS = "SmolVLMProcessor"
 """Processor that asks for a library which writes numbers as words, for videos alone."""
+_WITH_TORCHVISION = "PixtralProcessor"
+"""Processor that imports torchvision whatever reads the images."""
 _FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Pillow's names of the kinds of files that are read. Of the others, some are programs: EPS is run."""
 _DEEP = ("I", "F")
@@ -252,14 +255,13 @@ def _tensor(value: Any) -> Any:
 def _made(name: str, revision: str | None, tokenizer: Any) -> Any:
     """Return transformers' processor of a model, without its part for videos, on a tokenizer of its own."""
     from transformers import AutoImageProcessor
-    from transformers.models.auto.processing_auto import processor_class_from_name
 
     settings = _content(name, revision, "processor_config.json")
     contents = (settings, *(_content(name, revision, file) for file in _NAMING))
     classes = [content["processor_class"] for content in contents if "processor_class" in content]
     if not classes:
         raise ValueError("no file of it names a processor_class")
-    kind = processor_class_from_name(classes[0])
+    kind = _class_named(classes[0])
 
     class Processor(kind):  # type: ignore[misc, valid-type]
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
@@ -275,6 +277,17 @@ def _made(name: str, revision: str | None, tokenizer: Any) -> Any:
     }
     with words:
         return Processor.from_args_and_dict([parts.get(part) for part in kind.get_attributes()], settings)
+
+
+def _class_named(name: str) -> Any:
+    """Return transformers' class of processors of a name."""
+    from transformers.models.auto.processing_auto import processor_class_from_name
+
+    if name != _WITH_TORCHVISION:
+        return processor_class_from_name(name)
+    images_by_pillow = importlib.import_module("transformers.models.pixtral.image_processing_pil_pixtral")
+    with patches.transformers.PIXTRAL_IMAGES.replaced(images_by_pillow):
+        return importlib.import_module("transformers.models.pixtral.processing_pixtral").PixtralProcessor
 
 
 def _content(name: str, revision: str | None, file: str) -> dict[str, Any]:

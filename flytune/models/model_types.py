@@ -22,7 +22,7 @@ Of TRL's chunked loss: chunked_loss is false where it is not the model's own los
 chunked_fields are those of CHUNKED_FIELDS that both read alike; own_fields, with their defaults, are fields
 with another value of which only the model's own logits give its loss, and loss_fields those of which its
 logits do not."""
-VISION_TYPES = ("idefics3", "llava", "llava_onevision", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+VISION_TYPES = ("idefics3", "llava", "llava_onevision", "mistral3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 """Vision-language types, of which model_types.json has no rows: with images, tiny instances have the loss of
 transformers, are trained, exported and read again (tests/end_to_end/test_vision_language.py)."""
 CHUNKED_FIELDS = (

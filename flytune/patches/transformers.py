@@ -96,6 +96,14 @@ SAVED_NAMES = ObjectPatch(
     ),
     remove_when="Trainer._load_from_checkpoint converts what save_pretrained has converted",
 )
+PIXTRAL_IMAGES = BlockPatch(
+    name="sys:modules[transformers.models.pixtral.image_processing_pixtral]",
+    version=_VERSION,
+    reason="Pixtral's processor imports a function from the module that needs torchvision, and Pillow's has "
+    "the same",
+    upstream=("transformers.models.pixtral.image_processing_pil_pixtral:get_resize_output_image_size",),
+    remove_when="it imports the function from a module without torchvision",
+)
 NUMBER_WORDS = BlockPatch(
     name="transformers.models.smolvlm.processing_smolvlm:num2words",
     version=_VERSION,

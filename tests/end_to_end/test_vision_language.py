@@ -75,7 +75,7 @@ def plain_loss(base, rows):
     return total / count
 
 
-@pytest.mark.parametrize("model_type", vision_models.TRAINED)
+@pytest.mark.parametrize("model_type", vision_models.TYPES)
 def test_the_first_loss_is_that_of_transformers_and_the_tower_stays(model_type, bases, tmp_path):
     base, rows = bases(model_type), write_rows(tmp_path, 4)
     changes = {"data.heldout_fraction": 0, "evaluation.sample_answers": 0, "training.max_steps": 2}

@@ -13,7 +13,7 @@ from tests.support.vision_rows import content
 
 TYPES = [
     name if name in ("qwen2_5_vl", "gemma3") else pytest.param(name, marks=pytest.mark.slow)
-    for name in vision_models.TRAINED
+    for name in vision_models.TYPES
 ]
 
 

@@ -1,5 +1,6 @@
 """Records of replaced names: complete, of the installed libraries, and unchanged upstream."""
 
+import importlib.util
 import tomllib
 from importlib import metadata
 
@@ -47,6 +48,10 @@ def process():
 @pytest.mark.usefixtures("process")
 def test_the_name_is_there(key):
     record = RECORDS[key]
+    if record.name.startswith("sys:modules["):
+        # A module that is replaced before it is imported, as it cannot be.
+        assert importlib.util.find_spec(record.name.partition("[")[2].removesuffix("]"))
+        return
     value = record.current()
     if isinstance(record, ObjectPatch):
         assert callable(value)

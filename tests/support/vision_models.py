@@ -227,7 +227,6 @@ TYPES: dict[str, tuple[Callable[[Any], Made], str]] = {
     "mistral3": (_mistral3, PARTS),
 }
 """Each type's configuration and processor, and its template, in which IMAGE stands for its image."""
-TRAINED = tuple(name for name in TYPES if name != "mistral3")
 """Types whose processor needs no library that this environment lacks."""
 _TOKENS = (
     "<|vision_start|>",

@@ -49,7 +49,7 @@ def kept_by_patch(model, inputs):
     return sum(storages.values()) / sum(patches)
 
 
-@pytest.mark.parametrize("model_type", vision_models.TRAINED)
+@pytest.mark.parametrize("model_type", vision_models.TYPES)
 def test_a_trained_layer_keeps_what_the_closed_form_counts(model_type, tmp_path):
     base = vision_models.write(tmp_path / "base", model_type)
     model = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32).train()
@@ -71,8 +71,10 @@ def test_a_trained_layer_keeps_what_the_closed_form_counts(model_type, tmp_path)
         checkpointing="none",
     )
     counted = towers.kept_bytes(trained) / towers.patches(trained) / sizes.tower.layers
-    # Norms keep two numbers a patch, and rotary angles are kept once for all layers.
-    assert 1 <= kept_by_patch(model, inputs) / counted < 1.06
+    # Norms keep two numbers a patch, and rotary angles are kept once for all layers; so is Pixtral's mask, a
+    # number for each pair of the 64 patches.
+    most = 1.11 if model_type == "mistral3" else 1.06
+    assert 1 <= kept_by_patch(model, inputs) / counted < most
 
 
 def test_a_frozen_tower_takes_time_and_a_trained_one_memory_too(tmp_path):
