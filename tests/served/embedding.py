@@ -57,7 +57,16 @@ def adapter(models: Models, folder: Path) -> str:
 
 def served(models: Models, folder: Path) -> str:
     """Return the same of vLLM's vectors of a model whose weights were all trained."""
-    artifact, loss = _trained(models, folder, "full")
+    return _served(models, folder, *_trained(models, folder, "full"))
+
+
+def encoder_served(models: Models, folder: Path) -> str:
+    """Return the same of vLLM's vectors of an encoder."""
+    base = write_encoder(folder / "encoder", "xlm-roberta")
+    return _served(models, folder, *_trained(models, folder, "full", base, "mean"))
+
+
+def _served(models: Models, folder: Path, artifact: Path, loss: float) -> str:
     queries, documents = _texts(folder)
     words = ["--model", str(artifact), "--served-model-name", "full", "--runner", "pooling"]
     words += ["--max-model-len", "128"]
@@ -93,6 +102,7 @@ CASES: dict[str, Callable[[Models, Path], str]] = {
     "embedding-adapter": adapter,
     "embedding-encoder": encoder,
     "embedding-vllm": served,
+    "embedding-vllm-encoder": encoder_served,
 }
 
 

@@ -26,11 +26,13 @@ def write_encoder(folder: Path, model_type: str) -> Path:
         vocab_size=len(tokenizer),
         hidden_size=64,
         num_hidden_layers=4,
-        num_attention_heads=4,
+        num_attention_heads=2,
         intermediate_size=128,
         max_position_embeddings=130,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
+        # Published models have it; transformers 5 does not read it, and vLLM 0.32 does.
+        position_embedding_type="absolute",
         **special,
     )
     with torch.random.fork_rng(devices=[]):
