@@ -15,6 +15,7 @@ from flytune.models import base, chat_templates, config_json, tokenizers, vocabu
 from flytune.models.library_errors import reason
 from flytune.recipe import Data, Model
 from flytune.sentences import counted
+from training_estimates.meta_model import ENCODERS
 
 _FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 """Files of which a tokenizer has at least one."""
@@ -50,11 +51,13 @@ def load_tokenizer(model: Model, data: Data) -> Any:
         if token is not None:
             setattr(tokenizer, field, token)
     # The id, because an empty token has none.
+    if tokenizer.eos_token_id is None and config_json.model_type(model) in ENCODERS:
+        # BERT's tokenizers end each text with it, and name no EOS.
+        tokenizer.eos_token = tokenizer.sep_token
     if tokenizer.eos_token_id is None:
-        separator = f" ({tokenizer.sep_token} ends its texts)" if tokenizer.sep_token else ""
         raise DataError(
-            f"model.name_or_path: {name} has no EOS token, so no answer or text could end; set "
-            f"data.eos_token to one of its tokens{separator}"
+            f"model.name_or_path: {name} has no EOS token, so no answer could end; set data.eos_token to one "
+            "of its tokens"
         )
     if data.add_bos_token and tokenizer.bos_token is None:
         raise DataError(f"data.add_bos_token: {name} has no BOS token; remove this line")

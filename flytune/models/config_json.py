@@ -96,6 +96,15 @@ def table_rows(model: Model) -> int | None:
     return rows if isinstance(rows, int) else None
 
 
+def model_type(model: Model) -> str | None:
+    """Return the model type in a model's config.json; None where it cannot be read, or names none."""
+    try:
+        kind = (shipped_config(model) or read(config_file(model))).get("model_type")
+    except RecipeError:
+        return None  # a folder of a tokenizer alone
+    return kind if isinstance(kind, str) else None
+
+
 def shipped_config(model: Model) -> dict[str, Any] | None:
     """Return base_models.json's part of the model's config.json at that revision; None if the model's own is
     read.

@@ -16,11 +16,13 @@ from flytune.data.columns import REFERENCES, TURNS, likely_names
 from flytune.data.rows import classified, queries
 from flytune.errors import DataError, DoesNotFit, RecipeError
 from flytune.hardware import Shape, load_shapes, this_machine
+from flytune.models import vectors
 from flytune.planning import planner, sample_count
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import DataRequest, Recipe
 from flytune.records import Plan
 from flytune.sentences import counted
+from training_estimates.meta_model import ENCODERS
 from training_estimates.sizes import Geometry
 
 Aim = Literal["price", "time", "quality"]
@@ -260,6 +262,9 @@ def recipe_text(asked: Asked) -> str:
     looked, geometry = look(asked), read_geometry(_draft(asked, "sft", {}).model)
     positions = geometry.positions or looked.kept
     looked = looked._replace(kept=min(looked.kept, positions))
+    if looked.objective == "embed" and geometry.model_type in ENCODERS:
+        own = vectors.published_pooling(_draft(asked, "sft", {}).model)
+        looked = looked._replace(fields=looked.fields | {"pooling": own or "mean"})
     count = sample_count.counted(_draft(asked, looked.objective, {"heldout_fraction": 0}))
     chosen = _chosen(asked, looked, count.samples, geometry)
     return _written(asked, looked, count, chosen)
@@ -381,6 +386,7 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         "data.images": "the rows have some (docs/images.md)",
         "objective": f"{OBJECTIVES[looked.objective]}, {'as asked' if asked.objective else 'by the columns'}",
         "objective.labels": f"those of the first {counted(looked.rows, 'row')}; names say more than numbers",
+        "objective.pooling": "vector of a text: as the base's own, or the mean where it has none",
         "objective.negatives": f"as many as each of the first {counted(looked.rows, 'row')} has",
         "objective.rewards": "1 where the final number, or what follows ####, is that of the row",
         "objective.group_size": "answers to each question, compared with each other",

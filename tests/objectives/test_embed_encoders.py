@@ -25,8 +25,6 @@ def recipe_for(inputs, model_type, method="full", sharding="none", **changes) ->
     section = {"name": "embed", "negatives": 1, "pooling": POOLING[model_type]}
     changes = {"objective": section, "method": method, "sharding": sharding} | changes
     changes |= {"hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
-    if "roberta" not in model_type:
-        changes["data.eos_token"] = "[SEP]"
     return Recipe.model_validate(tiny_recipe(inputs / model_type, inputs / "pairs.jsonl", changes))
 
 

@@ -12,6 +12,7 @@ from flytune.hardware import shape_named
 from flytune.planning import first_recipe, planner
 from flytune.recipe import Recipe, read_recipe
 from tests.support import vision_models
+from tests.support.encoders import write_encoder
 from tests.support.tiny import tiny_base
 
 ROWS = [(f"Question {number}: what is next?", f"The answer is {number + 1}.") for number in range(80)]
@@ -91,6 +92,15 @@ def test_each_kind_of_rows_gets_its_objective_and_a_recipe_that_fits(kind, base,
         if not line.endswith(":")
     ]
     assert all("# " in line for line in fields), "each value has its reason"
+    assert cli.main(["plan", "own.yaml"]) == 0
+
+
+def test_an_encoder_gets_the_pooling_of_its_own_vectors(rows, tmp_path, capsys):
+    base = write_encoder(tmp_path / "base", "bert")
+    (base / "1_Pooling").mkdir()
+    (base / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    assert cli.main(["init", rows("queries"), "--base", str(base), "--yes", "--out", "own.yaml"]) == 0
+    assert read_recipe("own.yaml").objective.pooling == "cls"
     assert cli.main(["plan", "own.yaml"]) == 0
 
 
