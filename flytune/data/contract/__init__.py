@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from flytune.data import missing_values
 from flytune.data.check import Check, Verdict
 from flytune.data.contract import checks as contract_checks
 from flytune.data.contract.statistics import Statistics
@@ -154,6 +155,7 @@ def _checked(statistics: Statistics, manifest: Manifest, data: Data) -> Contract
             *contract_checks.shares(statistics, manifest, data),
             *contract_checks.thoughts(manifest, data),
             *contract_checks.left_out(manifest),
+            *missing_values.checks(manifest),
             *contract_checks.duplicates(statistics, manifest),
             *contract_checks.contradictions(statistics, row_kind(manifest.row_kind, manifest.negatives)),
             *row_kind(manifest.row_kind).checks(manifest),
