@@ -119,7 +119,10 @@ def put_schedule(draft: Draft, name: str, arguments: Any) -> None:
 def put_warmup(draft: Draft, default: float, note: str) -> None:
     """Set the warm-up of warmup_steps or warmup_ratio."""
     ratio, steps = number(draft, "warmup_ratio"), number(draft, "warmup_steps")
-    if steps:
+    if draft.get("training.lr_scheduler_type") == "constant":
+        unused = f"its constant does not use {'warmup_steps' if steps else 'warmup_ratio'} either"
+        draft.put("training.warmup_steps", 0, unused if steps or ratio else "constant has none")
+    elif steps:
         draft.put("training.warmup_steps", steps)
     elif ratio:
         draft.put("training.warmup_steps", ratio, "warmup_ratio: below 1, a share of all steps")

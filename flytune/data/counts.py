@@ -124,6 +124,10 @@ class Tally:
     """Samples dropped by data.deduplicate."""
     control_tokens: int = 0
     """Rows whose own text has control tokens."""
+    missing: int = 0
+    """Rows of which a text is a word for a missing value (missing_values.py)."""
+    first_missing: str = ""
+    """Location of the first of them, and the word; empty if there is none."""
     contradicted: int = 0
     """Pairs whose own figures (scores, a margin) say that the rejected answer is the better one."""
     tokens_read: int = 0
@@ -156,6 +160,7 @@ class Tally:
     def add(self, other: Self) -> None:
         """Add the counts of more rows of the same source."""
         self.form, self.kind = self.form or other.form, self.kind or other.kind
+        self.first_missing = self.first_missing or other.first_missing
         for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.lengths.update(other.lengths)
@@ -189,6 +194,7 @@ _COUNTS = (
     "dropped_untrained",
     "duplicates",
     "control_tokens",
+    "missing",
     "contradicted",
     "tokens_read",
     "truncated_tokens",

@@ -127,6 +127,7 @@ def manifest_of(
         "dropped_untrained",
         "duplicates",
         "control_tokens",
+        "missing",
         "contradicted",
         "tokens_read",
         "truncated_tokens",
@@ -139,6 +140,7 @@ def manifest_of(
         **{what: total(tallies, what) for what in summed},
         max_length=data.max_length,
         longest=max(lengths),
+        first_missing=next((tally.first_missing for tally in tallies if tally.first_missing), ""),
         thoughts=dict(+sum((tally.thoughts for tally in tallies), Counter[str]())),
         notes=dict(+sum((tally.notes for tally in tallies), Counter[str]())),
         left_out=dict(sorted(left_out.items(), key=lambda item: (-item[1], item[0]))),
@@ -176,7 +178,9 @@ _COMPARED = 256
 tokenizer.json."""
 
 
-def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Manifest:
+def prepare(
+    request: DataRequest, out: Path, processes: int | None = None, trains_next: bool = False
+) -> Manifest:
     """Read, render, tokenize and split the data of `request` into the folder `out`.
 
     Writes train/*.parquet and heldout/*.parquet (columns input_ids and labels, lists of int32), tokenizer/,
@@ -188,7 +192,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     Equal requests give equal bytes, whatever the number of `processes` (by default all cores), and however
     often the run was killed: `out` is new, empty, or the folder of a killed run of the same request, which
     resumes after its last complete shards. Memory does not grow with the data (but see readers.read;
-    data.deduplicate takes 80 bytes a sample).
+    data.deduplicate takes 80 bytes a sample). `trains_next` as in contract.enforce.
 
     Raises:
         DataError: the data or the tokenizer cannot be used.
@@ -250,7 +254,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
         and (number := split_at(data, counts, list(tallies.values()))) is not None
     ):
         progress.start(out, request, list(tallies), number)
-        return prepare(request, out, processes)
+        return prepare(request, out, processes, trains_next)
     refuse_empty(data, counts, list(tallies.values()))
     tokenizers.note_difference(tokenizer, _first_texts(tokenizer, parts(out, counts["train"])))
     tokenizers.write_files(tokenizer, request.model, out / "tokenizer")
@@ -269,7 +273,7 @@ def prepare(request: DataRequest, out: Path, processes: int | None = None) -> Ma
     write_examples(
         [example for tally in tallies.values() for example in tally.examples], data.max_length, out
     )
-    contract.enforce(out, manifest, data, written.statistics(out, manifest))
+    contract.enforce(out, manifest, data, written.statistics(out, manifest), trains_next)
     reference_answers.check(request, [counts["train"], counts["heldout"]], out, tokenizer)
     with written_atomically(out / MANIFEST) as temporary:
         manifest.write(temporary)

@@ -12,7 +12,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flytune.data import left_out, row_forms
+from flytune.data import left_out, missing_values, row_forms
 from flytune.data.control_tokens import ControlTokens
 from flytune.data.counts import Tally, count_tokens, ends_of
 from flytune.data.formats import CHATS, RAW, Chat, Plain, Sample, Tokens
@@ -281,6 +281,9 @@ class Sampler:
             tally.control_tokens = min(tally.control_tokens, before + 1)
             others = self._kind.unread(row, source)
             _count_left_out(others, "" if self._kind.keeps_columns else form, source, samples, texts, tally)
+            if word := missing_values.cell_of(row, samples, where, source.input_separator):
+                tally.missing += 1
+                tally.first_missing = tally.first_missing or f"{where}: {word!r}"
             tally.contradicted += self._kind.contradicts_itself(row)
             for text in texts:
                 tally.thoughts.update(text.thoughts._asdict() if isinstance(text, Rendered) else {})

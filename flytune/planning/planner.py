@@ -309,7 +309,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
             *filter(None, [learning_rates.doubt(recipe)]),
             *fit.sharding.reasons(),
             *fit.objective.reasons(),
-            *(run_length.notes(recipe, steps, each) if steps else []),
+            *(run_length.notes(recipe, steps, each) if steps else run_length.unused(recipe)),
             *drawing_answers.reasons(fit),
             *stage_shapes.reference_reasons(fit, samples, steps),
             *([f"not counted: {work.geometry.left_out}"] if work.geometry.left_out else []),

@@ -1,10 +1,18 @@
-"""Fields of a recipe that a run of its number of steps does not carry out: notes on them before the start."""
+"""Fields of a recipe that a run, or one of its number of steps, does not carry out: notes on them before the
+start."""
 
 import math
 
 from flytune.recipe import schedules
 from flytune.recipe.recipe import Recipe
 from flytune.sentences import counted
+
+
+def unused(recipe: Recipe) -> list[str]:
+    """Return a sentence for each field that no run of the recipe carries out, whatever its length."""
+    training = recipe.training
+    warmup = schedules.unused_warmup(training.lr_scheduler_type, training.warmup_steps)
+    return [f"training.{warmup}"] if warmup else []
 
 
 def notes(recipe: Recipe, steps: int, samples: int | None = None) -> list[str]:
@@ -15,7 +23,7 @@ def notes(recipe: Recipe, steps: int, samples: int | None = None) -> list[str]:
     """
     training, run = recipe.training, f"in a run of {counted(steps, 'step')}"
     epochs = steps * training.global_batch_size / samples if samples else None
-    notes = []
+    notes = unused(recipe)
     if rate := schedules.length_note(training.lr_scheduler_type, training.warmup_steps, steps):
         notes.append(f"training.{rate}")
     if training.max_steps and training.num_train_epochs != 1:

@@ -123,6 +123,16 @@ def length_problem(name: str, arguments: Mapping[str, Any], warmup_steps: float,
     return None
 
 
+def unused_warmup(name: str, warmup_steps: float) -> str | None:
+    """Return that a schedule does not use the recipe's warm-up; None if it does, or there is none."""
+    if name != "constant" or not warmup_steps:
+        return None
+    return (
+        f"warmup_steps: {warmup_steps:g} is not used: lr_scheduler_type constant has learning_rate from the "
+        "first step on; write constant_with_warmup, or warmup_steps: 0"
+    )
+
+
 def length_note(name: str, warmup_steps: float, steps: int) -> str | None:
     """Return how far a schedule gets that rises until a run of `steps` optimizer steps ends; None if it ends
     later."""

@@ -98,6 +98,10 @@ class Manifest(Record):
     """Number of tokens that were cut off."""
     dropped_tokens: int = 0
     """Number of tokens of dropped rows."""
+    missing: Annotated[int, Field(exclude_if=lambda rows: not rows)] = 0
+    """Number of rows of tables of which a text is a word for a missing value, such as None or nan."""
+    first_missing: Annotated[str, Field(exclude_if=lambda text: not text)] = ""
+    """Location of the first of them, and the word."""
     contradicted: Annotated[int, Field(exclude_if=lambda rows: not rows)] = 0
     """Number of pairs whose own figures (scores, a margin) say that the rejected answer is the better one."""
     left_out: dict[str, int] = Field(default={})

@@ -292,6 +292,8 @@ def in_worker(
     """Run a stage in this process, or in ranks that it starts; return its result, or the error that a person
     must correct."""
     stage = next(row for row in table.ROWS if row.name == name)
+    if stage == table.PREPARE:
+        inputs = {**inputs, "trains_next": True}
     try:
         return call_of(stage, orchestrator, inputs, key).run()
     except FlytuneError as error:

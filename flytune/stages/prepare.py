@@ -21,11 +21,14 @@ from flytune.stages.table import PREPARED
 logger = logging.getLogger(__name__)
 
 
-def prepare_data(orchestrator: Orchestrator, request: DataRequest, scratch_folder: str) -> Folder:
+def prepare_data(
+    orchestrator: Orchestrator, request: DataRequest, scratch_folder: str, trains_next: bool = False
+) -> Folder:
     """Write tokenized parquet shards with a manifest; cached by the content of the data, not by its address.
 
     Finished shards stay below `scratch_folder` until all are done: a retry that shares the folder continues
-    where a killed attempt stopped.
+    where a killed attempt stopped. With `trains_next` the training that follows in the same terminal shows
+    the contract's faults.
     """
     folder = orchestrator.new_folder() / "dataset"
     work = Path(scratch_folder) / f"preparing-{PREPARED}-{digest_of(request)[:16]}"
@@ -38,11 +41,11 @@ def prepare_data(orchestrator: Orchestrator, request: DataRequest, scratch_folde
         Timeout,
     ) as error:  # no such mount in this pod, or another task prepares the same data now
         logger.warning("%s: %s; a retry of this attempt would start again", scratch_folder, error)
-        data.prepare(request, folder)
+        data.prepare(request, folder, trains_next=trains_next)
         return _listed(folder)
     try:
         if not (work / MANIFEST).exists() or (work / PROGRESS).exists():
-            data.prepare(request, work)
+            data.prepare(request, work, trains_next=trains_next)
         shutil.move(work, folder)
     except DataError as error:
         if not (work / PROGRESS).exists() or len(Progress.read(work / PROGRESS).train.shards) >= 2:

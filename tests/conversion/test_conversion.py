@@ -418,6 +418,13 @@ def test_the_defaults_of_llama_factory_are_written(tmp_path):
     assert training.warmup_steps == 0
 
 
+@pytest.mark.parametrize(("file", "key"), [(axolotl, "lr_scheduler"), (llamafactory, "lr_scheduler_type")])
+def test_a_warm_up_that_the_tools_constant_does_not_use_is_not_in_the_recipe(file, key, tmp_path):
+    recipe, text = file(tmp_path, **{key: "constant", "warmup_ratio": 0.1})
+    assert recipe.training.warmup_steps == 0
+    assert "warmup_steps: 0  # its constant does not use warmup_ratio either" in text
+
+
 def test_dataset_info_beside_the_file_names_its_rows(tmp_path):
     (tmp_path / "data").mkdir()
     info = {

@@ -40,6 +40,13 @@ def notes(steps, samples=None, training=None, **sections):
         (
             20,
             None,
+            {"training": {"warmup_steps": 500, "lr_scheduler_type": "constant"}},
+            "training.warmup_steps: 500 is not used: lr_scheduler_type constant has learning_rate from the "
+            "first step on; write constant_with_warmup, or warmup_steps: 0",
+        ),
+        (
+            20,
+            None,
             {"training": {"logging_steps": 21}},
             "training.logging_steps: 21 in a run of 20 steps: no loss is logged",
         ),
@@ -82,7 +89,7 @@ def notes(steps, samples=None, training=None, **sections):
         ),
         (2, 16, {}, None),
         (20, None, {"training": {"warmup_steps": 18}}, None),
-        (20, None, {"training": {"warmup_steps": 500, "lr_scheduler_type": "constant"}}, None),
+        (20, None, {"training": {"warmup_steps": 0, "lr_scheduler_type": "constant"}}, None),
         (20, None, {"training": {"warmup_steps": 19, "lr_scheduler_type": "constant_with_warmup"}}, None),
         (41, None, {"evaluation": SCORED}, None),
         (20, None, {"checkpoints": {"save_steps": 19}}, None),
@@ -103,3 +110,5 @@ def test_the_plan_says_it_where_the_steps_are_known():
     assert not [line for line in plan_of(training=section).reasons if "warm-up" in line]
     (said,) = (line for line in plan_of(training=section | {"max_steps": 20}).reasons if "warm-up" in line)
     assert "to 3.8% of learning_rate" in said
+    constant = section | {"lr_scheduler_type": "constant"}
+    assert any("warmup_steps: 500 is not used" in line for line in plan_of(training=constant).reasons)

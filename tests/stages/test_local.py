@@ -10,12 +10,14 @@ import pytest
 
 from flytune import caches
 from flytune.artifacts import lineage
+from flytune.data import contract
 from flytune.errors import DataError
-from flytune.recipe import Recipe
-from flytune.stages import local
+from flytune.recipe import DataRequest, Recipe
+from flytune.stages import local, prepare
 from flytune.storage import Storage
 from tests.support import interrupted
 from tests.support.changed_base import write_teacher
+from tests.support.chats import write_rows
 from tests.support.pyflyte import pyflyte
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 from tests.support.waiting import until
@@ -53,6 +55,18 @@ def test_prepared_data_is_used_again_and_made_again_where_it_is_damaged(kept, tm
     assert [line.getMessage() for line in caplog.records if "damaged" in line.getMessage()] == [
         f"{prepared}: is damaged, and is made again"
     ]
+
+
+def test_faults_of_the_data_are_left_to_the_training_that_shows_them(tmp_path, caplog):
+    rows = [{"prompt": "Repeat.", "completion": f"Word {number % 40}."} for number in range(60)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    request = DataRequest.of(Recipe.model_validate(tiny_recipe(tiny_base(tmp_path), path, {})), "x")
+    inputs = {"request": request, "scratch_folder": str(tmp_path)}
+    prepared = local.in_worker(local.ThisMachine(tmp_path), "prepare", "", inputs).value
+    (fault,) = (check for check in contract.stored(prepared.path).faults if check.name == "duplicates")
+    assert fault.found not in caplog.text
+    prepare.prepare_data(local.ThisMachine(tmp_path), **inputs)
+    assert fault.found in caplog.text, "where nothing is trained"
 
 
 @pytest.mark.slow

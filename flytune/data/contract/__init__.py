@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from flytune.data import missing_values
 from flytune.data.check import Check, Verdict
 from flytune.data.contract import checks as contract_checks
 from flytune.data.contract.statistics import Statistics
@@ -93,8 +94,17 @@ class WrittenSamples:
         return counted
 
 
-def enforce(folder: Path, manifest: Manifest, data: Data, statistics: Statistics) -> Contract:
+def enforce(
+    folder: Path, manifest: Manifest, data: Data, statistics: Statistics, trains_next: bool = False
+) -> Contract:
     """Check the prepared data in `folder`, and write contract.json there; `manifest` need not be written yet.
+
+    Args:
+        folder: folder of the data, with its shards and its tokenizer.
+        manifest: its counts.
+        data: section of the recipe.
+        statistics: counts of its samples.
+        trains_next: whether the run that trains on it shows the faults in the same terminal.
 
     Raises:
         DataError: checks stop the run, and data.contract is not `warn`, or tokens have no row; the message
@@ -106,13 +116,14 @@ def enforce(folder: Path, manifest: Manifest, data: Data, statistics: Statistics
         [str(check) for check in contract.checks if check.verdict == verdict]
         for verdict in ("warning", "stop")
     )
-    for line in warnings:
+    is_refused = bool(stops) and (data.contract == "stop" or contract.has_unknown_tokens)
+    for line in warnings if is_refused or not trains_next else []:
         logger.warning("%s", line)
     if manifest.left_out and not any(
         check.name == "left out" and check.verdict != "ok" for check in contract.checks
     ):
         logger.info("columns not used: %s", ", ".join(manifest.left_out))
-    if stops and (data.contract == "stop" or contract.has_unknown_tokens):
+    if is_refused:
         lines = "\n  ".join(stops)
         raise DataError(
             f"{manifest.source}: the prepared data fails {len(stops)} of "
@@ -124,7 +135,7 @@ def enforce(folder: Path, manifest: Manifest, data: Data, statistics: Statistics
                 else "To train on it anyway, set data.contract: warn; flytune xray shows the samples"
             )
         )
-    for line in stops:
+    for line in [] if trains_next else stops:
         logger.error("%s", line)
     return contract
 
@@ -154,6 +165,7 @@ def _checked(statistics: Statistics, manifest: Manifest, data: Data) -> Contract
             *contract_checks.shares(statistics, manifest, data),
             *contract_checks.thoughts(manifest, data),
             *contract_checks.left_out(manifest),
+            *missing_values.checks(manifest),
             *contract_checks.duplicates(statistics, manifest),
             *contract_checks.contradictions(statistics, row_kind(manifest.row_kind, manifest.negatives)),
             *row_kind(manifest.row_kind).checks(manifest),
