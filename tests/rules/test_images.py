@@ -249,25 +249,6 @@ def test_each_image_has_the_bytecode_of_python_packages_and_project(target, comp
     assert "unchecked-hash" not in DOCKERFILE
 
 
-def test_the_project_compiles():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "compileall",
-            "-q",
-            "flytune",
-            "training_estimates",
-            "tasks",
-            "workflows",
-            "images",
-        ],
-        cwd=images.ROOT,
-        capture_output=True,
-    )
-    assert (done.returncode, done.stdout) == (0, b"")
-
-
 @pytest.mark.parametrize("target", ["light", "train"])
 def test_the_first_process_of_a_container_handles_signals_while_python_imports(target):
     text = stage(target)

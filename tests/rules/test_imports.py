@@ -82,20 +82,17 @@ def test_the_site_sees_imports_and_no_lazy_modules(loaded):
     assert "joblib" not in names
 
 
-def test_the_help_of_the_command(loaded):
-    names = loaded.of(command("--help"))
-    assert names & (MODELS | TABLES | FLYTE | STORES | {"pydantic", "rich", "yaml"}) == set()
-
-
 @pytest.mark.parametrize(
-    "arguments", [["plan", "recipes/smollm2-1.7b-lora-ddp.yaml"], ["plan", "recipes/llama-3.1-8b-qlora.yaml"]]
+    ("arguments", "besides"),
+    [
+        (["--help"], {"pydantic", "rich", "yaml"}),
+        (["plan", "recipes/smollm2-1.7b-lora-ddp.yaml"], set()),
+        (["plan", "recipes/llama-3.1-8b-qlora.yaml"], set()),
+        (["schema"], set()),
+    ],
 )
-def test_a_plan(loaded, arguments):
-    assert loaded.of(command(*arguments)) & (MODELS | TABLES | FLYTE | STORES) == set()
-
-
-def test_the_schema(loaded):
-    assert loaded.of(command("schema")) & (MODELS | TABLES | FLYTE | STORES) == set()
+def test_a_command(arguments, besides, loaded):
+    assert loaded.of(command(*arguments)) & (MODELS | TABLES | FLYTE | STORES | besides) == set()
 
 
 def test_the_tasks_of_light_pods(loaded):
