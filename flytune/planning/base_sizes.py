@@ -1,5 +1,6 @@
 """Sizes of a recipe's base model."""
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -60,10 +61,16 @@ def _read(model: Model) -> Geometry:
     except RecipeError:
         if (known := known_config(model)) is None:
             raise
-        log.warning("%s: the hub did not answer; its sizes are those that Flytune knows of this name", name)
+        _warn_once(name)
         return _with_loss(geometry(known, name), known, model)
     config_json.check_expressions(config, name)
     return _with_loss(count(config, tensor_headers.read(model), name), config, model)
+
+
+@functools.cache
+def _warn_once(name: str) -> None:
+    """Say once in a process whose sizes are not those of the hub: a plan reads them several times."""
+    log.warning("%s: the hub did not answer; its sizes are those that Flytune knows of this name", name)
 
 
 def geometry(config: dict[str, Any], name: str) -> Geometry:

@@ -29,7 +29,7 @@ from flytune.recipe import Recipe
 from flytune.records.contents import Contents, list_files
 from flytune.registry import approval
 from flytune.schema import RecordError
-from flytune.stages import attempts, points, table
+from flytune.stages import attempts, points, prepare, table
 from flytune.stages.calls import StageResult, call_of, leave
 from flytune.stages.orchestrator import Failed, Folder
 from flytune.stages.planned import Run, Running, first_values
@@ -292,10 +292,9 @@ def in_worker(
     """Run a stage in this process, or in ranks that it starts; return its result, or the error that a person
     must correct."""
     stage = next(row for row in table.ROWS if row.name == name)
-    if stage == table.PREPARE:
-        inputs = {**inputs, "trains_next": True}
+    function = prepare.prepare_for_training if stage == table.PREPARE else None
     try:
-        return call_of(stage, orchestrator, inputs, key).run()
+        return call_of(stage, orchestrator, inputs, key, function).run()
     except FlytuneError as error:
         # What a light stage refuses says itself what to do; other failures have the words of the table of
         # failures.

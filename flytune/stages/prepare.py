@@ -21,15 +21,23 @@ from flytune.stages.table import PREPARED
 logger = logging.getLogger(__name__)
 
 
-def prepare_data(
-    orchestrator: Orchestrator, request: DataRequest, scratch_folder: str, trains_next: bool = False
-) -> Folder:
+def prepare_data(orchestrator: Orchestrator, request: DataRequest, scratch_folder: str) -> Folder:
     """Write tokenized parquet shards with a manifest; cached by the content of the data, not by its address.
 
     Finished shards stay below `scratch_folder` until all are done: a retry that shares the folder continues
-    where a killed attempt stopped. With `trains_next` the training that follows in the same terminal shows
-    the contract's faults.
+    where a killed attempt stopped.
     """
+    return _prepared(orchestrator, request, scratch_folder)
+
+
+def prepare_for_training(orchestrator: Orchestrator, request: DataRequest, scratch_folder: str) -> Folder:
+    """Do as prepare_data; the training that follows in the same terminal shows the contract's faults."""
+    return _prepared(orchestrator, request, scratch_folder, trains_next=True)
+
+
+def _prepared(
+    orchestrator: Orchestrator, request: DataRequest, scratch_folder: str, trains_next: bool = False
+) -> Folder:
     folder = orchestrator.new_folder() / "dataset"
     work = Path(scratch_folder) / f"preparing-{PREPARED}-{digest_of(request)[:16]}"
     lock = FileLock(work.with_suffix(".lock"))
