@@ -37,7 +37,7 @@ from typing import Any
 
 from flytune.models import model_types
 from tests.support import model_losses, packed_samples, trained_types
-from tests.support.model_types import MODEL_TYPES, NOT_BUILT
+from tests.support.model_types import NOT_BUILT
 
 PAGE, MARKS = (
     Path(__file__).resolve().parents[1] / "docs" / "models.md",
@@ -298,10 +298,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
     import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     make = with_packing if given.packing else with_experts if given.experts else row
     known = model_types.table() if given.packing or given.experts else _packed() if given.training else {}
-    made = rows(given.types or sorted([*MODEL_TYPES, *NOT_BUILT]), given.workers, make, known)
+    made = rows(given.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), given.workers, make, known)
     if given.write:
         kept = {}
         with contextlib.suppress(FileNotFoundError):

@@ -40,10 +40,6 @@ def files():
 FILES = list(files())
 
 
-def test_there_are_thirty_files_of_each():
-    assert min(sum(name.endswith(suffix) for name, _, _ in FILES) for suffix in (".yml", ".yaml")) >= 30
-
-
 @pytest.mark.parametrize(("name", "planned", "content"), FILES, ids=[name for name, _, _ in FILES])
 def test_a_file_is_planned_or_refused_in_one_sentence(name, planned, content, tmp_path):
     path = written(tmp_path, name, content)
@@ -292,11 +288,9 @@ def test_chats_of_axolotl_are_a_question_and_an_answer(kind, row, tmp_path):
     ],
 )
 def test_rows_of_llama_factory_are_a_question_and_answers(stage, entry, row, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/dataset_info.json").write_text(
-        json.dumps({"ours": {"file_name": "x.json", "num_samples": 7} | entry})
+    recipe, _ = llamafactory(
+        tmp_path, {"ours": {"file_name": "x.json", "num_samples": 7} | entry}, stage=stage
     )
-    recipe, _ = llamafactory(tmp_path, dataset="ours", stage=stage)
     found, columns = recipe.data, recipe.data.columns
     assert found.max_samples == 7
     if stage == "sft":
@@ -308,25 +302,21 @@ def test_rows_of_llama_factory_are_a_question_and_answers(stage, entry, row, tmp
 
 
 def test_held_out_rows_of_llama_factory_have_a_form_of_their_own(tmp_path):
-    (tmp_path / "data").mkdir()
     entries = {
         "chats": {"file_name": "x.json", "formatting": "sharegpt"},
         "questions": {"file_name": "y.json", "columns": {"prompt": "q", "response": "a"}},
     }
-    (tmp_path / "data/dataset_info.json").write_text(json.dumps(entries))
-    found = llamafactory(tmp_path, dataset="chats", eval_dataset="questions")[0].data
+    found = llamafactory(tmp_path, entries, dataset="chats", eval_dataset="questions")[0].data
     assert [source.format for source in found.sources] == ["sharegpt"]
     assert sample_of({"q": "q", "a": "a"}, found.format, found.columns, "here") == Chat([ASKED, RIGHT])
 
 
 def test_speakers_of_llama_factory_that_are_not_known_are_refused(tmp_path):
-    (tmp_path / "data").mkdir()
     entry = {"file_name": "x.json", "formatting": "sharegpt", "tags": {"user_tag": "USER"}}
-    (tmp_path / "data/dataset_info.json").write_text(json.dumps({"ours": entry}))
     with pytest.raises(
         RecipeError, match="dataset: ours: user_tag: USER: of the names of this speaker, human, user are read"
     ):
-        llamafactory(tmp_path, dataset="ours")
+        llamafactory(tmp_path, {"ours": entry})
 
 
 def test_nothing_is_held_out_or_evaluated_where_the_tool_does_not(tmp_path):
@@ -384,7 +374,12 @@ def test_a_key_that_nobody_knows_is_named(tmp_path):
     )
 
 
-def llamafactory(tmp_path, **changes):
+def llamafactory(tmp_path, info=None, **changes):
+    """Convert a file with these changes, beside which a dataset_info.json has these entries."""
+    if info is not None:
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data/dataset_info.json").write_text(json.dumps(info))
+        changes = {"dataset": ",".join(info)} | changes
     return converted(tmp_path, "a.yaml", LLAMA_FACTORY["common"] | changes)
 
 
@@ -426,7 +421,6 @@ def test_a_warm_up_that_the_tools_constant_does_not_use_is_not_in_the_recipe(fil
 
 
 def test_dataset_info_beside_the_file_names_its_rows(tmp_path):
-    (tmp_path / "data").mkdir()
     info = {
         "ours": {"file_name": "ours.jsonl", "columns": {"prompt": "question", "response": "answer"}},
         "chats": {
@@ -436,8 +430,7 @@ def test_dataset_info_beside_the_file_names_its_rows(tmp_path):
             "tags": {"role_tag": "role", "content_tag": "content"},
         },
     }
-    (tmp_path / "data/dataset_info.json").write_text(json.dumps(info))
-    recipe, _ = llamafactory(tmp_path, dataset="ours,chats,identity", max_samples=None)
+    recipe, _ = llamafactory(tmp_path, info, dataset="ours,chats,identity", max_samples=None)
     first, second, third = recipe.data.sources
     assert first.path.endswith("data/ours.jsonl")
     assert first.columns == {"instruction": "question", "output": "answer"}
@@ -457,10 +450,8 @@ def test_dataset_info_beside_the_file_names_its_rows(tmp_path):
     ],
 )
 def test_a_part_of_a_data_set_of_llama_factory_is_refused(entry, said, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/dataset_info.json").write_text(json.dumps({"ours": entry}))
     with pytest.raises(RecipeError, match=said):
-        llamafactory(tmp_path, dataset="ours")
+        llamafactory(tmp_path, {"ours": entry})
 
 
 COMMAND = r"""#!/bin/bash

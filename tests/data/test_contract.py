@@ -14,8 +14,9 @@ from flytune.data.shards import SplitWriter
 from flytune.errors import DataError
 from flytune.recipe import Data
 from flytune.records import Manifest
-from tests.support.chats import CHATML, LLAMA2, checks_of, prepared, request, tokenizer_folder, write_rows
+from tests.support.chats import CHATML, LLAMA2, checks_of, prepared, request, tokenizer_folder
 from tests.support.stages import manifest as manifest_of
+from tests.support.tiny import write_rows
 
 Sample = tuple[list[int], list[int]]
 

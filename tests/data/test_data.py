@@ -16,10 +16,10 @@ from flytune.data import heldout_rows, shards
 from flytune.errors import DataError
 from flytune.recipe import Data, DataRequest, Model
 from flytune.records import Manifest
-from tests.support.chats import checks_of, request, stored, tokenizer_folder, write_rows
+from tests.support.chats import checks_of, request, stored, tokenizer_folder
 from tests.support.paths import ROOT
 from tests.support.stages import write_dataset
-from tests.support.tiny import tiny_base
+from tests.support.tiny import tiny_base, write_rows
 
 PAIRS = [{"prompt": f"ask {n}:", "completion": f" say {n}"} for n in range(300)]
 
@@ -346,15 +346,6 @@ data.prepare(DataRequest.model_validate_json({asked.model_dump_json()!r}), Path(
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
     assert Manifest.read(tmp_path / "out" / "manifest.json") == data.prepare(asked, tmp_path / "here")
-
-
-def test_importing_it_is_light() -> None:
-    heavy = {"torch", "transformers", "datasets", "pyarrow", "numpy", "fsspec", "jinja2"}
-    script = f"import sys, flytune.data; print({heavy} & set(sys.modules))"
-    assert (
-        subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-        == "set()\n"
-    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")

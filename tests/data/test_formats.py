@@ -171,7 +171,6 @@ CONTEXT = {**SAID, "train": False}
     ("row", "form", "messages"),
     [
         ({"messages": [USER, {**SAID, "weight": 0}]}, "messages", [USER, CONTEXT]),
-        ({"messages": [USER, {**SAID, "weight": 1}]}, "messages", [USER, SAID]),
         ({"messages": [USER, {**SAID, "train": False, "weight": 0.0}]}, "messages", [USER, CONTEXT]),
         (
             {"messages": [{**USER, "train": None}, {**SAID, "train": True, "weight": None}]},
@@ -183,11 +182,6 @@ CONTEXT = {**SAID, "train": False}
             {"conversations": [*turns(("human", "q")), {"from": "gpt", "value": "a", "train": False}]},
             "sharegpt",
             [USER, CONTEXT],
-        ),
-        (
-            {"conversations": [*turns(("human", "q")), {"from": "gpt", "value": "a", "weight": 1}]},
-            "sharegpt",
-            [USER, SAID],
         ),
         (
             {"conversations": [{"from": "function_call", "value": '{"name": "weather"}', "weight": 0}]},

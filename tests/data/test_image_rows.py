@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-import json
 from contextlib import nullcontext
 
 import pytest
@@ -16,7 +15,7 @@ from flytune.models.chat_templates import IMAGE
 from flytune.models.scoring import IGNORED
 from flytune.recipe import Data, DataRequest, Model, Recipe
 from tests.support import vision_models
-from tests.support.tiny import tiny_recipe
+from tests.support.tiny import tiny_recipe, write_rows
 
 ANSWER = {"role": "assistant", "content": "Paris"}
 
@@ -51,8 +50,12 @@ def text(words):
 
 
 def prepared(base, folder, out, *rows, **changes):
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    section = {"path": str(folder / "rows.jsonl"), "images": True, "heldout_fraction": 0, "max_length": 512}
+    section = {
+        "path": str(write_rows(folder / "rows.jsonl", rows)),
+        "images": True,
+        "heldout_fraction": 0,
+        "max_length": 512,
+    }
     request = DataRequest(
         model=Model(name_or_path=str(base)),
         data=Data.model_validate(section | changes),

@@ -10,8 +10,9 @@ from flytune import data
 from flytune.data import left_out
 from flytune.data.formats import convert
 from flytune.errors import DataError
-from tests.support.chats import checks_of, request, write_rows
+from tests.support.chats import checks_of, request
 from tests.support.preferences import prepare_rows, rows_of, write_labelled, write_preferences
+from tests.support.tiny import write_rows
 
 ASK, ANSWER = {"role": "user", "content": "Which fox?"}, {"role": "assistant", "content": "The quick one."}
 TURNS = [{"from": "human", "value": "Which fox?"}, {"from": "gpt", "value": "The quick one."}]

@@ -17,7 +17,6 @@ from tests.support.chats import (
     CHATML,
     CHATML_MARKED,
     CHATML_TRIMMED,
-    LLAMA2,
     LLAMA3,
     SHOUTING,
     UNENDED,
@@ -56,32 +55,6 @@ def trained(
     return ids, [label for label in labels if label != IGNORED]
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize("trim", [False, True])
-def test_answers_and_end_markers_are_trained(style: str, trim: bool, tokenizers: Any) -> None:
-    template, end = STYLES[style]
-    tokenizer = tokenizers(template, trim=trim)
-    ids, labels = trained(
-        chat("The fox?", "jumps  over", "assistant jumps", "", "and?", "the lazy 日本 dog."), tokenizer
-    )
-    assert tokenizer.decode(labels) == f"jumps  over{end}the lazy 日本 dog.{end}"
-    plain = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "The fox?"}],
-        tokenize=False,
-        add_generation_prompt=True,
-        continue_final_message=False,
-    )
-    assert tokenizer.decode(ids).startswith(plain.split("The fox?")[0])
-
-
-def test_spaces_before_the_end_marker_are_trained_with_it(tokenizers: Any) -> None:
-    ids, labels = trained(chat("ok", " yes ", "more", "fox"), tokenizers(LLAMA2))
-    assert tokenizers(LLAMA2).decode(ids) == "<s>[INST] ok [/INST] yes </s><s>[INST] more [/INST] fox </s>"
-    # The space before each answer belongs to its first token ( yes,  fox), or is a token of the template's
-    # own.
-    assert tokenizers(LLAMA2).decode(labels).replace(" ", "") == "yes</s>fox</s>"
-
-
 def test_eos_takes_the_place_of_an_end_marker_that_is_not_there(tokenizers: Any) -> None:
     ids, labels = trained(chat("ok", "yes", "more", "the fox"), tokenizers(UNENDED))
     assert tokenizers(UNENDED).decode(ids) == "user: ok\nassistant: yes\nuser: more\nassistant: the fox</s>"
@@ -97,11 +70,6 @@ def test_outer_white_space_is_trained_where_the_template_keeps_it(tokenizers: An
     half = CHATML.replace("message['content']", "message['content'].lstrip('\\n')")
     _, labels = trained(chat("ok", "\n yes \n"), tokenizers(half))
     assert tokenizers(half).decode(labels).lstrip() == "yes \n<|im_end|>"
-
-
-def test_private_use_characters_in_the_data_do_no_harm(tokenizers: Any) -> None:
-    _, labels = trained(chat("\ue000", "a\ue001b\ue000"), tokenizers(CHATML))
-    assert tokenizers(CHATML).decode(labels) == "a\ue001b\ue000<|im_end|>"
 
 
 @pytest.mark.parametrize(

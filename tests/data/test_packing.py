@@ -16,12 +16,12 @@ from flytune.models import model_types
 from flytune.records import Manifest, Shard
 from flytune.report import model_card, page
 from tests.support import packed_samples, ranks
-from tests.support.chats import request, stored, write_rows
+from tests.support.chats import request, stored
 from tests.support.model_types import MODEL_TYPES
 from tests.support.packed_samples import ATTENTIONS, LENGTH, alone, problem_of, row, tiny_model
 from tests.support.reports import run_of
 from tests.support.stages import manifest, recipe_for
-from tests.support.tiny import tiny_base
+from tests.support.tiny import tiny_base, write_rows
 
 FAST = [
     "llama",

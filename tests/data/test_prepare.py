@@ -17,7 +17,7 @@ from flytune.data import mixture, packing, preparation, progress, shards, worker
 from flytune.errors import DataError
 from flytune.recipe import DataRequest
 from tests.support.chats import request as data_request
-from tests.support.chats import write_rows
+from tests.support.tiny import write_rows
 from tests.support.waiting import LIMIT, until
 
 

@@ -11,14 +11,13 @@ from flytune.errors import DataError, RewardError
 from flytune.recipe import DataRequest, Recipe
 from tests.support.chats import checks_of
 from tests.support.prompts import LETTERS
-from tests.support.tiny import tiny_recipe
+from tests.support.tiny import tiny_recipe, write_rows
 
 
 @pytest.fixture
 def stored(base, tmp_path):
     def prepare(rows, objective="grpo", **changes):
-        file = tmp_path / "rows.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        file = write_rows(tmp_path / "rows.jsonl", rows)
         recipe = Recipe.model_validate(
             tiny_recipe(base, file, {"objective": objective, "data.heldout_fraction": 0.0} | changes)
         )

@@ -143,26 +143,10 @@ BAD = {
     ),
     "bytes.jsonl": (b'{"a": "\xe4"}\n', r"bytes\.jsonl:1: not UTF-8: byte 0xe4 at 7"),
     "long.jsonl": (b"x" * 500, r"long\.jsonl:1: not JSON: .*: x{77}\.\.\.$"),
-    "digits.jsonl": (
-        b'{"a": ' + b"1" * 5000 + b"}",
-        r"digits\.jsonl:1: not JSON: an integer of thousands of digits",
-    ),
-    "deep.jsonl": (b"[" * 100_000, r"deep\.jsonl:1: not JSON: objects and lists are nested deeper than 100"),
     "twice.jsonl": (
         b'{"a": 1, "b": {"a": 2}, "a": 3}',
         r"twice\.jsonl:1: not JSON: the key 'a' is there twice, in columns 2 and 25",
     ),
-    "twice.json": (
-        b'[{"a": 1,\n"a": 3}]',
-        r"twice\.json: not JSON: the key 'a' is there twice, in lines 1 and 2; keep one",
-    ),
-    "twice.csv": (
-        b"a,b,a\n1,2,3\n",
-        r"twice\.csv:1: the column 'a' is there twice, as columns 1 and 3; keep one",
-    ),
-    "nan.jsonl": (b'{"a": NaN}', r"nan\.jsonl:1: not JSON: NaN is not JSON"),
-    "huge.jsonl": (b'{"a": 1e400}', r"huge\.jsonl:1: not JSON: 1e400 is too large for a number"),
-    "utf16.jsonl": ('{"a": 1}'.encode("utf-16"), r"utf16\.jsonl:1: not UTF-8: byte 0xff at 0"),
     "cut.jsonl.zst": (zstd(lines(ROWS) * 99)[:-9], r"cut\.jsonl\.zst"),
     "cut.jsonl.xz": (
         lzma.compress(lines(ROWS))[:-9],
@@ -172,7 +156,6 @@ BAD = {
         bz2.compress(lines(ROWS))[:-9],
         r"cut\.jsonl\.bz2: cannot be read: Compressed file ended",
     ),
-    "no.jsonl.xz": (b"nope", r"no\.jsonl\.xz: cannot be read: Compressed file ended"),
     "cut.arrow": (arrow(pa.ipc.new_stream)[:-60], r"cut\.arrow: .*damaged|cut\.arrow: cannot be read"),
     "cut.json": (
         b'[\n{"a": 1},\n{"a"',
@@ -359,7 +342,6 @@ def test_columns_say_the_format(
             r"data\.columns: unknown name tekst; the known names are messages, conversations, prompt, "
             r"completion, ",
         ),
-        ({"text": "t"}, "text", {"tekst": "text"}, r"data\.columns: unknown name tekst"),
         (
             {"prompt": "p"},
             "prompt_completion",

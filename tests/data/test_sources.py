@@ -18,7 +18,8 @@ from flytune.data.readers import read
 from flytune.data.rows.answers import split
 from flytune.errors import DataError, RecipeError
 from flytune.recipe import Data
-from tests.support.chats import prepared, request, stored, write_rows
+from tests.support.chats import prepared, request, stored
+from tests.support.tiny import write_rows
 
 PAIRS = [{"prompt": f"ask {n}:", "completion": f" say {n}"} for n in range(200)]
 TEXTS = [{"body": f"text {n}"} for n in range(100)]
@@ -104,12 +105,8 @@ def test_a_weight_draws_by_content(tmp_path: Path) -> None:
         ({"sources": [{"weight": 2}]}, r"data\.sources\[0\]: give exactly one of path .* and dataset_name"),
         ({"sources": [{"path": "a", "weight": 0}]}, r"data\.sources\[0\]\.weight: must be 1e-06 or greater"),
         (
-            {"sources": [{"path": "a"}], "format": "text"},
-            "data: format: no effect beside sources; write it into each",
-        ),
-        (
             {"sources": [{"path": "a"}], "max_samples": 5, "revision": "x"},
-            "data: revision, max_samples: no effect beside sources",
+            "data: revision, max_samples: no effect beside sources; write it into each",
         ),
         (
             {"sources": [{"path": "a", "weight": 2}], "deduplicate": True},

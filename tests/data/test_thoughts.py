@@ -11,16 +11,8 @@ from flytune.data.render import ChatTemplate, render
 from flytune.data.rows.pairs import pair_of
 from flytune.errors import DataError
 from flytune.recipe import Data
-from tests.support.chats import (
-    CHATML,
-    CHATML_MARKED,
-    checks_of,
-    prepared,
-    request,
-    stored,
-    tokenizer_folder,
-    write_rows,
-)
+from tests.support.chats import CHATML, CHATML_MARKED, checks_of, prepared, request, stored, tokenizer_folder
+from tests.support.tiny import write_rows
 
 _HEAD = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"

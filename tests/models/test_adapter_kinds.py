@@ -11,13 +11,12 @@ from flytune.artifacts import build
 from flytune.data import heldout_rows
 from flytune.errors import ExportError, RecipeError
 from flytune.export import gate
-from flytune.hardware import shape_named
 from flytune.models import loading, pissa, scoring
 from flytune.planning import planner
 from flytune.recipe import Recipe
-from flytune.training import loop
 from tests.support import ranks
 from tests.support.reports import metrics
+from tests.support.saved_runs import fit
 from tests.support.tiny import tiny_recipe
 
 SAME = 1e-5
@@ -47,11 +46,6 @@ def recipe_for(inputs, kind, sharding="none", name="lora", **changes):
     } | changes
     changes |= {"hardware.shape": "cpu-1" if sharding in ("none", "device_map") else "cpu-2"}
     return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
-
-
-def fit(recipe, inputs, out):
-    plan = planner.make(recipe)
-    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
 
 
 @pytest.fixture(scope="module")

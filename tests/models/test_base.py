@@ -8,6 +8,7 @@ from flytune.models import base, config_json, remote
 from flytune.planning import base_sizes
 from flytune.recipe import Model, read_recipe
 from tests.support import model_hub
+from tests.support.json_server import look_at
 from tests.support.paths import ROOT
 from tests.support.stages import seal
 
@@ -66,13 +67,7 @@ def test_an_adapter_beside_a_base_of_the_hub_is_refused_where_it_is_planned_with
 def test_the_plan_asks_the_hub_for_an_adapter_beside_the_config(folder, tmp_path, monkeypatch):
     (folder / "adapter_config.json").write_text("{}")
     with model_hub.serving(folder) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        look_at(monkeypatch, hub.address, tmp_path / "cache")
         with pytest.raises(RecipeError, match="adapter_config.json is beside config.json"):
             config_json.config_file(Model(name_or_path=model_hub.NAME))
 

@@ -1,6 +1,5 @@
 """Memory of a process that trains on a CPU: what is freed goes back, and a real run takes what is planned."""
 
-import json
 import multiprocessing
 import platform
 from concurrent.futures import ProcessPoolExecutor
@@ -16,7 +15,7 @@ from flytune.records.plan import STEP
 from flytune.training import loop
 from flytune.training.measurements import Peaks
 from tests.support import ranks
-from tests.support.tiny import tiny_base, tiny_recipe
+from tests.support.tiny import tiny_base, tiny_recipe, write_rows
 from training_estimates import activations
 
 MIB = 2**20
@@ -85,9 +84,9 @@ def fit(recipe, folder):
     ("method", "sharding"), [("full", "none"), ("lora", "none"), ("qlora", "device_map")]
 )
 def test_a_run_on_a_cpu_takes_what_is_planned(method, sharding, tmp_path):
-    base, rows = wide_base(tmp_path), tmp_path / "rows.jsonl"
+    base = wide_base(tmp_path)
     text = " ".join(["Split the path into a pair: head and tail."] * 40)
-    rows.write_text("".join(json.dumps({"text": f"{number} {text}"}) + "\n" for number in range(40)))
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": f"{number} {text}"} for number in range(40)])
     changes = {"method": method, "sharding": sharding, "data.max_length": 256}
     changes |= {
         "training.max_steps": 2,

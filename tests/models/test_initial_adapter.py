@@ -7,13 +7,12 @@ import shutil
 import pytest
 
 from flytune.errors import RecipeError, TrainingError
-from flytune.hardware import shape_named
 from flytune.models import initial_adapter
 from flytune.planning import planner
 from flytune.recipe import Recipe
 from flytune.storage import Storage
-from flytune.training import loop
 from tests.support import ranks
+from tests.support.saved_runs import fit
 from tests.support.tiny import tiny_recipe
 
 
@@ -22,11 +21,6 @@ def recipe_for(inputs, sharding, name="lora", **method):
     single = sharding in ("none", "device_map")
     changes = {"method": method, "sharding": sharding, "hardware.shape": "cpu-1" if single else "cpu-2"}
     return Recipe.model_validate(tiny_recipe(inputs / "tiny", inputs / "pairs.jsonl", changes))
-
-
-def fit(recipe, inputs, out):
-    plan = planner.make(recipe)
-    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
 
 
 def still(recipe):
@@ -141,39 +135,34 @@ def test_bases_are_compared_by_what_is_known_of_them(inputs):
     ]
 
 
-def test_an_adapter_of_other_layers_or_cut_short_stops_the_load(inputs, trained, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    folder = tmp_path / "adapter"
-    recipe = recipe_for(inputs, "none", adapter=changed(trained("lora")[0], folder))
-    state = load_file(folder / initial_adapter.WEIGHTS)
-    save_file(
-        {name: tensor for name, tensor in state.items() if "q_proj" in name}, folder / initial_adapter.WEIGHTS
-    )
-    with pytest.raises(
-        ranks.RankFailed, match="its layers are not those that method.target_modules names in this model"
-    ):
-        ranks.run(1, fit, recipe, inputs, tmp_path / "out")
-    (folder / initial_adapter.WEIGHTS).write_bytes(b"cut")
-    with pytest.raises(TrainingError, match=r"adapter_model\.safetensors cannot be read; the run stops"):
-        initial_adapter.load_weights(None, recipe.method)
-
-
-@pytest.mark.parametrize("bad", ["nan", "inf", "integers"])
-def test_an_adapter_with_values_that_are_not_finite_stops_the_load(bad, inputs, trained, tmp_path):
+@pytest.mark.parametrize("bad", ["layers", "nan", "inf", "integers"])
+def test_an_adapter_of_other_layers_or_values_that_are_not_finite_stops_the_load(
+    bad, inputs, trained, tmp_path
+):
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path / "adapter"
     recipe = recipe_for(inputs, "none", adapter=changed(trained("lora")[0], folder))
     state = load_file(folder / initial_adapter.WEIGHTS)
     name = sorted(state)[-1]
-    if bad == "integers":
+    said = f"{re.escape(name)} in .* has values that are not finite"
+    if bad == "layers":
+        state = {name: tensor for name, tensor in state.items() if "q_proj" in name}
+        said = "its layers are not those that method.target_modules names in this model"
+    elif bad == "integers":
         state[name] = state[name].int()
     else:
         state[name].view(-1)[-1] = float(bad)
     save_file(state, folder / initial_adapter.WEIGHTS)
-    with pytest.raises(ranks.RankFailed, match=f"{re.escape(name)} in .* has values that are not finite"):
+    with pytest.raises(ranks.RankFailed, match=said):
         ranks.run(1, fit, recipe, inputs, tmp_path / "out")
+
+
+def test_an_adapter_that_is_cut_short_stops_the_load(inputs, trained, tmp_path):
+    recipe = recipe_for(inputs, "none", adapter=changed(trained("lora")[0], tmp_path / "adapter"))
+    (tmp_path / "adapter" / initial_adapter.WEIGHTS).write_bytes(b"cut")
+    with pytest.raises(TrainingError, match=r"adapter_model\.safetensors cannot be read; the run stops"):
+        initial_adapter.load_weights(None, recipe.method)
 
 
 def test_full_training_takes_no_adapter(inputs):

@@ -76,8 +76,7 @@ def test_every_causal_language_model_of_transformers_has_a_row() -> None:
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    assert len(MODEL_TYPES) + len(NOT_BUILT) == len({*MODEL_TYPES, *NOT_BUILT})
-    assert {*MODEL_TYPES, *NOT_BUILT} == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) == set(model_types.table())
+    assert set(model_types.table()) == set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) >= set(NOT_BUILT)
     # Another version needs `python -m benchmarks.model_types --write`.
     assert json.loads(model_types.FILE.read_text())["transformers"] == transformers.__version__
 

@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as draw
 
 from flytune.errors import RecipeError, TrainingError
 from flytune.models import sharded_loading
@@ -449,37 +447,3 @@ def test_weights_that_are_quantized_already_are_refused(folders, tmp_path):
         RecipeError, match=r"its weights are quantized \(fp8\), and fsdp reads 16- or 32-bit weights only"
     ):
         built(folder, "float32")
-
-
-def rows_are_fully_shards():
-    """Act as rank i of groups of i + 1 to 9 processes that do not exist."""
-    import os
-
-    import torch
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    rank = int(os.environ["RANK"])
-
-    @settings(max_examples=40)
-    @given(draw.integers(1, 40), draw.integers(rank + 1, 9))
-    def check(rows, world_size):
-        torch.distributed.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-        try:
-            layer = torch.nn.Linear(2, rows, bias=False)
-            values = layer.weight.detach().clone()
-            fully_shard(layer, mesh=init_device_mesh("cpu", (world_size,)))
-            part = sharded_loading._part("weight", layer.weight.detach())
-            assert torch.equal(values[part.index], part.local)
-            # ceil(rows / world_size) each, from the first on.
-            size = -(-rows // world_size)
-            assert len(part.local) == len(range(rows)[rank * size : (rank + 1) * size])
-        finally:
-            torch.distributed.destroy_process_group()
-
-    check()
-
-
-def test_the_rows_of_a_rank_are_those_fully_shard_gives_it():
-    ranks.run(4, rows_are_fully_shards)

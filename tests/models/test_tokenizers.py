@@ -10,7 +10,7 @@ from flytune.errors import DataError
 from flytune.models import tokenizers, vocabulary
 from flytune.recipe import Data, DataRequest, Model, Recipe
 from flytune.selftest.tiny_model import CHATML, SENTENCES, SPECIAL_TOKENS
-from tests.support.tiny import tiny_recipe
+from tests.support.tiny import tiny_recipe, write_rows
 
 TEXT = "Add 12345 and 7:\n\n\n  then it's DON'T"
 CL100K = (
@@ -120,9 +120,8 @@ def test_the_contract_names_a_difference_of_the_data_alone(tmp_path):
     rules = r" ?q7z|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     base, found = write_base(tmp_path / "base", "GPT2Tokenizer", rules), {}
     for name, word in (("usual", "zip"), ("rare", "q7z")):
-        rows = "".join(json.dumps({"text": f"Row {number}: {word} and {word}"}) + "\n" for number in range(8))
-        (tmp_path / f"{name}.jsonl").write_text(rows)
-        recipe = Recipe.model_validate(tiny_recipe(base, tmp_path / f"{name}.jsonl"))
+        rows = [{"text": f"Row {number}: {word} and {word}"} for number in range(8)]
+        recipe = Recipe.model_validate(tiny_recipe(base, write_rows(tmp_path / f"{name}.jsonl", rows)))
         data.prepare(
             DataRequest(model=recipe.model, data=recipe.data, fingerprint=name), tmp_path / name, processes=1
         )

@@ -21,8 +21,8 @@ from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Classify, DataRequest, Recipe, Source
 from flytune.report import page
 from tests.support import objective_runs, ranks
-from tests.support.classified import LABELS, write, write_classified
-from tests.support.tiny import tiny_base, tiny_recipe
+from tests.support.classified import LABELS, write_classified
+from tests.support.tiny import tiny_base, tiny_recipe, write_rows
 
 SINGLE = {"name": "classify", "labels": LABELS}
 SEVERAL = SINGLE | {"problem_type": "multi_label_classification"}
@@ -39,7 +39,7 @@ def write_several(path, n):
     texts = [row["text"] + " Twice." * (number % 3 == 0) for number, row in enumerate(rows)]
     labels = [[LABELS[row["label"]]] * (number % 4 > 0) for number, row in enumerate(rows)]
     twice = ["difference"]
-    return write(
+    return write_rows(
         path,
         [
             {"text": text, "labels": [*names, *(twice if "Twice" in text else [])]}
@@ -250,7 +250,7 @@ def answered(recipe, out, folder, work):
     tokenizer = data.stored_tokenizer(folder / "dataset")
     rows = data.heldout_rows(folder / "dataset", 8)
     texts = [{"text": tokenizer.decode(row["input_ids"])} for row in rows]
-    prompts = write(work / "prompts.jsonl", texts)
+    prompts = write_rows(work / "prompts.jsonl", texts)
     batch.answer_file(prompts, artifact, {}, Generation(batch_size=3), work / "answers")
     lines = (work / "answers" / "answers.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
@@ -281,7 +281,9 @@ def test_flytune_infer_answers_with_labels_and_probabilities(tuned, tmp_path):
 def test_texts_that_are_none_are_refused_before_the_model_is_loaded(row, message, inputs, tmp_path):
     columns = prompts.Columns.of(recipe_for(inputs))
     with pytest.raises(DataError) as refused:
-        prompts.split(write(tmp_path / "p.jsonl", [row]), 1, [], Generation(), "m", tmp_path / "out", columns)
+        prompts.split(
+            write_rows(tmp_path / "p.jsonl", [row]), 1, [], Generation(), "m", tmp_path / "out", columns
+        )
     assert message in str(refused.value)
 
 
@@ -403,7 +405,9 @@ def test_other_labels_are_refused(section, row, message, tmp_path):
 def test_texts_pairs_and_chats_are_rendered_without_an_end_of_their_own(row, rendered, tmp_path):
     base = tiny_base(tmp_path)
     rows = [json.loads(json.dumps(row).replace("One", f"One{number}")) for number in range(6)]
-    path = write(tmp_path / "rows.jsonl", [one | {"label": number % 2} for number, one in enumerate(rows)])
+    path = write_rows(
+        tmp_path / "rows.jsonl", [one | {"label": number % 2} for number, one in enumerate(rows)]
+    )
     recipe = Recipe.model_validate(
         tiny_recipe(base, path, {"objective": "classify", "data.heldout_fraction": 0})
     )
@@ -420,7 +424,7 @@ def test_deduplicate_keeps_equal_texts_with_other_labels(tmp_path):
     base = tiny_base(tmp_path)
     rows = [{"text": f"Text {number // 3}.", "label": int(number % 3 > 1)} for number in range(12)]
     changes = {"objective": "classify", "data.deduplicate": True, "data.heldout_fraction": 0}
-    recipe = Recipe.model_validate(tiny_recipe(base, write(tmp_path / "rows.jsonl", rows), changes))
+    recipe = Recipe.model_validate(tiny_recipe(base, write_rows(tmp_path / "rows.jsonl", rows), changes))
     manifest = data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
     assert (manifest.train.samples, manifest.duplicates, manifest.train.classes) == (8, 4, [4, 4])
 
@@ -428,7 +432,7 @@ def test_deduplicate_keeps_equal_texts_with_other_labels(tmp_path):
 def test_data_of_one_label_stops_the_run(tmp_path):
     base = tiny_base(tmp_path)
     rows = [{"text": f"Text {number}.", "label": 0} for number in range(12)]
-    recipe = tiny_recipe(base, write(tmp_path / "rows.jsonl", rows), {"objective": "classify"})
+    recipe = tiny_recipe(base, write_rows(tmp_path / "rows.jsonl", rows), {"objective": "classify"})
     with pytest.raises(DataError, match="fewer than two labels are trained|labels, train: "):
         data.prepare(DataRequest.of(Recipe.model_validate(recipe), "x"), tmp_path / "dataset")
 

@@ -12,12 +12,13 @@ from flytune.planning import budget as planning_budget
 from flytune.planning import planner
 from flytune.recipe import Checkpoints, Hardware, Recipe
 from flytune.records import TrainingResult
-from flytune.training import checkpoints, loop, stopping
+from flytune.training import checkpoints, stopping
 from flytune.training.checkpoints.ledger import Checkpoint
 from flytune.training.stopping import Stopper
 from tests.support import ranks
 from tests.support.plans import SMALL, recipe_of
 from tests.support.ranks import ALONE, NOTHING_SAVED
+from tests.support.saved_runs import fit
 from tests.support.tiny import tiny_recipe
 from training_estimates import config_sizes
 
@@ -113,11 +114,6 @@ def agree():
 
 def test_all_ranks_stop_at_the_step_at_which_one_is_past_it():
     assert ranks.run(2, agree) == ([(False, False), (False, False), (True, True), (True, True)], True)
-
-
-def fit(recipe, inputs, out):
-    plan = planner.make(recipe)
-    return loop.fit(recipe, plan, shape_named(plan.shape), inputs / "dataset", out)
 
 
 def reloaded_loss(recipe, inputs, out):

@@ -13,7 +13,7 @@ from flytune.planning import first_recipe, planner
 from flytune.recipe import Recipe, read_recipe
 from tests.support import vision_models
 from tests.support.encoders import write_encoder
-from tests.support.tiny import tiny_base
+from tests.support.tiny import tiny_base, write_rows
 
 ROWS = [(f"Question {number}: what is next?", f"The answer is {number + 1}.") for number in range(80)]
 KINDS = {
@@ -68,8 +68,7 @@ def rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def write(kind):
-        (tmp_path / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in KINDS[kind]))
-        return f"{kind}.jsonl"
+        return write_rows(tmp_path / f"{kind}.jsonl", KINDS[kind]).name
 
     return write
 
@@ -117,7 +116,7 @@ def test_rows_with_images_get_a_recipe_for_them(base, rows, tmp_path, capsys):
         }
         for question, answer in ROWS
     ]
-    Path("rows.jsonl").write_text("".join(json.dumps(row | {"image": "red.png"}) + "\n" for row in shown))
+    write_rows(Path("rows.jsonl"), [row | {"image": "red.png"} for row in shown])
     vision = vision_models.write(tmp_path / "vision", "qwen2_5_vl")
     assert cli.main(["init", "rows.jsonl", "--base", str(vision), "--yes", "--out", "own.yaml"]) == 0
     assert read_recipe("own.yaml").data.images

@@ -11,8 +11,7 @@ import pytest
 from flytune.errors import DataError, RecipeError
 from flytune.planning import first_rows, planner
 from flytune.recipe import Recipe, learning_rates
-from tests.support.chats import write_rows
-from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs, write_rows
 
 LONG = {"instruction": "Add the numbers. " * 40, "output": "The sum is 7."}
 

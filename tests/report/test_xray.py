@@ -14,12 +14,12 @@ from flytune.errors import DataError
 from flytune.recipe import DataRequest, Recipe
 from flytune.report import xray
 from flytune.report.xray_samples import sample_views
-from tests.support.chats import CHATML, tokenizer_folder, write_rows
+from tests.support.chats import CHATML, tokenizer_folder
 from tests.support.preferences import write_preferences
 from tests.support.refusing_hub import refuse_connections
 from tests.support.reports import EVIL, Tags
 from tests.support.stages import recipe_for
-from tests.support.tiny import tiny_base, tiny_recipe
+from tests.support.tiny import tiny_base, tiny_recipe, write_rows
 
 TURNS = ["quick brown fox", "jumps over \U0001f98a\U0001f98a 日本", "line one\n\n    line two\tend"]
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import markdown
 from tests.support.paths import ROOT
+from tests.support.sources import tracked
 
 ALL = markdown.pages()
 PAGES = [
@@ -162,10 +163,7 @@ def test_the_readme_lists_every_folder():
     block = re.search(
         r"## Folders\n+```\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
     )[1]
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
-    folders = {path.split("/")[0] for path in tracked if "/" in path and not path.startswith(".")}
+    folders = {path.split("/")[0] for path in tracked() if "/" in path and not path.startswith(".")}
     packages = {path.parent.name for path in (ROOT / "flytune").glob("*/__init__.py")}
     listed = set(re.findall(r"(?<![\w/])(\w+)/(?!\w)", block))
     assert listed == folders | packages

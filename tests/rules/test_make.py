@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,6 +15,7 @@ from tests import proofs
 from tests.release import KEPT
 from tests.support.make import lines
 from tests.support.paths import ROOT
+from tests.support.sources import copy, tracked
 
 
 def test_remote_and_register_show_the_command_after_checking_plan_and_cluster():
@@ -103,8 +103,7 @@ def test_pip_installs_what_uv_cannot_and_no_address_is_printed(fails, tmp_path):
         (binaries / name).write_text(f"#!/bin/sh\n{ask}" + ("exit 1\n" if name == fails else ""))
         (binaries / name).chmod(0o755)
     environment = os.environ | {"PIP_INDEX_URL": "https://ada:hunter2@example.com/simple"}
-    for name in ("Makefile", "pyproject.toml", "requirements-dev.lock", "requirements-model.lock"):
-        shutil.copy(ROOT / name, tmp_path / name)
+    copy(("Makefile", "pyproject.toml", "requirements-dev.lock", "requirements-model.lock"), tmp_path)
     (tmp_path / ".venv").mkdir()
     done = subprocess.run(
         ["make", "install", f"BIN={binaries}"], cwd=tmp_path, env=environment, capture_output=True, text=True
@@ -175,13 +174,7 @@ def package(tmp_path_factory):
     """The protos by kind and name, and the file names of the code archive, of a package made in a clean
     checkout."""
     folder = tmp_path_factory.mktemp("package")
-    files = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    for name in files.strip("\0").split("\0"):
-        if (ROOT / name).is_file():
-            (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / "checkout" / name).write_bytes((ROOT / name).read_bytes())
+    copy(tracked(), folder / "checkout")
     line = lines("package", PACKAGE=str(folder / "package.tgz"))[-1].split()
     line[0] = str(Path(sys.executable).with_name(line[0]))
     environment = os.environ | {

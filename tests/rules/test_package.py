@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -22,6 +21,7 @@ from packaging.utils import canonicalize_name
 import flytune
 from flytune.doctor import laptop
 from tests.support.paths import ROOT
+from tests.support.sources import copy, tracked
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -31,21 +31,12 @@ SETTINGS = ("shapes.yaml", "cluster.yaml", "accelerators.yaml", "deepspeed_confi
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
-def tracked(*paths):
-    done = subprocess.run(
-        ["git", "ls-files", "--", *paths], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return {name for name in done.stdout.splitlines() if (ROOT / name).is_file()}
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """A wheel of a copy of the checkout: setuptools leaves build/ and egg-info where it builds."""
     folder = tmp_path_factory.mktemp("wheel")
-    for name in tracked():
-        if not name.startswith(("tests/", "docs/", "benchmarks/")):
-            (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / "checkout" / name)
+    needed = [name for name in tracked() if not name.startswith(("tests/", "docs/", "benchmarks/"))]
+    copy(needed, folder / "checkout")
     command = [
         sys.executable,
         "-m",
@@ -85,7 +76,8 @@ def test_the_wheel_has_every_file_of_flytune_and_copies_of_the_settings(wheel):
     copies = {f"flytune/shipped/{name}" for name in tracked(*SETTINGS)}
     assert len(copies) > 10
     assert (
-        names(wheel) == tracked("flytune", "training_estimates/*.py", "training_estimates/py.typed") | copies
+        names(wheel)
+        == {*tracked("flytune", "training_estimates/*.py", "training_estimates/py.typed")} | copies
     )
     archive = zipfile.ZipFile(wheel)
     assert [
@@ -163,9 +155,7 @@ def test_the_wheel_uses_the_settings_of_the_clone_that_it_is_used_in(site, tmp_p
     for name in ("flytune/__init__.py", "workflows/finetune.py"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
-    for name in tracked(*SETTINGS):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
+    copy(tracked(*SETTINGS), tmp_path)
     (tmp_path / "shapes.yaml").write_text("shapes: []\n")
     done = of_wheel(
         site, tmp_path, "plan", ROOT / "recipes" / "llama-3.1-8b-qlora.yaml", "--samples", "10000"
@@ -331,9 +321,7 @@ def test_a_tag_that_is_not_the_version_is_refused(tag, error, tmp_path):
     (step,) = [
         step for step in release()["jobs"]["build"]["steps"] if "GITHUB_REF_NAME" in step.get("run", "")
     ]
-    (tmp_path / "flytune").mkdir()
-    for name in ("flytune/__init__.py", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, tmp_path / name)
+    copy(("flytune/__init__.py", "CHANGELOG.md"), tmp_path)
     environment = os.environ | {"GITHUB_REF_NAME": tag}
     done = subprocess.run(
         ["bash", "-e", "-c", step["run"]], cwd=tmp_path, env=environment, capture_output=True, text=True

@@ -1,6 +1,5 @@
 """Tokenizers, chat templates and data requests for the tests of flytune.data."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from flytune.data.contract import CONTRACT, Contract
 from flytune.data.formats import Chat
 from flytune.recipe import Data, DataRequest, Model
 from flytune.records import Manifest
+from tests.support.tiny import write_rows
 
 SPECIAL = [
     "<unk>",
@@ -118,13 +118,6 @@ def request(tokenizer: Path, **options: Any) -> DataRequest:
     """Return a data request, by default with heldout_fraction 0.3."""
     section = Data(**{"heldout_fraction": 0.3, **options})
     return DataRequest(model=Model(name_or_path=str(tokenizer)), data=section, fingerprint="0" * 64)
-
-
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Write the rows as JSON Lines."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def prepared(tokenizer: Path, rows: list[Any], folder: Path, **options: Any) -> Manifest:

@@ -1,8 +1,9 @@
 """Small data sets of texts with labels."""
 
-import json
 import random
 from pathlib import Path
+
+from tests.support.tiny import write_rows
 
 LABELS = ["sum", "product", "difference"]
 
@@ -14,11 +15,4 @@ def write_classified(path: Path, n: int) -> Path:
     for index in range(n):
         place, number = draw.randrange(2), draw.randrange(100)
         rows.append({"text": f"Question {index}: the {LABELS[place]} of {number} and 7.", "label": place})
-    return write(path, rows)
-
-
-def write(path: Path, rows: list[dict[str, object]]) -> Path:
-    """Write rows as JSON Lines."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)

@@ -19,6 +19,7 @@ from pathlib import Path
 from flytekit.tools.ignore import DockerIgnore, IgnoreGroup
 
 from tests.support.paths import ROOT
+from tests.support.sources import copy, tracked
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
 USER = int(re.search(r"--uid (\d+) ", (ROOT / "Dockerfile").read_text())[1])
@@ -141,13 +142,7 @@ def _on_this_machine(value, places):
 def _copy_code(app):
     """Copy the checkout without the files of .dockerignore, as `COPY . .` does."""
     ignored = IgnoreGroup(str(ROOT), [DockerIgnore]).is_ignored
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for name in listed.stdout.splitlines():
-        if (ROOT / name).is_file() and not ignored(name):
-            (app / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, app / name)
+    copy([name for name in tracked("-co", "--exclude-standard") if not ignored(name)], app)
 
 
 def _link_packages(venv, lock):

@@ -1,7 +1,6 @@
 """Simulated user's laptop: a checkout, from which pyflyte talks to a control plane."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import yaml
 from tests.support import fork_server
 from tests.support.paths import ROOT
 from tests.support.propeller import REGISTRY
+from tests.support.sources import copy, tracked
 
 SECRET = "hush-7f3a"
 SECRETS = [".env", ".env.local", "deploy/.env", "deploy/key.pem", ".netrc"]
@@ -30,13 +30,7 @@ WHERE = ["-p", "flytesnacks", "-d", "development"]
 def checkout(folder, root=ROOT):
     """Copy the project in `root`; add a shape of two nodes without GPUs, a volume, secrets in files and in
     the remote's URL."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=root, capture_output=True, text=True, check=True
-    )
-    for name in listed.stdout.splitlines():
-        if (root / name).is_file():  # else a link, or deleted
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(root / name, folder / name)
+    copy(tracked("-co", "--exclude-standard", root=root), folder, root)
     with (folder / "shapes.yaml").open("a") as shapes:
         shapes.write(
             yaml.safe_dump([TWO_NODES | {"disk_gib": 20, "shared_memory_gib": 1, "price_per_hour": 0.0}])

@@ -1,10 +1,10 @@
 """Links, code and headings of the repository's Markdown files."""
 
 import re
-import subprocess
 from pathlib import Path
 
 from tests.support.paths import ROOT
+from tests.support.sources import tracked
 
 FENCE = re.compile(r"^(```+|~~~+).*?^\1", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
@@ -18,13 +18,8 @@ ATTRIBUTE = re.compile(r"\b(src|srcset|href|alt)=\"([^\"]*)\"")
 def pages() -> list[Path]:
     """List the Markdown files of the repository, without those stored by earlier releases, which are never
     edited."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "*.md"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [
-        ROOT / name
-        for name in sorted(names)
-        if not name.startswith("tests/support/releases/") and (ROOT / name).exists()
-    ]
+    names = tracked("--cached", "--others", "--exclude-standard", "--deduplicate", "*.md")
+    return [ROOT / name for name in sorted(names) if not name.startswith("tests/support/releases/")]
 
 
 def without_code(text: str) -> str:

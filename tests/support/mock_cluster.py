@@ -4,12 +4,14 @@ import json
 import threading
 from concurrent import futures
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import grpc
 from flyteidl.admin import common_pb2, project_pb2, task_pb2, version_pb2
 from flyteidl.core import identifier_pb2
 from flyteidl.service import admin_pb2_grpc, dataproxy_pb2, dataproxy_pb2_grpc
+
+from tests.support.json_server import JsonHandler
 
 
 class _Admin(admin_pb2_grpc.AdminServiceServicer):
@@ -83,35 +85,25 @@ def http(answers, kept=None, asked=None):
     POST is answered by the function at "POST path", and its content noted in `asked`.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(JsonHandler):
         def do_GET(self):
             answer = answers.get(self.path.partition("?")[0], 404)
             status, body = (answer, {"kind": "Status"}) if isinstance(answer, int) else (200, answer)
             if isinstance(body, str):
-                self._answer(status, body.encode(), "text/plain")
+                self._send(status, body.encode(), {"Content-Type": "text/plain"})
             else:
-                self._answer(status, json.dumps(body).encode())
+                self._send(status, body)
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             asked.append(("POST", body))
-            self._answer(201, json.dumps(answers[f"POST {self.path.partition('?')[0]}"](dict(body))).encode())
+            self._send(201, answers[f"POST {self.path.partition('?')[0]}"](dict(body)))
 
         def do_PUT(self):
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if kept is not None:
                 kept[self.path] = (body, dict(self.headers))
-            self._answer(200 if kept is not None else 403, b"")
-
-        def _answer(self, status, body, kind="application/json"):
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments):
-            pass
+            self._send(200 if kept is not None else 403, b"")
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

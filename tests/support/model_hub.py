@@ -1,12 +1,13 @@
 """Mock of the Hugging Face Hub for one model, which records requests."""
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from tests.support.json_server import JsonHandler
 
 NAME = "owner/tiny"
 FIRST, SECOND = "a" * 40, "b" * 40
@@ -82,28 +83,14 @@ def serving(folder: Path) -> Iterator[ModelHub]:
     """Serve a hub with the model in `folder`."""
     hub = ModelHub(folder)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(JsonHandler):
         def do_GET(self) -> None:
             path = self.path.split("?")[0]
             hub.asked.append(f"{self.command}{' part of' if self.headers.get('Range') else ''} {path}")
             hub.token = self.headers.get("Authorization")
-            status, content, headers = hub.answer(path)
-            body = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            for name, value in {
-                "Content-Length": str(len(body)),
-                "Content-Type": "application/json",
-                **headers,
-            }.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+            self._send(*hub.answer(path))
 
         do_POST = do_HEAD = do_GET
-
-        def log_message(self, *args: Any) -> None:
-            """Write no log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.address = f"http://127.0.0.1:{server.server_port}"

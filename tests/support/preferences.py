@@ -3,11 +3,10 @@
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 from flytune import data
 from flytune.recipe import DataRequest, Recipe
-from tests.support.tiny import tiny_recipe
+from tests.support.tiny import tiny_recipe, write_rows
 
 
 def write_preferences(path: Path, n: int) -> Path:
@@ -19,7 +18,7 @@ def write_preferences(path: Path, n: int) -> Path:
         prompt = f"Question {index // 2}: add the numbers.\n"
         right, wrong = (f"The sum is {draw.randrange(100)}." * times for times in (1, draw.choice([1, 2])))
         rows.append({"prompt": prompt, "chosen": right, "rejected": f"No. {wrong}"})
-    return _write(path, rows)
+    return write_rows(path, rows)
 
 
 def write_labelled(path: Path, n: int) -> Path:
@@ -32,18 +31,12 @@ def write_labelled(path: Path, n: int) -> Path:
         answer = f"The sum is {draw.randrange(100)}." * draw.choice([1, 2])
         prompt = f"Question {index // 2}: add the numbers.\n"
         rows.append({"prompt": prompt, "completion": answer if label else f"No. {answer}", "label": label})
-    return _write(path, rows)
-
-
-def _write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def prepare_rows(base, rows, folder, changes):
     """Write `rows` and prepare them in `folder`; return manifest, data set and recipe."""
-    _write(folder / "rows.jsonl", rows)
+    write_rows(folder / "rows.jsonl", rows)
     recipe = Recipe.model_validate(tiny_recipe(base, folder / "rows.jsonl", changes))
     return data.prepare(DataRequest.of(recipe, "x"), folder / "dataset"), folder / "dataset", recipe
 

@@ -1,9 +1,10 @@
 """Rows of prompts, and a reward that a model of random weights can raise, for tests of objective grpo."""
 
-import json
 import random
 from pathlib import Path
 from typing import Any
+
+from tests.support.tiny import write_rows
 
 LETTERS = '''
 def letters(completion, prompt, answer, **columns):
@@ -23,9 +24,7 @@ def write_prompts(path: Path, n: int) -> Path:
                 "answer": f"The sum is {left + right}.",
             }
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def section(**changes: Any) -> dict[str, Any]:

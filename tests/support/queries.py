@@ -1,8 +1,9 @@
 """Small data sets of queries with documents, and their loss by its definition."""
 
-import json
 import random
 from pathlib import Path
+
+from tests.support.tiny import write_rows
 
 WORDS = ["sum", "product", "difference", "quotient", "square", "root", "half", "double"]
 
@@ -20,9 +21,7 @@ def write_queries(path: Path, n: int) -> Path:
                 "negatives": [f"It is no {word} of {draw.randrange(1000)}."],
             }
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+    return write_rows(path, rows)
 
 
 def plain_loss(texts, temperature, dims):

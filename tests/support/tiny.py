@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ def write_pairs(path: Path, n: int) -> Path:
         left, right = draw.randrange(100), draw.randrange(100)
         instruction, output = f"Question {index}: add the numbers.", f"The sum is {left + right}."
         rows.append({"instruction": instruction, "input": f"{left} and {right}", "output": output})
+    return write_rows(path, rows)
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    """Write rows as JSON Lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

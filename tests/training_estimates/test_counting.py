@@ -15,6 +15,7 @@ from flytune.planning import base_sizes, planner, workloads
 from flytune.recipe import Model
 from tests.support import model_hub
 from tests.support.counted_models import adapters, built
+from tests.support.json_server import look_at
 from tests.support.model_types import MODEL_TYPES, tiny_config
 from tests.support.paths import ROOT
 from tests.support.plans import recipe_of
@@ -336,7 +337,6 @@ def test_an_index_names_the_files_of_a_model(tmp_path, without_torch):
 
 def test_headers_are_read_from_the_hub(tmp_path, monkeypatch, without_torch):
     """Of a model whose config.json alone does not say its size, by ranged requests."""
-    from huggingface_hub import constants
 
     config = json.loads(tiny_config("deepseek_v3").to_json_string())
     (served := tmp_path / "served").mkdir()
@@ -344,12 +344,7 @@ def test_headers_are_read_from_the_hub(tmp_path, monkeypatch, without_torch):
         folder_of(served, config, stored(built(tiny_config("deepseek_v3"))))
     ).parameters
     with model_hub.serving(served) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        look_at(monkeypatch, hub.address, tmp_path / "cache")
         wanted = Model(name_or_path=model_hub.NAME)
         assert base_sizes.read_geometry(wanted).parameters == true
         assert hub.fetched("model.safetensors") == 0
