@@ -183,6 +183,8 @@ class DisturbedPair:
         self.pair, self.inputs, self.folder, self.storage, self.cold = pair, inputs, folder, storage, cold
         self.dataset = inputs / f"{pair.rows}-dataset"
         self.draw = random.Random(seed)
+        # Few faults for each pair are in one run: on S3 of about every second pair.
+        self.begins_on_s3 = self.draw.random() < 0.5
         self.runs: list[DisturbedRun] = []
         self.problems: list[str] = []
 
@@ -194,7 +196,8 @@ class DisturbedPair:
         try:
             undisturbed = self._result(self._new_run(None, 1), Bag(self.draw), 0, report)
             while undisturbed and (done := sum(run.injected.total() for run in self.runs)) < faults:
-                on_s3 = bucket if self.storage == "s3" or len(self.runs) % 2 == 0 else None
+                is_turn_of_s3 = (len(self.runs) % 2 == 1) == self.begins_on_s3
+                on_s3 = bucket if self.storage == "s3" or is_turn_of_s3 else None
                 one = self._new_run(on_s3, self.draw.choice([1, 2]))
                 before = len(self.problems)
                 self._result(one, bag, faults - done, report, undisturbed)
