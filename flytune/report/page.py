@@ -129,6 +129,7 @@ def environment(escape: bool) -> Any:
     }
     environment.filters |= {
         "interval": interval,
+        "share_interval": share_interval,
         "duration": duration,
         "cell": cell,
         "prose": prose,
@@ -231,6 +232,11 @@ def interval(score: Part | Wins, name: str) -> str:
     """Return the 95 % interval of a field: `20.1 to 22.6`."""
     low, high = getattr(score, f"{name}_low"), getattr(score, f"{name}_high")
     return "unknown" if high >= sys.float_info.max else f"{number(low)} to {number(high)}"
+
+
+def share_interval(score: Part | Wins, name: str) -> str:
+    """Return the 95 % interval of a share as percentages: `62.5 % to 100 %`."""
+    return f"{percent(getattr(score, f'{name}_low'))} to {percent(getattr(score, f'{name}_high'))}"
 
 
 def duration(seconds: float) -> str:

@@ -210,6 +210,11 @@ def _may_be_cut(part: StoredSamples, sample: int, manifest: Manifest) -> bool:
     return length == manifest.max_length and bool(part.trained[part.starts[sample] + length - 1])
 
 
+def _trained(trained: list[bool], manifest: Manifest) -> str:
+    """Return the number of trained tokens; nothing of data none of whose tokens is predicted."""
+    return f", {sum(trained):,} trained" if manifest.train.trained_tokens else ""
+
+
 def _view_of_several(
     title: str, part: StoredSamples, sample: int, manifest: Manifest, tokenizer: Any
 ) -> SampleView:
@@ -222,7 +227,7 @@ def _view_of_several(
     tokens = zip(*(ids for ids, _ in sequences), strict=False)
     shared = sum(1 for _ in takewhile(lambda place: len({*place}) == 1, tokens))
     sizes = [
-        f"{name} {counted(len(ids), 'token')}, {sum(trained):,} trained"
+        f"{name} {counted(len(ids), 'token')}{_trained(trained, manifest)}"
         for name, (ids, trained) in zip(names, sequences, strict=True)
     ]
     note = f"{part.where(sample)}: {'; '.join(sizes)}; they part after {shared:,}"
@@ -249,7 +254,7 @@ def _view(
 ) -> SampleView:
     start, length = int(part.starts[sample]), int(part.lengths[sample])
     ids, trained = part.tokens(sample).tolist(), part.trained[start : start + length].tolist()
-    note = f"{part.where(sample)}: {counted(length, 'token')}, {sum(trained):,} trained"
+    note = f"{part.where(sample)}: {counted(length, 'token')}{_trained(trained, manifest)}"
     if part.desirable is not None:
         note += f", {row_kind(manifest.row_kind).label_names[bool(part.desirable[sample])]}"
     if part.classes is not None:
@@ -300,7 +305,7 @@ def _pictured(
                 yield Piece(picture.caption, "p", picture.caption, picture=picture.source)
             count = min(left, end - start)
             token = tokenizer.convert_ids_to_tokens(ids[start])
-            yield Piece(f"{token} x {count:,}", "s", f"{start}: {ids[start]}")
+            yield Piece(f"{token}\u00a0x\u00a0{count:,}", "s", f"{start}: {ids[start]}")
             start, left = start + count, left - count
 
 

@@ -233,7 +233,7 @@ def test_card_text(stored):
         "32 for training, 12 held out",
     ):
         assert shown in text
-    assert "pyflyte run workflows/finetune.py finetune --recipe recipe.yaml" in text
+    assert "flytune run recipe.yaml" in text
     assert "{{" not in text
     assert "\n\n\n" not in text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flytune.objectives import objective_of
-from flytune.records import Answer, Attempt, GpuUse, Metrics, Shard, SourceCounts
+from flytune.records import Answer, Attempt, GpuUse, Metrics, Shard, SourceCounts, Wins
 from flytune.report import charts, figure_charts, model_card
 from flytune.report import page as report_page
 from tests.support.reports import EVIL, Tags, metrics, run_of
@@ -210,6 +210,11 @@ def test_the_doubt_stands_beside_the_improvement():
 def test_an_interval_that_cannot_be_known():
     loss = metrics((-0.1, -sys.float_info.max, sys.float_info.max)).figure("loss")
     assert report_page.shown(loss, loss.difference) == "unknown"
+
+
+def test_the_interval_of_a_share_is_in_its_unit():
+    wins = Wins(tuned=8, base=0, ties=0, rate=1.0, rate_low=0.625, rate_high=1.0)
+    assert report_page.share_interval(wins, "rate") == "62.5 % to 100 %"
 
 
 @pytest.mark.parametrize(

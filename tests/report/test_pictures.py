@@ -65,7 +65,7 @@ def test_the_x_ray_shows_each_image_before_its_tokens(dataset: Path) -> None:
             assert max(picture.size) <= pictures.SIDE
             colors.append(picture.getpixel((5, 5)))
     assert [max(range(3), key=color.__getitem__) for color in colors] == [0, 2]
-    places = [page.index(text) for text in (captions[0], "&lt;image&gt; x ", captions[1])]
+    places = [page.index(text) for text in (captions[0], "&lt;image&gt;\u00a0x\u00a0", captions[1])]
     assert places == sorted(places)
 
 

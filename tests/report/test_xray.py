@@ -315,6 +315,15 @@ def headings(page: str) -> list[str]:
     return [html.unescape(found) for found in re.findall(r"<h3>(.*?)</h3>", page)]
 
 
+def test_of_texts_with_labels_nothing_is_said_of_trained_tokens_or_packing(tmp_path: Path) -> None:
+    rows = [{"text": f"Text {n}." + " More of it." * (n % 3 * 9), "label": n % 2} for n in range(40)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    content = tiny_recipe(tiny_base(tmp_path), path, {"objective": "classify"})
+    text = Tags(page_of(Recipe.model_validate(content), 40, tmp_path / "page.html")).text
+    assert "of it is padding" in text
+    assert not re.search(r"\d trained|tokens? are trained|data\.packing|end marker", text)
+
+
 def test_bad_rows_are_on_the_page_and_their_list_stays(tokenizer, tmp_path):
     path = faulty(tmp_path)
     asked = recipe(tokenizer, path, max_bad_fraction=0.1)

@@ -41,6 +41,8 @@ def answers(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[
             advice="remove these samples: a batch of such samples alone has no loss",
             example=statistics.examples.get("untrained", ""),
         )
+    elif not answers:
+        return
     complete, unended = statistics.last_answers, statistics.unended
     formats = set(manifest.format.split(", "))
     # If every token is trained, a chat that ends with a question has no end marker there; all other texts
