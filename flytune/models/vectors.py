@@ -236,9 +236,14 @@ objective.pooling has for it."""
 
 def published_pooling(model: Model) -> str | None:
     """Return the way of pooling that a base model's own files of sentence-transformers name; None where it
-    has none, or another than objective.pooling's, or the hub does not answer."""
-    name = base.local_name(model, weights=False)
+    has none, or another than objective.pooling's, or the hub does not answer.
+
+    Of a model whose sizes Flytune knows nothing is read: its plan needs no network.
+    """
+    if config_json.shipped_config(model) or config_json.known_config(model):
+        return None
     try:
+        name = base.local_name(model, weights=False)
         if Path(name).is_dir():
             file = Path(name) / _POOLING
         else:

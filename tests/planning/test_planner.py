@@ -458,6 +458,7 @@ def test_a_shipped_config_holds_for_its_revision_alone(connections):
 def test_a_known_name_is_counted_as_published_while_the_hub_does_not_answer(
     name, parameters, connections, caplog
 ):
+    base_sizes._warn_once.cache_clear()
     found = base_sizes.read_geometry(recipe_of(model={"name_or_path": name}).model)
     assert found.parameters == parameters, "the size that the hub shows"
     assert connections

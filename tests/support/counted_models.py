@@ -8,15 +8,17 @@ from flytune.models import loading
 from flytune.planning import workloads
 from tests.support.model_types import tiny_config
 from tests.support.plans import recipe_of
-from training_estimates import counting
+from training_estimates import counting, meta_model
 
 
 def built(config):
+    """Return a model on the meta device: of an encoder without a head, and of other types with theirs."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
+    kind = AutoModel if config.model_type in meta_model.ENCODERS else AutoModelForCausalLM
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return kind.from_config(config, **meta_model.ENCODERS.get(config.model_type, {}))
 
 
 def adapters(kind, named, **method):
