@@ -40,6 +40,46 @@ def gradients(model, part):
     }
 
 
+def test_the_layer_that_peft_puts_around_dbrx_hides_its_experts():
+    model = adapted(built("dbrx"), target_modules=["Wqkv"], target_parameters=["mlp.w1", "mlp.v1", "mlp.w2"])
+    with pytest.raises(AttributeError, match="'ParamWrapper' object has no attribute 'v1'"):
+        model(input_ids=IDS)
+    assert "ParamWrapper has no attribute v1" in experts.REFUSED["dbrx"]
+
+
+def in_4_bits(model):
+    """Quantize the experts by bitsandbytes' own function; transformers quantizes linear layers alone."""
+    from bitsandbytes.nn.parametrize import replace_parameter_4bit
+
+    for name in [name for name, module in model.named_modules() if hasattr(module, "gate_up_proj")]:
+        for parameter in ("gate_up_proj", "down_proj"):
+            if isinstance(getattr(model.get_submodule(name), parameter, None), nn.Parameter):
+                replace_parameter_4bit(model.get_submodule(name), parameter)
+    return model
+
+
+def test_experts_in_4_bits_get_no_adapter_that_is_trained():
+    from bitsandbytes.nn import Linear4bit
+    from transformers import BitsAndBytesConfig
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+
+    targets = {
+        "target_modules": ["q_proj"],
+        "target_parameters": ["experts.gate_up_proj", "experts.down_proj"],
+    }
+    model = built("qwen3_moe")
+    names = set(experts.fused(model))
+    replace_with_bnb_linear(model, quantization_config=BitsAndBytesConfig(load_in_4bit=True))
+    assert isinstance(model.model.layers[0].self_attn.q_proj, Linear4bit)
+    assert set(experts.fused(model)) == names, "as they were"
+
+    with pytest.warns(RuntimeWarning, match="no parameter was matched"):
+        assert gradients(adapted(in_4_bits(built("qwen3_moe")), **targets), ".experts.") == {}
+    with pytest.warns(UserWarning, match="Could not find any LoRA parametrization"):
+        found = gradients(in_4_bits(adapted(built("qwen3_moe"), **targets)), ".experts.")
+    assert sum(found.values()) == len(found) / 2, "of adapters that were there before, half get no gradient"
+
+
 class Listed(nn.Module):
     """Experts as modules of a list, as code of a model's own may have them."""
 

@@ -192,6 +192,36 @@ def test_training_export_evaluation_and_merge_read_the_same_weights(name, inputs
     assert merged <= (2e-2 if name == "int8" else 1e-4)
 
 
+def offloaded_gradients(base):
+    """Return the adapters' parameters with and without a gradient: of two plain layers, and of two that hooks
+    fetch."""
+    import torch
+    from accelerate.hooks import attach_align_device_hook
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(target_modules="all-linear")
+    )
+    for layer in model.get_base_model().model.layers[2:]:
+        attach_align_device_hook(
+            layer, execution_device="cpu", offload=True, weights_map=dict(layer.state_dict())
+        )
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    adapters = {
+        name: parameter.grad is not None for name, parameter in model.named_parameters() if "lora" in name
+    }
+    parts = [[has for name, has in adapters.items() if f".{number}." in name] for number in range(4)]
+    return [(sum(part), len(part) - sum(part)) for part in (parts[0] + parts[1], parts[2] + parts[3])]
+
+
+def test_adapters_of_offloaded_layers_get_no_gradients(inputs):
+    """The reason for refusing llm_int8_enable_fp32_cpu_offload: where this fails, accelerate has learned to
+    train them."""
+    assert offloaded_gradients(inputs / "tiny") == [(28, 0), (0, 28)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["ddp", "zero2"])
 def test_an_8_bit_base_trains_on_two_processes_as_on_one(sharding, inputs, tmp_path):
