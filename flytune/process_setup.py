@@ -149,8 +149,9 @@ def outside_logging(handler: Handler) -> Handler:
     """Return a handler that is not called where its exception would leave a lock of logging locked.
 
     Until Python 3.12 logging acquires its locks before the `try` that releases them. An exception between the
-    two, which only the handler of a signal can raise there, would keep the lock for ever: each other thread
-    that logs would wait, and who joins it. A signal at such a place is sent again a moment later.
+    two, which only the handler of a signal can raise there, would keep the lock: each other thread that logs
+    would wait for ever, and so would a thread that joins it. A signal at such a place is sent again a moment
+    later.
     """
 
     @functools.wraps(handler)

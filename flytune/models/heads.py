@@ -442,7 +442,8 @@ class VectorHead(Head):
         "an embedding model, which has no head of words; load it with sentence-transformers, as the "
         "README.md of the artifact shows"
     )
-    pooling = "last"
+    pooling: str = "last"
+    """Hidden state that is the vector of a text (objective.pooling)."""
 
     def bound(self, section: ObjectiveSection) -> Head:
         assert isinstance(section, Embed)

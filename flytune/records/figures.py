@@ -132,7 +132,7 @@ SHARE_OF_TEXTS = Figure(
     better="higher",
     is_paired=True,
     step="accuracy",
-    neutral_model="the best answer that is the same for all texts",
+    neutral_model="the best model with one answer for all texts",
 )
 LOSS = Figure(
     name="loss",
