@@ -84,7 +84,7 @@ def test_a_run_computes_what_trl_does(method, objective, inputs, tmp_path):
 def test_log_probabilities_of_the_reference_that_were_computed_before_are_those_of_the_copy(
     method, sharding, inputs, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(reference, "ROWS_AT_A_TIME", 7)  # the ranks are forked with this
+    monkeypatch.setattr(log_probs, "ROWS_AT_A_TIME", 7)  # the ranks are forked with this
     changes = {"evaluation.eval_steps": 2, "training.learning_rate": 1e-3}
     found = []
     for name, layout, asked in (("copy", "none", False), ("known", sharding, True)):

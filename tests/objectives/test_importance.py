@@ -155,7 +155,8 @@ def test_a_run_is_weighted_as_trl_does(inputs, tmp_path, engine):
     groups = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     theirs = ranks.run(1, logs_of_trl, recipe, groups, tmp_path / "theirs")
     for name in ("loss", "grad_norm"):
-        wanted = [pytest.approx(entry[name], rel=1e-4, abs=1e-6) for entry in theirs]
+        # A loss is a sum of advantages of both signs, of about 1: its rounding is theirs.
+        wanted = [pytest.approx(entry[name], rel=1e-4, abs=1e-5) for entry in theirs]
         assert [getattr(step, name) for step in ours.steps] == wanted, name
     mean = [pytest.approx(entry["sampling/importance_sampling_ratio/mean"], rel=1e-4) for entry in theirs]
     assert [step.importance_mean for step in ours.steps] == mean
