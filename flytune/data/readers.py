@@ -12,7 +12,7 @@ import lzma
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
@@ -81,11 +81,11 @@ _MOST_SKIPPED = 10 * LARGEST_LINE
 _TOO_LONG = f"more than {LARGEST_LINE:,} bytes; divide the row into several"
 
 
-def read(source: Source, key: str = "data", advance: Advance | None = None) -> Iterator[Row]:
+def read(source: Source, key: str = "data", advance: Advance | None = None) -> Generator[Row, None, None]:
     """Yield the rows of one source of a recipe, in order; at most `max_samples` of them if it is set.
 
     JSON Lines, CSV and Parquet are streamed; a JSON file is read completely. `key` is the source's key in the
-    recipe.
+    recipe. Closing the generator closes the file that it reads.
 
     Raises:
         DataError: the source does not exist, or a file of it is damaged; the message has the location.
@@ -96,10 +96,10 @@ def read(source: Source, key: str = "data", advance: Advance | None = None) -> I
         )
     else:
         rows = read_path(str(source.path), f"{key}.path", source, advance, source.exclude)
-    return islice(rows, source.max_samples)
+    yield from islice(rows, source.max_samples)
 
 
-def read_heldout(data: Data, advance: Advance | None = None) -> Iterator[Row]:
+def read_heldout(data: Data, advance: Advance | None = None) -> Generator[Row, None, None]:
     """Yield the rows of the held-out data that the recipe names: of data.heldout_path, or of data.eval_split.
 
     Raises:

@@ -5,7 +5,7 @@ import math
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -179,8 +179,8 @@ def look(asked: Asked) -> Looked:
 
 def _first_rows(named: str, count: int) -> list[dict[str, Any]]:
     source = _draft(Asked(named, "any", "", "price"), "sft", {"max_samples": ROWS}).data.all_sources["data"]
-    read = data.readers.strict(data.readers.read(source))
-    rows = [row for row, _ in islice(read, count) if isinstance(row, dict)]
+    with closing(data.readers.read(source)) as stored:
+        rows = [row for row, _ in islice(data.readers.strict(stored), count) if isinstance(row, dict)]
     if not rows:
         raise DataError(f"{named}: has no row; name a file with samples")
     return rows

@@ -1,6 +1,7 @@
 """The first rows of a recipe's local data, read and tokenized as the preparation does, so that a plan knows
 what it refuses."""
 
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -44,8 +45,9 @@ def warnings(recipe: Recipe) -> list[str]:
         stored = readers.read_heldout(data) if key == data.heldout_key else readers.read(source, key)
         # Unreadable rows are counted among the first ones alone: the others of a large file would be read for
         # minutes.
-        few = islice(stored, ROWS + 1)
-        rows = list(few if data.max_bad_fraction else readers.strict(few))
+        with closing(stored):
+            few = islice(stored, ROWS + 1)
+            rows = list(few if data.max_bad_fraction else readers.strict(few))
         first, are_all = rows[:ROWS], len(rows) <= ROWS
         which = f"{source.name}: {'all' if are_all else 'the first'} {counted(len(first), 'row')}"
         samples = sampler.samples(Chunk(key, first, "", "", 1.0, False))

@@ -4,6 +4,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from html import escape
 from itertools import groupby, islice
 from pathlib import Path
@@ -180,8 +181,8 @@ def _with_few_heldout(section: Data, rows: int, cut: Path) -> _Heldout:
     """Limit held-out data of its own to its first `rows` rows, which are written to `cut` if it has more."""
     if section.heldout_key is None:
         return _Heldout(section, cut, [], [])
-    read = read_heldout(section)
-    first = list(islice(read if section.max_bad_fraction else strict(read), rows + 1))
+    with closing(read_heldout(section)) as stored:
+        first = list(islice(stored if section.max_bad_fraction else strict(stored), rows + 1))
     if len(first) <= rows:
         return _Heldout(section, cut, [], [])
     readable = [(row, where) for row, where in first[:rows] if not isinstance(row, DataError)]
