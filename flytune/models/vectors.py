@@ -242,6 +242,7 @@ def published_pooling(model: Model) -> str | None:
     """
     if config_json.shipped_config(model) or config_json.known_config(model):
         return None
+    # published.content_of needs transformers, which a plan's pod lacks.
     try:
         name = base.local_name(model, weights=False)
         if Path(name).is_dir():

@@ -40,6 +40,10 @@ def files():
 FILES = list(files())
 
 
+def test_there_are_thirty_files_of_each():
+    assert min(sum(name.endswith(suffix) for name, _, _ in FILES) for suffix in (".yml", ".yaml")) >= 30
+
+
 @pytest.mark.parametrize(("name", "planned", "content"), FILES, ids=[name for name, _, _ in FILES])
 def test_a_file_is_planned_or_refused_in_one_sentence(name, planned, content, tmp_path):
     path = written(tmp_path, name, content)

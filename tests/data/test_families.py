@@ -13,6 +13,7 @@ from flytune.data import Collator
 from flytune.data.formats import Chat, Plain, convert
 from flytune.data.labels import IGNORED, encode
 from flytune.data.render import ChatTemplate, render
+from flytune.errors import DataError
 from tests.support.chats import CHATML, chat, prepared, stored, tokenizer_folder
 from tests.support.paths import ROOT
 
@@ -59,6 +60,11 @@ def of_family(tokenizers: Any) -> Any:
 def of_texts(texts: list[str], system: str | None = None) -> Chat:
     first = [{"role": "system", "content": system}] if system is not None else []
     return Chat(first + chat(*texts).messages)
+
+
+def test_there_are_ten_families() -> None:
+    assert {path.stem for path in FOLDER.glob("*.jinja")} == FAMILIES.keys()
+    assert len(FAMILIES) == 10
 
 
 # No characters that write a special token; control characters are not text.
@@ -112,6 +118,17 @@ def test_the_trained_tokens_say_the_answers(name: str, trim: bool, of_family: An
     end = re.escape(FAMILIES[name].end)
     assert re.fullmatch(f" ?The fox 日本{end} ?12{end}", said)
     assert ids.count(tokenizer.bos_token_id) <= (3 if name == "llama-2" else 1)
+
+
+@pytest.mark.parametrize("name", ["llama-2", "mistral", "gemma"])
+def test_templates_that_want_speakers_in_turn_refuse_two_answers_in_a_row(name: str, of_family: Any) -> None:
+    turns = [{"from": speaker, "value": speaker} for speaker in ("human", "gpt", "gpt")]
+    asked = convert({"conversations": turns}, "sharegpt", {}, "x:1")
+    with pytest.raises(
+        DataError,
+        match=r"x:1: the chat template refuses these messages \(user, assistant, assistant\): .* in turn",
+    ):
+        render(asked, ChatTemplate(of_family(name)), True, "x:1")
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama-3", "phi-3", "zephyr", "vicuna", "deepseek", "command-r"])

@@ -210,6 +210,8 @@ def test_the_advised_weights_balance_the_labels(desirable, undesirable):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"data.packing": True}, "data.packing: objective: kto pads its rows"),
+        ({"data.too_long": "split"}, "data.too_long: split, but a piece of an answer"),
         (
             {"data.format": "messages"},
             "data.format: messages, but objective: kto compares labelled answers; write unpaired,",
@@ -226,6 +228,10 @@ def test_the_advised_weights_balance_the_labels(desirable, undesirable):
         (
             {"objective": {"name": "kto", "loss_type": ["kto", "apo_zero_unpaired"]}},
             "loss_type: kto has one loss",
+        ),
+        (
+            {"objective": {"name": "kto", "label_smoothing": 0.1}},
+            "label_smoothing: only for name: dpo, and this is kto",
         ),
         (
             {"objective": {"name": "dpo", "desirable_weight": 2}},
