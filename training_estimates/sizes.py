@@ -83,6 +83,18 @@ class Tower(Immutable):
     """Numbers of the MLP's width that a trained layer keeps for its backward pass."""
     patches_of_token: float
     """Patches of an image for each of its tokens in the text."""
+    patch_size: int
+    """Pixels of a patch's side."""
+    image_size: int | None
+    """Pixels of the side to which each image, or each tile of one, is resized; None where images keep their
+    size."""
+    window_layers: int
+    """Layers in which a patch attends to those of its window alone; in all others to those of its image."""
+    window_size: int
+    """Pixels of a window's side."""
+    masked: bool
+    """True if the patches of all images of a batch are one sequence with a mask, False if each image is a
+    sequence of its own."""
 
 
 class Geometry(Immutable):

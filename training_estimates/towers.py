@@ -1,14 +1,21 @@
 """The tower, the part of a vision-language model that reads images: its sizes, and its memory and time for
 the images of a micro batch.
 
-Attention among the patches of an image is not counted: how large images are, config.json does not say.
+How large images are, config.json does not say: where a tower does not resize them, each is as large as
+`Workload.image_pixels` or a whole row allows.
 """
 
+import math
 from typing import Any, NamedTuple
 
 from training_estimates.accelerators import Accelerator
 from training_estimates.config_json import Config
-from training_estimates.flops import product_seconds, recomputes
+from training_estimates.flops import (
+    ATTENTION_BACKWARD,
+    ATTENTION_HALF_LENGTH,
+    product_seconds,
+    recomputes,
+)
 from training_estimates.sizes import Tower
 from training_estimates.workload import BYTES, Workload
 
@@ -17,6 +24,10 @@ GATED = ("mistral3", "qwen2_5_vl")
 JOINED = ("qwen2_5_vl", "qwen3_vl")
 """Model types with one matrix for queries, keys and values. Its product stays beside the rotated queries and
 keys."""
+OWN_SIZE = ("mistral3", "qwen2_5_vl", "qwen3_vl")
+"""Model types that read an image in its own size; all others resize it, or tiles of it, to one size."""
+MASKED = ("mistral3",)
+"""Model types whose tower computes attention among the patches of all images of a batch, with a mask."""
 ONE_PATCH = ("llava", "llava_onevision")
 """Model types whose images have a token for each patch."""
 
@@ -30,6 +41,8 @@ def of_config(content: dict[str, Any], name: str) -> Tower | None:
     if layers is None or patches is None:
         return None
     is_gated, is_quick = config.kind in GATED, vision.content.get("hidden_act") == "quick_gelu"
+    has_windows = "fullatt_block_indexes" in vision.content
+    whole_layers = len(vision.indices("fullatt_block_indexes"))
     tower = Tower(
         layers=vision.size(layers),
         hidden_size=vision.size("hidden_size"),
@@ -40,6 +53,11 @@ def of_config(content: dict[str, Any], name: str) -> Tower | None:
         # Of each matrix but the last its output, the activation, and what the last one reads.
         mlp_kept=4 if is_gated else 2 + is_quick,
         patches_of_token=patches,
+        patch_size=vision.size("patch_size"),
+        image_size=None if config.kind in OWN_SIZE else vision.size("image_size"),
+        window_layers=vision.size(layers) - whole_layers if has_windows else 0,
+        window_size=vision.size("window_size") if has_windows else 0,
+        masked=config.kind in MASKED,
     )
     return None if config.problems or vision.problems else tower
 
@@ -64,13 +82,27 @@ def patches(workload: Workload) -> float:
     return workload.image_tokens * tower.patches_of_token if tower else 0.0
 
 
+def attended(workload: Workload) -> float:
+    """Return the patches among which the tower computes attention: those of the largest image, or of all
+    images of a micro batch where they are one sequence with a mask."""
+    tower, of_batch = workload.geometry.tower, patches(workload)
+    if tower is None or tower.masked:
+        return of_batch
+    if tower.image_size is not None:
+        return (tower.image_size // tower.patch_size) ** 2
+    of_row = of_batch / workload.micro_batch
+    if workload.image_pixels is None:
+        return of_row
+    return min(of_row, math.ceil(workload.image_pixels / tower.patch_size**2))
+
+
 def kept_bytes(workload: Workload) -> float:
     """Return what a trained tower keeps from its forward pass to its backward pass; 0 of a frozen one."""
     tower = workload.geometry.tower
     if tower is None or not workload.trains_tower:
         return 0.0
     each = _stream(tower, workload) if recomputes(workload) else _kept(tower, workload)
-    return patches(workload) * tower.layers * each
+    return patches(workload) * tower.layers * each + _mask(tower, workload)
 
 
 def working_bytes(workload: Workload) -> float:
@@ -83,7 +115,13 @@ def working_bytes(workload: Workload) -> float:
     layer = BYTES[workload.compute_dtype] * (inner + 2 * tower.hidden_size)
     if workload.trains_tower and recomputes(workload):
         layer += _kept(tower, workload)
-    return kept_bytes(workload) + patches(workload) * layer
+    mask = 0.0 if workload.trains_tower else _mask(tower, workload)
+    return kept_bytes(workload) + patches(workload) * layer + mask
+
+
+def _mask(tower: Tower, workload: Workload) -> float:
+    """Return the bytes of the mask, a number for each pair of patches."""
+    return BYTES[workload.weight_dtype] * patches(workload) ** 2 if tower.masked else 0.0
 
 
 def _stream(tower: Tower, workload: Workload) -> int:
@@ -101,7 +139,7 @@ def _kept(tower: Tower, workload: Workload) -> int:
 
 
 class Seconds(NamedTuple):
-    """Seconds of the matrix products over one micro batch, by part of StepTime."""
+    """Seconds of the tower over one micro batch, by part of StepTime."""
 
     forward: float = 0.0
     recomputation: float = 0.0
@@ -109,7 +147,7 @@ class Seconds(NamedTuple):
 
 
 def seconds(workload: Workload, accelerator: Accelerator) -> Seconds:
-    """Return the time of the tower's matrix products for one micro batch."""
+    """Return the time of the tower's matrix products and attention for one micro batch."""
     tower = workload.geometry.tower
     if tower is None or not workload.image_tokens:
         return Seconds()
@@ -120,7 +158,27 @@ def seconds(workload: Workload, accelerator: Accelerator) -> Seconds:
         *[(count, hidden, inner)] * (2 if tower.is_gated else 1),
         (count, inner, hidden),
     ]
-    forward = tower.layers * sum(product_seconds(shape, accelerator) for shape in shapes)
+    products = tower.layers * sum(product_seconds(shape, accelerator) for shape in shapes)
+    attention = _attention_seconds(tower, workload, accelerator)
+    forward = products + attention
     if not workload.trains_tower:
         return Seconds(forward)
-    return Seconds(forward, forward if recomputes(workload) else 0.0, 2 * forward)
+    backward = 2 * products + ATTENTION_BACKWARD * attention
+    return Seconds(forward, forward if recomputes(workload) else 0.0, backward)
+
+
+def attention_lengths(workload: Workload) -> list[tuple[int, float]]:
+    """Return numbers of layers, and among how many patches each of their patches attends."""
+    tower, whole = workload.geometry.tower, attended(workload)
+    if tower is None:
+        return []
+    window = (tower.window_size / tower.patch_size) ** 2
+    return [(tower.layers - tower.window_layers, whole), (tower.window_layers, min(whole, window))]
+
+
+def _attention_seconds(tower: Tower, workload: Workload, accelerator: Accelerator) -> float:
+    """Return seconds of attention in the forward pass of all layers."""
+    rate = accelerator.attention_tflops * 1e12 * workload.framework.attention_share
+    # At half speed for ATTENTION_HALF_LENGTH patches, as the language model's attention.
+    lengths = sum(layers * (length + ATTENTION_HALF_LENGTH) for layers, length in attention_lengths(workload))
+    return 4.0 * tower.hidden_size * patches(workload) * lengths / rate

@@ -133,6 +133,8 @@ class Workload:
     decoding: Decoding | None = None
     image_tokens: int = 0
     """Tokens of images in a micro batch, at most."""
+    image_pixels: int | None = None
+    """Pixels of an image, at most; None where only the length of a row limits them."""
     trains_tower: bool = False
     """True if what reads the images is trained too."""
 

@@ -361,7 +361,7 @@ def _images(work: Workload) -> list[str]:
     return [
         f"images: as if all tokens were theirs: {towers.patches(work):,.0f} patches of a micro batch pass "
         f"{counted(tower.layers, 'layer')} of the tower, which take {towers.working_bytes(work) / GIB:.2f} "
-        f"GiB at most while it computes; {kept}; attention among patches is not in the time"
+        f"GiB at most while it computes; {kept}; a patch attends to up to {towers.attended(work):,.0f} others"
     ]
 
 
