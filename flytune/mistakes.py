@@ -169,7 +169,8 @@ def alternatives(annotation: Any) -> list[Any]:
 def _inner(annotation: Any, part: int | str) -> list[Any]:
     """Return the types of the value at a key or index of a value."""
     if is_model(annotation):
-        return [field.annotation] if (field := annotation.model_fields.get(str(part))) else []
+        field = annotation.model_fields.get(str(part))
+        return [field.annotation] if field else []
     arguments = typing.get_args(annotation)
     return [arguments[-1]] if arguments and typing.get_origin(annotation) in (dict, list) else []
 

@@ -77,7 +77,8 @@ def check_list(names: Iterable[str]) -> list[str]:
         earlier.add(name)
     for name in checked:
         parts = name.split("/")
-        if above := [folder for end in range(1, len(parts)) if (folder := "/".join(parts[:end])) in earlier]:
+        folders = ["/".join(parts[:end]) for end in range(1, len(parts))]
+        if above := [folder for folder in folders if folder in earlier]:
             raise NameRefused(
                 f"the name {_shown(above[0])} is a file and the folder of {_shown(name)}; it is not used"
             )

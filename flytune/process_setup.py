@@ -12,6 +12,7 @@ frees next to nothing.
 import atexit
 import functools
 import gc
+import itertools
 import logging
 import multiprocessing
 import os
@@ -88,12 +89,12 @@ def clear(*, in_pod: bool) -> None:
         return
     if not in_pod:
         _refuse_further_ranks()
-    names_by_kind = {
-        kind: names
-        for kind, patterns in _TABLE.items()
-        if (names := _matching([pattern for pattern in patterns if not (in_pod and pattern == _OF_OPERATOR)]))
-    }
-    for name in [name for names in names_by_kind.values() for name in names]:
+    names_by_kind = {}
+    for kind, patterns in _TABLE.items():
+        removed = [pattern for pattern in patterns if not (in_pod and pattern == _OF_OPERATOR)]
+        if names := _matching(removed):
+            names_by_kind[kind] = names
+    for name in itertools.chain.from_iterable(names_by_kind.values()):
         del os.environ[name]
     if names_by_kind:
         named = "; ".join(f"{', '.join(names)} (of {kind})" for kind, names in names_by_kind.items())

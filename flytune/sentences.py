@@ -31,6 +31,11 @@ def enumerated(names: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+def at_revision(name: str, revision: str | None) -> str:
+    """Return the name of a repository with its revision, if it has one: "org/model@main"."""
+    return f"{name}@{revision}" if revision else name
+
+
 def one_line(text: object, longest: int = 300) -> str:
     """Return a library's text in one line, in which a class is its name: `float` instead of `<class
     'float'>`."""

@@ -97,9 +97,10 @@ def _fused_norms(workload: Workload) -> bool:
 def _norms(workload: Workload, compute: int, stream: int) -> tuple[float, float]:
     hidden = workload.geometry.hidden_size
     # Fused: the input. Eager RMSNorm: a float32 copy of it, and the factor of the trained weight.
-    kept_bytes = stream if _fused_norms(workload) else 4 + (compute if workload.method == "full" else 0)
+    of_weights = compute if workload.method == "full" else 0
+    kept_bytes = stream if _fused_norms(workload) else 4 + of_weights
     # Where weights behind the norm are trained, its output is their input.
-    kept_bytes += compute if workload.method == "full" else 0
+    kept_bytes += of_weights
     norms = 1 if workload.geometry.model_type == "phi" else 2
     # An input in float32 needs no copy, and the first norm's is the layer's.
     shared = 4 if stream == 4 and workload.checkpointing != "none" and not _fused_norms(workload) else 0
@@ -279,7 +280,6 @@ def _loss(workload: Workload, compute: int, stream: int) -> float:
     sizes, loss = workload.geometry, workload.framework.loss
     # The last norm: its output, and its input (fused) or a float32 copy.
     norm = (stream if _fused_norms(workload) else 4) + compute if loss.keeps_norm else 0
-    word = loss.per_word + (
-        loss.shift_per_word if workload.micro_batch * workload.sequences_per_row > 1 else 0
-    )
+    has_several = workload.micro_batch * workload.sequences_per_row > 1
+    word = loss.per_word + (loss.shift_per_word if has_several else 0)
     return float(sizes.hidden_size * (norm + loss.per_hidden) + workload.outputs * word)

@@ -188,12 +188,10 @@ def layers_seconds(workload: Workload, accelerator: Accelerator) -> tuple[float,
         weights += count * product_seconds((k, m, n), accelerator)
     skipped = skipped_shape(workload)
     layers = workload.geometry.num_hidden_layers
-    again = (
-        forward - (layers * product_seconds(skipped, accelerator) if skipped else 0.0)
-        if recomputes(workload)
-        else 0.0
-    )
-    return forward, again, weights
+    if not recomputes(workload):
+        return forward, 0.0, weights
+    not_again = layers * product_seconds(skipped, accelerator) if skipped else 0.0
+    return forward, forward - not_again, weights
 
 
 def input_gradients_seconds(workload: Workload, accelerator: Accelerator, forward: float) -> float:

@@ -60,10 +60,9 @@ def reserved(workload: Workload, is_calibrated: bool = False) -> Band:
 
 def speed(workload: Workload, is_calibrated: bool = False) -> Band:
     """Return the band of tokens a second."""
-    return BANDS[
-        "speed, "
-        + ("calibrated" if is_calibrated else "enough tokens" if is_enough(workload) else "few tokens")
-    ]
+    if is_calibrated:
+        return BANDS["speed, calibrated"]
+    return BANDS["speed, enough tokens" if is_enough(workload) else "speed, few tokens"]
 
 
 def after_a_run() -> Band:
@@ -78,4 +77,6 @@ def is_enough(workload: Workload) -> bool:
 
 
 def _kind(workload: Workload, is_calibrated: bool) -> str:
-    return "lengths vary" if workload.variable_length else "calibrated" if is_calibrated else "one shape"
+    if workload.variable_length:
+        return "lengths vary"
+    return "calibrated" if is_calibrated else "one shape"

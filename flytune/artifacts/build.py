@@ -72,8 +72,11 @@ def _steady(steps: list[Step], first: int) -> tuple[list[Step], int]:
 
     A logged step may cover several; the first one covers those since step `first`.
     """
-    kept = steps[1:] or steps
-    return kept, kept[-1].step - (steps[0].step if steps[1:] else first) if kept else 0
+    if not steps:
+        return [], 0
+    if len(steps) == 1:
+        return steps, steps[0].step - first
+    return steps[1:], steps[-1].step - steps[0].step
 
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from flytune.models import adapter_files, base, heads, loading
 from flytune.recipe import Recipe
 from flytune.records import Contents
 from flytune.records.contents import verify
+from flytune.sentences import at_revision
 
 FLAG = "--trust-remote-code"
 
@@ -109,7 +110,7 @@ def describe_base(folder: Path, consent: Consent = NONE) -> str:
     if consent.base is not None:
         return f"{consent.base} (--base)"
     model = Recipe.from_yaml(folder / "recipe.yaml").model
-    return f"{model.name_or_path}{f'@{model.revision}' if model.revision else ''} (named by the artifact)"
+    return f"{at_revision(model.name_or_path, model.revision)} (named by the artifact)"
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from flytune.artifacts import Entry, catalog
 from flytune.console import tables
 from flytune.records import MeasuredFigure
-from flytune.sentences import counted
+from flytune.sentences import at_revision, counted
 
 FIGURES = 2
 """Number of figures of an artifact in the table."""
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _base(entry: Entry) -> str:
-    return f"{entry.base or 'unknown'}{f'@{entry.revision[:12]}' if entry.revision else ''}"
+    return at_revision(entry.base or "unknown", entry.revision and entry.revision[:12])
 
 
 def _data(entry: Entry) -> str:

@@ -76,7 +76,8 @@ class Parser(argparse.ArgumentParser):
             raise
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        if message and (file := file or sys.stderr) is not None:
+        file = file or sys.stderr
+        if message and file is not None:
             file.write(message)
             file.flush()
 

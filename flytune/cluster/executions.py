@@ -24,7 +24,7 @@ FAILED = ("FAILED", "FAILING", "ABORTED", "ABORTING", "TIMED_OUT")
 _NAME = r"[a-z][a-z0-9-]*"
 _ADDRESSES = (
     re.compile(
-        r"https?://.*/projects/(?P<project>[^/]+)/domains/(?P<domain>[^/]+)/executions/(?P<name>[^/?#]+)"
+        r"https?://.*/projects/(?P<project>[^/]+)/domains/(?P<domain>[^/]+)/executions/(?P<name>[^/?#]+).*"
     ),
     re.compile(
         r"flyte://v1/(?P<project>[^/]+)/(?P<domain>[^/]+)/(?P<name>[^/]+)(?:/(?P<node>[^/]+)(?:/.*)?)?"
@@ -68,11 +68,7 @@ def parse(text: str, project: str, domain: str) -> Execution | None:
     `project` and `domain` apply to an id.
     """
     for pattern in _ADDRESSES:
-        if (
-            match := pattern.match(text.strip())
-            if pattern is _ADDRESSES[0]
-            else pattern.fullmatch(text.strip())
-        ):
+        if match := pattern.fullmatch(text.strip()):
             return Execution(**({"project": project, "domain": domain} | match.groupdict()))
     return None
 

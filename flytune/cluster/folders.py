@@ -43,10 +43,8 @@ def problems(recipe: Recipe, cluster: Cluster, shape: str, uploaded: bool = True
             uploaded or use.is_written or cluster.has_mounted(path)
         ):
             continue
-        if problem := next(
-            (sentence for pods in use.pods if (sentence := _problem(use, path, pods, cluster))), None
-        ):
-            problems.append(f"{use.key}: {use.path}: {problem}")
+        of_pods = [_problem(use, path, pods, cluster) for pods in use.pods]
+        problems += [f"{use.key}: {use.path}: {problem}" for problem in of_pods if problem][:1]
     return problems
 
 

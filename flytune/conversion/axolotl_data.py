@@ -8,6 +8,7 @@ from flytune.conversion import training
 from flytune.conversion.draft import Draft
 from flytune.data.columns import AXOLOTL_LABELLED, AXOLOTL_PAIRS, AXOLOTL_QUESTIONS
 from flytune.data.messages import THOUGHT_KEYS
+from flytune.sentences import at_revision
 
 _LOCAL = re.compile(r"^[./~]|/$|\.(jsonl?|ndjson|csv|tsv|txt|parquet|arrow)(\.\w+)?$|://")
 _LOADERS = ("json", "jsonl", "csv", "parquet", "arrow", "text")
@@ -139,7 +140,7 @@ def require_whole(draft: Draft, label: str, split: str | None) -> None:
 
 def of_hub(repository: str, file: str, revision: str | None = None) -> str:
     """Return the address of a file or folder of a data set on the hub."""
-    return f"hf://datasets/{repository}{f'@{revision}' if revision else ''}/{file}"
+    return f"hf://datasets/{at_revision(repository, revision)}/{file}"
 
 
 _REASONS = {

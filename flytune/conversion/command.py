@@ -206,15 +206,17 @@ def _arguments(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         elif re.fullmatch(r"-[A-Za-z]", word):  # python's -m and -u
             key = None
         elif key is not None:
-            value = _value(word)
-            content[key] = (
-                value
-                if content[key] is True
-                else [*(content[key] if isinstance(content[key], list) else [content[key]]), value]
-            )
+            content[key] = _with_value(content[key], _value(word))
         else:
             places.append(word)
     return {key: value for key, value in content.items() if key}, places
+
+
+def _with_value(before: Any, value: Any) -> Any:
+    """Return an option's value after a further one; True stands for none so far."""
+    if before is True:
+        return value
+    return [*before, value] if isinstance(before, list) else [before, value]
 
 
 def _value(word: str) -> Any:

@@ -163,7 +163,12 @@ def _format(draft: Draft, name: str, entry: dict[str, Any], stage: str) -> dict[
         )
     if entry.get("ranking"):
         draft.refuse(f"dataset: {name}: has pairs, which stage sft does not train; write stage: dpo")
-    form = "instruction" if not is_chat else "messages" if "messages" in prompt else "sharegpt"
+    if not is_chat:
+        form = "instruction"
+    elif "messages" in prompt:
+        form = "messages"
+    else:
+        form = "sharegpt"
     return {"format": form} | renamed(of_all | answer) | separator
 
 

@@ -65,7 +65,8 @@ def near(path: Path, name: str) -> Path | None:
 def _of_accelerate(path: Path, name: str) -> dict[str, Any]:
     """Return the arguments that a configuration of accelerate stands for; none if it is not on this
     machine."""
-    content = load_yaml(file) if (file := near(path, name)) else None
+    file = near(path, name)
+    content = load_yaml(file) if file else None
     if not isinstance(content, dict):
         return {}
     kind = str(content.get("distributed_type")).upper()
@@ -158,13 +159,14 @@ def _zero(draft: Draft, deepspeed: Any) -> tuple[str, str | None]:
     if isinstance(content, dict):
         zero = content.get("zero_optimization") or {}
         stage, text = zero.get("stage", 0), json.dumps(zero)
-        offload = "nvme" if '"nvme"' in text else "cpu" if '"cpu"' in text else None
+        uses_nvme, uses_cpu = '"nvme"' in text, '"cpu"' in text
     else:
         match = _STAGE.search(str(deepspeed).lower())
         stage = int(match[1]) if match else 3
-        offload = "cpu" if re.search("cpu|offload", str(deepspeed)) else None
-        if "nvme" in str(deepspeed):
-            offload = "nvme"
+        uses_nvme, uses_cpu = "nvme" in str(deepspeed), bool(re.search("cpu|offload", str(deepspeed)))
+    offload = "cpu" if uses_cpu else None
+    if uses_nvme:
+        offload = "nvme"
     if stage not in (1, 2, 3):
         return "ddp", None
     return f"zero{stage}", None if stage == 1 else offload

@@ -352,11 +352,11 @@ def _sources(draft: Draft, dataset: dict[str, Any]) -> list[dict[str, Any]]:
         )
     if _is_file(path):
         return [{"path": path}]
-    if (
-        files := [files]
-        if isinstance(files, str)
-        else files or ([dataset["data_dir"]] if dataset.get("data_dir") else [])
-    ):
+    if isinstance(files, str):
+        files = [files]
+    elif not files and dataset.get("data_dir"):
+        files = [dataset["data_dir"]]
+    if files:
         return [{"path": axolotl_data.of_hub(path, str(file))} for file in files]
     source = {
         "dataset_name": path,

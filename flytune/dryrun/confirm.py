@@ -188,7 +188,8 @@ def _describe(recipe: Recipe, fit: Fit, traced: DryRun, is_known: bool = True) -
         if is_known
     }
     module = f", in {traced.peak_module}" if traced.peak_module else ""
-    ignored = f"; {left_out}" if (left_out := dryrun.left_out(recipe)) else ""
+    left_out = dryrun.left_out(recipe)
+    ignored = f"; {left_out}" if left_out else ""
     return (
         f"dry run: {traced.peak_bytes / GIB:.2f} GiB allocated at most ({traced.peak_phase}{module})"
         + closed.get(STEP, "")

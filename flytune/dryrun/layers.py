@@ -77,9 +77,8 @@ def find(model: Any) -> Repetition | None:
         return None  # layers share parameters
     path = next(name for name, module in model.named_modules() if module is lists[0])
     kinds = [_kind(layer) for layer in layers]
-    repetitions = [
-        Repetition(path, *run) for period in range(1, LONGEST + 1) if (run := _longest(kinds, period))
-    ]
+    runs = [_longest(kinds, period) for period in range(1, LONGEST + 1)]
+    repetitions = [Repetition(path, *run) for run in runs if run]
     # One unit less is traced too.
     return max(
         (repetition for repetition in repetitions if repetition.units > 1),
@@ -206,9 +205,9 @@ class Trace:
 
         def index(layer: int, copy: int) -> int:
             """Return the index in the complete model."""
-            return layer + (
-                0 if layer < first else copy * period if layer < first + period else units * period
-            )
+            if layer < first:
+                return layer
+            return layer + (copy if layer < first + period else units) * period
 
         def place(time: int, home: int | None, copy: int) -> _Place:
             start, stage, layer = parts[bisect_left(starts, time) - 1]

@@ -106,14 +106,11 @@ class GroupPolicy(ObjectiveBase):
     def figures(self) -> list[Figure]:
         scaled = ["objective.rewards", "objective.max_completion_length"]
         of_reference = [of_answers(LOSS.model_copy(update={"step": "", "eval_step": ""}), "reference")]
-        steps, count = (
-            [
-                *STEPS,
-                *([KL] if self.section.beta else []),
-                *(() if self.section.engine.draws_as_trained else WEIGHTS),
-            ],
-            self.section.eval_answers,
-        )
+        steps, count = [*STEPS], self.section.eval_answers
+        if self.section.beta:
+            steps.append(KL)
+        if not self.section.engine.draws_as_trained:
+            steps += WEIGHTS
         several = PASS.model_copy(
             update={
                 "name": "pass_at_k",
@@ -121,7 +118,9 @@ class GroupPolicy(ObjectiveBase):
                 "meaning": f"prompts of which one of {counted(count, 'answer')} has it",
             }
         )
-        passes = [PASS, several] if count > 1 else [PASS] if count else []
+        passes = [PASS] if count else []
+        if count > 1:
+            passes.append(several)
         return [REWARD.model_copy(update={"scaled_by": scaled}), *passes, POLICY_LOSS, *steps, *of_reference]
 
     def problems(self) -> list[str]:

@@ -160,8 +160,9 @@ def verify(
                 f"{folder}: {name.as_posix()!r:.200}: not one of the artifact's files, by {CONTENTS}; "
                 f"{_AGAIN}"
             )
-        if path.is_symlink() and not is_hidden and (led := _link_problem(folder, name.as_posix())):
-            raise ExportError(f"{folder}: {led}; {_AGAIN}")
+        problem = _link_problem(folder, name.as_posix()) if path.is_symlink() and not is_hidden else None
+        if problem:
+            raise ExportError(f"{folder}: {problem}; {_AGAIN}")
     compared = (listed if weights else without_weights(listed)).files
     total = sum(file.size for file in compared)
     with (

@@ -261,4 +261,6 @@ class Plan(Record):
 
 def verdict(share: float) -> str:
     """Return the verdict on a share of a resource: `fits`, `tight` or `does not fit`."""
-    return "does not fit" if share > 1 else "tight" if share > TIGHT else "fits"
+    if share > 1:
+        return "does not fit"
+    return "tight" if share > TIGHT else "fits"

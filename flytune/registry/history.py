@@ -52,13 +52,11 @@ class ModelComparison(Strict):
 
     def describe(self) -> str:
         """Return the figures in one line."""
-        side = (
-            "below"
-            if self.difference_high < 0
-            else "above"
-            if self.difference_low > 0
-            else "on both sides of"
-        )
+        side = "on both sides of"
+        if self.difference_high < 0:
+            side = "below"
+        elif self.difference_low > 0:
+            side = "above"
         model = "its base model" if self.against == "base" else "the accepted model"
         ends = f"{self.difference_low:+.4f} to {self.difference_high:+.4f}"
         interval = f"the interval of the difference {self.difference:+.4f} ({ends}) is {side} zero"

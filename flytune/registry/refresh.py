@@ -19,6 +19,7 @@ from flytune.records import Metrics
 from flytune.registry import history
 from flytune.registry.history import Decision, ModelComparison
 from flytune.row_names import ANSWERS
+from flytune.sentences import at_revision
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ def _with_start(recipe: Recipe, champion: Decision | None) -> tuple[Recipe, str]
 
 
 def _base(recipe: Recipe) -> str:
-    return f"{recipe.model.name_or_path}@{recipe.model.revision or ''}".rstrip("@")
+    return at_revision(recipe.model.name_or_path, recipe.model.revision)
 
 
 def decision_on(

@@ -153,9 +153,10 @@ def verdict(metrics: Metrics) -> str:
     first, compared = metrics.figures[0], metrics.compared
     after = quantity(first, first.tuned.value)
     if first.base is not None:
-        before, rise = quantity(first, first.base.value), first.tuned.value - first.base.value
-        verb = ("rises" if rise > 0 else "falls") if rise else "changes"
-        change = f"Held-out {first.title} {verb} from {before} to {after}"
+        rise, verb = first.tuned.value - first.base.value, "changes"
+        if rise:
+            verb = "rises" if rise > 0 else "falls"
+        change = f"Held-out {first.title} {verb} from {quantity(first, first.base.value)} to {after}"
     else:
         change = f"Held-out {first.title} is {after}"
         if first.neutral is not None:

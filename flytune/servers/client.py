@@ -112,7 +112,9 @@ class Client:
 
     def refused(self, path: str, refusal: Refusal) -> ServingError:
         """Return the error of what the server refuses."""
-        what = f"answered {refusal.status}{f': {refusal.text}' if refusal.text else ''}"
+        what = f"answered {refusal.status}"
+        if refusal.text:
+            what += f": {refusal.text}"
         if refusal.is_missing:
             what += "; it is no server of vLLM or llama.cpp, or has another address"
         return self.error(path, what)

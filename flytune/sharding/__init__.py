@@ -49,8 +49,9 @@ def route(plan: Plan) -> str:
 def problems(recipe: Recipe) -> list[str]:
     """List what no shape solves: parts of the recipe that cannot work with its sharding, a line each."""
     sharding, method = sharding_of(recipe), recipe.method
-    sentences = [pair] if (pair := pair_problem(recipe)) else []
-    sentences += sharding.problems()
+    sentences = sharding.problems()
+    if pair := pair_problem(recipe):
+        sentences = [pair, *sentences]
     if recipe.sharding.replicas != 1 and not sharding.replicates:
         able = [name for name, other in SHARDINGS.items() if other.replicates]
         sentences.append(

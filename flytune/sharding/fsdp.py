@@ -98,7 +98,9 @@ class FullyShardedDataParallel(ShardingBase):
 
     def arguments(self, shape: Shape) -> dict[str, Any]:
         offload = self.recipe.sharding.offload == "cpu"
-        backend = ("cpu:gloo,cuda:nccl" if offload else None) if shape.is_gpu else "gloo"
+        backend = None if shape.is_gpu else "gloo"
+        if shape.is_gpu and offload:
+            backend = "cpu:gloo,cuda:nccl"
         return {
             "fsdp": True,
             "fsdp_config": {

@@ -102,7 +102,7 @@ class Running(Strict):
         (training.learning_rate 0.001)`."""
         places = {run.recipe.name: place for place, run in enumerate(self.runs, 1)}
         return [
-            f"point {places[name := run.recipe.name]} of {len(self.runs)}: {name} ({run.values})"
+            f"point {places[run.recipe.name]} of {len(self.runs)}: {run.recipe.name} ({run.values})"
             for run in group
         ]
 

@@ -25,7 +25,7 @@ def report_failure(orchestrator: Orchestrator, report: Report, recipe: Recipe, e
             text = text._replace(further=(*text.further, left))
         if not orchestrator.is_local():
             log.error("%s", text)
-        elif checkpoint := find.newest(recipe) if recipe.checkpoints.save_steps else None:
+        elif recipe.checkpoints.save_steps and (checkpoint := find.newest(recipe)):
             # pyflyte shows the error afterwards.
             log.error("%s: failed; the same command resumes from %s", recipe.name, checkpoint)
         report(f"<pre>{html.escape(str(text))}</pre>")
@@ -41,10 +41,11 @@ def _failure_text(orchestrator: Orchestrator, recipe: Recipe, err: Failed, check
     texts = [_text(record) for records in left for record in records if record.advice]
     text = next((text for text in reversed(texts) if text.is_in(err.message)), err.text)
     lines, failed = list(text.further), text.task
-    last = [record for records in left if (record := earlier_attempts.last_failed(records)) is not None]
-    if not failed and last:
+    last = [earlier_attempts.last_failed(records) for records in left]
+    ended = [record for record in last if record is not None]
+    if not failed and ended:
         # Neither a killed process nor a deleted job has an error of ours, and its pods' logs are gone.
-        record = max(last, key=lambda record: (earlier_attempts.was_killed(record), record.retry))
+        record = max(ended, key=lambda record: (earlier_attempts.was_killed(record), record.retry))
         failed = record.task
         if earlier_attempts.was_killed(record):
             lines.append(f"last seen: {record.last_seen}")

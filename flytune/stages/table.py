@@ -103,14 +103,16 @@ class Phase(NamedTuple):
         """Return its stages in groups, each of which takes what an earlier group makes."""
         waves: list[list[Stage]] = []
         for stage in self.stages:
-            needed = [
-                at
-                for at, wave in enumerate(waves, 1)
+            after = [
+                number
+                for number, wave in enumerate(waves, 1)
                 for earlier in wave
                 if earlier.makes in stage.inputs.values()
             ]
-            waves += [[]] if (at := max(needed, default=0)) == len(waves) else []
-            waves[at].append(stage)
+            place = max(after, default=0)
+            if place == len(waves):
+                waves.append([])
+            waves[place].append(stage)
         return waves
 
 

@@ -53,9 +53,8 @@ def compare(points: Sequence[Scored]) -> PointComparison:
     """Return the comparison of points by the first figure of their objective that all of them have on the
     same scale."""
     name = _common_figure(points)
-    measured = {
-        at: figure_there for at, point in enumerate(points) if name and (figure_there := point.figure(name))
-    }
+    figures = {at: point.figure(name) for at, point in enumerate(points)} if name else {}
+    measured = {at: figure for at, figure in figures.items() if figure}
     if not measured:
         return PointComparison(None)
     sign = -1 if next(iter(measured.values())).better == "higher" else 1

@@ -262,9 +262,8 @@ def verdict(sweep: Sweep) -> str:
 
 def ranked(sweep: Sweep) -> list[Outcome]:
     """Return the outcomes, the best first, failed ones last."""
-    name, sign = (
-        (sweep.figure.name, -1 if sweep.figure.better == "higher" else 1) if sweep.figure else ("", 1)
-    )
+    name = sweep.figure.name if sweep.figure else ""
+    sign = -1 if sweep.figure and sweep.figure.better == "higher" else 1
     result_of = {
         outcome.name: figure.tuned.value
         for outcome in sweep.outcomes

@@ -34,10 +34,11 @@ from flytune.models import (
     towers,
     vocabulary,
 )
+from flytune.models.images import StoredImages
 from flytune.models.sequence_parallel import COMPLETE, SequenceGroup
 from flytune.objectives import OBJECTIVES
 from flytune.objectives.bound import BoundRecipe
-from flytune.recipe import run_length
+from flytune.recipe import Recipe, run_length
 from flytune.records import Plan
 from flytune.records.plan import SAVE
 from flytune.sentences import counted
@@ -231,35 +232,98 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
         notes: the notes of earlier attempts.
 
     Returns: the trainer, and the checkpoint that it resumes from, if there is one. Where possible, weights
-    that a checkpoint
-        holds are not read from the base model's files.
+        that a checkpoint holds are not read from the base model's files.
     """
     from transformers import set_seed
 
-    recipe, shape, sharding, plan = run.recipe, run.shape, run.sharding, notes.applied(run.plan)
-    objective = run.objective
-    if not shape.is_gpu:
+    recipe, sharding, plan = run.recipe, run.sharding, notes.applied(run.plan)
+    args = _checked_arguments(run, plan)
+    run.saver.begin(args)
+    resumed = run.saver.resume(sharding.resizes)
+    run.attempt.resume(args, run.saver.resumed_step)
+    sharding.before_load(args.device.type)
+    loading.import_libraries(*sharding.libraries)
+    load = functools.partial(_loaded, run, plan)
+    if sharding.reads_slices:
+        random_weights = run.head, recipe.training.seed
+        model = sharded_loading.meta_model(recipe.model, sharding.load_dtype, *random_weights)
+    else:
+        model = load()
+    _set_behavior(model, recipe)
+    # For the adapter's first weights: the same on every rank, whatever loading the model has drawn.
+    set_seed(recipe.training.seed)
+    tokenizer = data.stored_tokenizer(run.dataset, recipe.model.trust_remote_code)
+    images = data.shards.stored_images(run.dataset) if recipe.data.images else None
+    _set_parts(model, run, tokenizer, images)
+    rows = data.load(run.dataset, "train")
+    rows = run.reference.beside(rows) if run.reference else rows
+    stream = _stream(run, notes, rows)
+    args.max_steps = stream.steps
+    sequence, copies = None, plan.degrees.copies
+    if copies > 1:
+        sequence = SequenceGroup(copies, args.ddp_timeout_delta)
+        stream.share(copies, plan.per_device_train_batch_size)
+    if args.process_index == 0:
+        for note in run_length.notes(recipe, stream.steps, len(rows) * run.objective.repeats()):
+            step_lines.show(f"{recipe.name}: {note}")
+    collator = run.objective.collator(tokenizer.pad_token_id) or Collator(
+        tokenizer.pad_token_id,
+        recipe.data.max_length,
+        flatten=recipe.model.attn_implementation.startswith("flash_attention"),
+        images=images,
+        part=sequence.part if sequence else COMPLETE,
+    )
+    guard = _loss_guard(run, notes, stream, args)
+    trainer, first_values = _trl_trainer(
+        run,
+        load,
+        guard=guard,
+        stream=stream,
+        model=model,
+        args=args,
+        train_dataset=rows,
+        data_collator=collator,
+        processing_class=tokenizer,
+    )
+    _set_weights(trainer, run, resumed, first_values)
+    if sequence:
+        trainer.sequence = sequence
+        # Otherwise dropout would leave out the same numbers in each part of a sample.
+        set_seed(recipe.training.seed + sequence.part.number)
+    return trainer, resumed
+
+
+def _checked_arguments(run: RunState, plan: Plan) -> Any:
+    """Return TRL's arguments, which start the process group.
+
+    Raises:
+        TrainingError: the group has another number of processes than the plan.
+    """
+    if not run.shape.is_gpu:
         host_memory.use_small_loss_tiles()
-    args = arguments(run, plan, shape, run.saver.home)
+    args = arguments(run, plan, run.shape, run.saver.home)
     if args.world_size != plan.world_size:
         raise TrainingError(
             f"rank {args.process_index}: the plan is for {counted(plan.world_size, 'process', 'processes')}, "
             f"{args.world_size} were started; "
             "the run does not continue: its global batch would not be the recipe's"
         )
-    run.saver.begin(args)
-    resumed = run.saver.resume(sharding.resizes)
-    run.attempt.resume(args, run.saver.resumed_step)
-    sharding.before_load(args.device.type)
-    loading.import_libraries(*sharding.libraries)
-    sliced, dtype = sharding.reads_slices, sharding.load_dtype
+    return args
 
-    def load() -> Any:
-        load_arguments = sharding.load_arguments(plan, shape)
-        return loading.base_model(recipe, dtype, sharding.quant_storage, **load_arguments)
 
-    random_weights = run.head, recipe.training.seed
-    model = sharded_loading.meta_model(recipe.model, dtype, *random_weights) if sliced else load()
+def _loaded(run: RunState, plan: Plan) -> Any:
+    """Return the base model as the sharding loads it."""
+    sharding = run.sharding
+    load_arguments = sharding.load_arguments(plan, run.shape)
+    return loading.base_model(run.recipe, sharding.load_dtype, sharding.quant_storage, **load_arguments)
+
+
+def _set_behavior(model: Any, recipe: Recipe) -> None:
+    """Set what the model does in training, and under which names it is saved.
+
+    Raises:
+        TrainingError: it has no activation checkpointing, which the recipe wants.
+    """
     if recipe.training.activation_checkpointing and not model.supports_gradient_checkpointing:
         # The plan refuses the types that it knows.
         raise TrainingError(
@@ -274,24 +338,30 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     if recipe.training.router_aux_loss_coef is not None and hasattr(model, "router_aux_loss_coef"):
         # TRL changes the configuration, from which the model has taken its own already.
         model.router_aux_loss_coef = recipe.training.router_aux_loss_coef
-    # For the adapter's first weights: the same on every rank, whatever loading the model has drawn.
-    set_seed(recipe.training.seed)
-    tokenizer = data.stored_tokenizer(run.dataset, recipe.model.trust_remote_code)
+
+
+def _set_parts(model: Any, run: RunState, tokenizer: Any, images: StoredImages | None) -> None:
+    """Set the model's padding, its head, and its tower."""
     # TRL sets the model's pad token only where it makes the collator; an export needs it too.
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     if model.can_generate():
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         published.make_savable(model)
-    run.head.freeze(model, recipe)
-    stored = data.shards.stored_images(run.dataset) if recipe.data.images else None
-    is_shared = sharding.layout.shards_parameters and run.plan.world_size > 1
+    run.head.freeze(model, run.recipe)
+    is_shared = run.sharding.layout.shards_parameters and run.plan.world_size > 1
     # A tower that is trained has gradients of zero in a step without images, however many processes there
     # are: without any, the optimizer would leave its momentum out.
-    if stored and (is_shared or recipe.model.vision == "train"):
-        towers.run_always(model, stored.processor)
-    flash = recipe.model.attn_implementation.startswith("flash_attention")
-    rows = data.load(run.dataset, "train")
-    rows = run.reference.beside(rows) if run.reference else rows
+    if images and (is_shared or run.recipe.model.vision == "train"):
+        towers.run_always(model, images.processor)
+
+
+def _stream(run: RunState, notes: Notes, rows: Any) -> order.Stream:
+    """Return the rows in the order of training, without those that earlier attempts left out.
+
+    Raises:
+        TrainingError: they are too few for the schedule, or for the checkpoint.
+    """
+    recipe, objective = run.recipe, run.objective
     stream = order.Stream(
         rows,
         recipe.training,
@@ -303,52 +373,40 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     if wrong := recipe.training.schedule_problem(stream.steps):
         raise TrainingError(f"training.{wrong}")
     resume.check_length(run.saver.resumed_step, stream.steps)
-    args.max_steps = stream.steps
-    sequence, copies = None, plan.degrees.copies
-    if copies > 1:
-        sequence = SequenceGroup(copies, args.ddp_timeout_delta)
-        stream.share(copies, plan.per_device_train_batch_size)
-    if args.process_index == 0:
-        for note in run_length.notes(recipe, stream.steps, len(rows) * objective.repeats()):
-            step_lines.show(f"{recipe.name}: {note}")
+    return stream
+
+
+def _loss_guard(run: RunState, notes: Notes, stream: order.Stream, args: Any) -> LossGuard:
+    leave_out = functools.partial(run.attempt.leave_out, order=run.saver.order)
+    can_overflow = run.recipe.model.dtype == "float16"
+    return LossGuard(run.recipe.training, stream, notes, leave_out, args, can_overflow=can_overflow)
+
+
+def _trl_trainer(run: RunState, load: Callable[[], Any], **parts: Any) -> tuple[Any, dict[str, Any]]:
+    """Return RunTrainer of these parts, and the first values of the adapter's parameters that TRL has
+    rounded, by their names."""
+    recipe, objective = run.recipe, run.objective
     kind = trainer_class(objective.name)
     head = own_logits.chosen(kind, recipe.model.trust_remote_code)
-    first_values = initial_adapter.recorded_first_values(own_logits.trl_module(kind))
-    adapters = sharded_loading.real_adapters() if sliced else nullcontext()
-    with adapters, vocabulary.collected_rows(), head, first_values as first_values_of:
-        trainer = kind(
-            run,
-            LossGuard(
-                recipe.training,
-                stream,
-                notes,
-                functools.partial(run.attempt.leave_out, order=run.saver.order),
-                args,
-                can_overflow=recipe.model.dtype == "float16",
-            ),
-            stream,
-            model=model,
-            args=args,
-            train_dataset=rows,
-            data_collator=objective.collator(tokenizer.pad_token_id)
-            or Collator(
-                tokenizer.pad_token_id,
-                recipe.data.max_length,
-                flatten=flash,
-                images=stored,
-                part=sequence.part if sequence else COMPLETE,
-            ),
-            processing_class=tokenizer,
-            peft_config=loading.peft_config(recipe, model),
-            **objective.trainer_arguments(load),
-        )
+    recording = initial_adapter.recorded_first_values(own_logits.trl_module(kind))
+    adapters = sharded_loading.real_adapters() if run.sharding.reads_slices else nullcontext()
+    with adapters, vocabulary.collected_rows(), head, recording as first_values:
+        peft_config = loading.peft_config(recipe, parts["model"])
+        trainer = kind(run=run, peft_config=peft_config, **parts, **objective.trainer_arguments(load))
     if objective.head_outputs:
         # TRL's loss divides by the tokens of the whole batch if it gets their number, whatever the model's
         # own loss does. Otherwise a token of a short sample counts more than one of a long sample.
         trainer.model_accepts_loss_kwargs = True
+    return trainer, first_values
+
+
+def _set_weights(trainer: Any, run: RunState, resumed: Path | None, first_values: dict[str, Any]) -> None:
+    """Shard the model, and set its weights: of the adapter that the recipe names, and of the base; but not
+    what the checkpoint `resumed` has."""
+    recipe, sharding = run.recipe, run.sharding
     if recipe.method.name != "full":
-        _prepare_adapter(trainer.model, run, first_values_of)
-    if sliced and recipe.method.name != "full":
+        _prepare_adapter(trainer.model, run, first_values)
+    if sharding.reads_slices and recipe.method.name != "full":
         sharded_loading.load_adapter_values(trainer.model, loading.local_folder(recipe.model))
     if recipe.method.is_pissa and trainer.is_world_process_zero():
         # The checkpoint of a resumed run belongs to the same values: they follow from the base.
@@ -356,18 +414,13 @@ def build(run: RunState, notes: Notes) -> tuple[Any, Path | None]:
     if recipe.method.adapter and not resumed:
         initial_adapter.load_weights(trainer.model, recipe.method)
     sharding.shard(trainer)
-    if sliced:
+    if sharding.reads_slices:
         device = "cpu" if recipe.sharding.offload == "cpu" else None
         if resumed and recipe.method.name == "full":
             sharded_loading.allocate(trainer.model, device)
         else:
             sharded_loading.load_weights(trainer.model, loading.local_folder(recipe.model), device)
     sharding.ready(trainer)
-    if sequence:
-        trainer.sequence = sequence
-        # Otherwise dropout would leave out the same numbers in each part of a sample.
-        set_seed(recipe.training.seed + sequence.part.number)
-    return trainer, resumed
 
 
 def _prepare_adapter(model: Any, bound: BoundRecipe, first_values: dict[str, Any]) -> None:
