@@ -18,6 +18,7 @@ from flytune.records import Attempt, Plan, TrainingResult, environment
 from flytune.records.plan import EVALUATE, EXPORT
 from flytune.records.training import STEPS, highest
 from flytune.training import attempt_notes, running_lock, step_log, teacher
+from flytune.training.attempt_notes import Notes
 from flytune.training.checkpoints.resume import gathered
 from flytune.training.checkpoints.saver import CheckpointPublisher
 from flytune.training.eval_loss import live_loss, scored_rows
@@ -59,7 +60,7 @@ def fit(
 
 
 def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
-    recipe, shape, saver, stopper, recorder = run.recipe, run.shape, run.saver, run.stopper, run.recorder
+    recipe, shape, saver = run.recipe, run.shape, run.saver
     devices.configure_allocator()
     process_setup.use_accelerator("cpu" if shape.accelerator == "cpu" else "cuda")
     loading.import_libraries()
@@ -68,10 +69,11 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
     if shape.is_gpu and recipe.sharding.offload != "none":
         # The optimizer runs on the host, where torchrun leaves each process one thread.
         torch.set_num_threads(max(1, shape.cpu // shape.processes))
-    halves = recipe.training.auto_find_batch_size
-    saves = recipe.checkpoints.save_steps is not None
     notes = attempt_notes.read(
-        saver.address, saver.order, halves_on=shape.name if halves else None, is_required=saves
+        saver.address,
+        saver.order,
+        halves_on=shape.name if recipe.training.auto_find_batch_size else None,
+        is_required=recipe.checkpoints.save_steps is not None,
     )
     trainer, resumed = build(run, notes)
     attempt_notes.check_agreed(notes, trainer.args)
@@ -79,6 +81,27 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         raise TrainingError(
             "there is no complete checkpoint of this recipe and data, so there is nothing to export yet"
         )
+    _train(run, trainer, resumed, notes, export_only)
+    exported = _load_exported(run, trainer)
+    heldout_loss = _record_probe(run, trainer, out)
+    run.peaks.enter(EXPORT)
+    # The digest of the exported step's checkpoint lets a later attempt complete an interrupted export.
+    write.write(trainer, recipe, run.dataset / "tokenizer", out, exported.digest)
+    result = _result(run, trainer, exported, heldout_loss, export_only)
+    if trainer.is_world_process_zero():
+        run.objective.finish(trainer, out)
+        run.recorder.finish(out, result)
+        result.write(out / "training.json")
+    saver.finish()
+    return result
+
+
+def _train(run: RunState, trainer: Any, resumed: Path | None, notes: Notes, export_only: bool) -> None:
+    """Train the steps that are left: those after the checkpoint `resumed`, none where it is only exported or
+    the run had ended."""
+    import torch
+
+    saver, stopper, recorder = run.saver, run.stopper, run.recorder
     if export_only:
         trainer.end_at(saver.resumed_step)
     if resumed:
@@ -92,39 +115,50 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
     except torch.OutOfMemoryError as error:
         rank, step = trainer.args.process_index, trainer.state.global_step + 1
+        halves = run.recipe.training.auto_find_batch_size
         raise attempt_notes.out_of_memory(
             notes.applied(run.plan), rank, step, goes_on=halves, error=error
         ) from error
     stopper.end()
     run.attempt.end_steps()
     trainer.learning.end(trainer, recorder.steps)
-    exported = _load_exported(run, trainer)
 
+
+def _record_probe(run: RunState, trainer: Any, out: Path) -> float | None:
+    """Record what the gate compares the export with: the live model's answers to fixed prompts, and its loss
+    on the first held-out rows, which is returned; None where there are none. Every process calls it."""
+    recipe = run.recipe
     run.peaks.enter(EVALUATE)
     rows = scored_rows(run.dataset, min(scoring.GATE_SAMPLES, recipe.evaluation.max_samples))
     heldout_loss = live_loss(trainer, run.plan.degrees, *of_gate(recipe, rows)) if rows else None
     if heldout_loss is not None:
-        recorder.score(heldout_loss, len(rows), run.head.loss_unit)
+        run.recorder.score(heldout_loss, len(rows), run.head.loss_unit)
     # PiSSA trains on what its singular values leave of the base.
     on_base = recipe.method.name != "full" and not recipe.method.is_pissa
     beyond = rope.tokens_beyond(recipe)
     processor = shards.stored_images(run.dataset).processor if recipe.data.images else None
     file = out / probe.PROBE
     probe.record(trainer, trainer.processing_class, file, run.sharding, on_base, beyond, processor)
-    run.peaks.enter(EXPORT)
-    # The digest of the exported step's checkpoint lets a later attempt complete an interrupted export.
-    write.write(trainer, recipe, run.dataset / "tokenizer", out, exported.digest)
+    return heldout_loss
+
+
+def _result(
+    run: RunState, trainer: Any, exported: "_Exported", heldout_loss: float | None, export_only: bool
+) -> TrainingResult:
+    """Return the record of the run. Every process calls it."""
+    saver, stopper, recorder = run.saver, run.stopper, run.recorder
     parameters = [
         (parameter.requires_grad, write.elements(parameter)) for parameter in trainer.model.parameters()
     ]
     attempts = _attempts(run, trainer.args)
-    result = TrainingResult(
+    on_cpu = run.shape.accelerator == "cpu"
+    return TrainingResult(
         steps=recorder.steps,
         figures=recorder.figures,
         seconds=sum(attempt.seconds for attempt in attempts),
         tokens=sum(step.tokens for step in recorder.steps),
         world_size=trainer.args.world_size,
-        memory_kind="host memory (RSS)" if shape.accelerator == "cpu" else "GPU memory allocated",
+        memory_kind="host memory (RSS)" if on_cpu else "GPU memory allocated",
         trained_parameters=sum(size for trained, size in parameters if trained),
         total_parameters=sum(size for _, size in parameters),
         heldout_loss=heldout_loss,
@@ -140,14 +174,8 @@ def _fit(run: RunState, out: Path, export_only: bool) -> TrainingResult:
         teacher_commit=run.reference.commit if run.reference else None,
         versions=environment.versions(),
         attempt="" if export_only else saver.ledger.attempt,
-        rope=rope.arguments(recipe.model),
+        rope=rope.arguments(run.recipe.model),
     )
-    if trainer.is_world_process_zero():
-        run.objective.finish(trainer, out)
-        recorder.finish(out, result)
-        result.write(out / "training.json")
-    saver.finish()
-    return result
 
 
 def _teacher_loss(run: RunState) -> float | None:
