@@ -72,20 +72,19 @@ def write_mixture(folder: Path, tokenizer: "PreTrainedTokenizerBase", seed: int 
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    config = Qwen3MoeConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        moe_intermediate_size=48,
-        num_hidden_layers=3,
-        mlp_only_layers=[0],
-        num_experts=EXPERTS,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        **_fields_of(tokenizer),
-        **fields,
-    )
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [0],
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    config = Qwen3MoeConfig(**(sizes | _fields_of(tokenizer) | fields))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = Qwen3MoeForCausalLM(config)

@@ -19,6 +19,9 @@ _FEWER = 5
 """Next tokens that are asked of a server that refuses LISTED: the most of OpenAI's own API."""
 _ID = r"token_id:\d{1,9}"
 _SAMPLING = {"max_tokens": 1, "temperature": 0.0}
+_DRAWN = [["a", 10_000.0]]
+"""logit_bias by which llama.cpp's server draws the token of a letter; what it lists does not follow from it.
+After a token that is part of a character it would list nothing."""
 _Messages = Sequence[Mapping[str, str]]
 _LogProbability = Annotated[float, Field(le=0.1)]
 
@@ -142,7 +145,7 @@ class LlamaCppEndpoint(Endpoint):
         """Return them by /completion, whose lists have ids."""
         asked = {"model": self.model, "prompt": list(prompt), "n_predict": 1, "n_probs": LISTED}
         # A prompt that begins as the last one did would be computed in other batches than alone.
-        asked |= {"temperature": 0.0, "cache_prompt": False}
+        asked |= {"temperature": 0.0, "cache_prompt": False, "logit_bias": _DRAWN}
         answer = self.client.post("/completion", asked, _LlamaCompletion)
         if isinstance(answer, Refusal):
             raise self.client.refused("/completion", answer)

@@ -79,8 +79,10 @@ class Models:
 
             tokenizer = AutoTokenizer.from_pretrained(self.published)
             tokenizer.model_max_length = 1024
-            # On a CPU vLLM 0.32.0 has no kernel of attention for heads of 16.
-            tiny_model.write_mixture(self.folder / "mixture", tokenizer, head_dim=32)
+            # On a CPU vLLM 0.32.0 has no kernel of attention for heads of 16; llama.cpp knows no Qwen3-MoE
+            # with layers without experts, and no published one has them.
+            fields = {"head_dim": 32, "mlp_only_layers": []}
+            tiny_model.write_mixture(self.folder / "mixture", tokenizer, **fields)
             tiny_model.random_model(tokenizer).save_pretrained(base)
             tokenizer.save_pretrained(base)
         return base

@@ -9,7 +9,7 @@ import pytest
 from flytune import cli
 from flytune.errors import ExportError, RecipeError
 from flytune.models import probe
-from flytune.serving import Verification, verify
+from flytune.serving import Verification, endpoint, verify
 from tests.support.model_server import ModelServer, started
 from tests.support.spoiled import change
 from tests.support.stages import seal
@@ -52,6 +52,13 @@ def test_prompts_are_asked_one_by_one(server, trained):
     verify(server.address, trained.folder)
     prompts = [content["prompt"] for path, content in server.asked if "completion" in path]
     assert prompts == probe.Answers.read(trained.folder / probe.PROBE).prompts
+
+
+def test_a_likeliest_token_may_be_part_of_a_character(server, trained):
+    (part,) = trained.tokenizer("\N{GRINNING FACE}", add_special_tokens=False)["input_ids"][:1]
+    assert trained.tokenizer.decode([part]) == "\N{REPLACEMENT CHARACTER}"
+    server.shown = lambda tokens: {part: -0.1, **tokens}
+    assert endpoint.connect(server.address).next_tokens([1, 2])[part] == -0.1
 
 
 @pytest.mark.parametrize(

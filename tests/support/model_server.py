@@ -93,6 +93,13 @@ def _llama_completion(server: ModelServer, content: dict[str, Any]) -> tuple[int
         {"id": token, "token": "x", "bytes": [120], "logprob": value}
         for token, value in server.next_tokens(content, content["n_probs"]).items()
     ]
+    drawn = [listed[0]["id"]]
+    for text, bias in content.get("logit_bias", []):
+        assert bias > 1000
+        drawn = server.tokenizer(text, add_special_tokens=False)["input_ids"]
+    if "\N{REPLACEMENT CHARACTER}" in server.tokenizer.decode(drawn):
+        # The server waits for the rest of the character.
+        return 200, {"content": ""}
     return 200, {"content": "x", "completion_probabilities": [{**listed[0], "top_logprobs": listed}]}
 
 
