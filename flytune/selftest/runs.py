@@ -33,20 +33,30 @@ DRAWN_ROWS: tuple[Rows, ...] = ("grpo", "on-policy")
 Model = Literal["dense", "experts", "balance", "vision"]
 Parallel = Literal["data", "sp2", "2x2"]
 
-# Files of the rows that are trained, and of those that are held out.
-_FILES: dict[Rows, tuple[str, str]] = {
-    "chats": ("chats.jsonl", "heldout.jsonl"),
-    "step": ("step.jsonl", "heldout.jsonl"),
-    "packed": ("step.jsonl", "heldout.jsonl"),
-    "images": ("images.jsonl", "heldout-images.jsonl"),
-    "dpo": ("pairs.jsonl", "heldout-pairs.jsonl"),
-    "kto": ("labelled.jsonl", "heldout-labelled.jsonl"),
-    "reward": ("pairs.jsonl", "heldout-pairs.jsonl"),
-    "grpo": ("prompts.jsonl", "heldout-prompts.jsonl"),
-    "classify": ("texts.jsonl", "heldout-texts.jsonl"),
-    "distill": ("chats.jsonl", "heldout.jsonl"),
-    "on-policy": ("chats.jsonl", "heldout.jsonl"),
-    "embed": ("queries.jsonl", "heldout-queries.jsonl"),
+# Names of the files of rows, and the function that writes each.
+_FILES: dict[Rows, str] = {
+    "chats": "chats",
+    "step": "step",
+    "packed": "step",
+    "images": "images",
+    "dpo": "pairs",
+    "kto": "labelled",
+    "reward": "pairs",
+    "grpo": "prompts",
+    "classify": "texts",
+    "distill": "chats",
+    "on-policy": "chats",
+    "embed": "queries",
+}
+_WRITERS = {
+    "chats": selftest_dataset.write,
+    "step": selftest_dataset.write,
+    "images": selftest_dataset.write_images,
+    "pairs": selftest_dataset.write_pairs,
+    "labelled": selftest_dataset.write_labelled,
+    "prompts": selftest_dataset.write_prompts,
+    "texts": selftest_dataset.write_texts,
+    "queries": selftest_dataset.write_queries,
 }
 OBJECTIVE_SECTIONS: dict[Rows, dict[str, Any]] = {
     "grpo": {
@@ -131,29 +141,10 @@ class Trials:
         self.global_batch_size = SAMPLES_OF_A_PROCESS * max(2, self.shapes[0].world_size)
         self.references: dict[tuple[Pair, BatchLayout], FinishedRun] = {}
         (folder / "runs").mkdir(parents=True)
-        selftest_dataset.write(folder / "chats.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
-        selftest_dataset.write(folder / "step.jsonl", self.global_batch_size)
-        selftest_dataset.write(folder / "heldout.jsonl", 4, seed=1)
-        selftest_dataset.write_pairs(folder / "pairs.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
-        selftest_dataset.write_pairs(folder / "heldout-pairs.jsonl", 4, seed=1)
-        selftest_dataset.write_labelled(
-            folder / "labelled.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT
-        )
-        selftest_dataset.write_prompts(
-            folder / "prompts.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT
-        )
-        selftest_dataset.write_prompts(folder / "heldout-prompts.jsonl", 4, seed=1)
-        selftest_dataset.write_texts(folder / "texts.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT)
-        selftest_dataset.write_texts(folder / "heldout-texts.jsonl", 4, seed=1)
-        selftest_dataset.write_queries(
-            folder / "queries.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT
-        )
-        selftest_dataset.write_queries(folder / "heldout-queries.jsonl", 4, seed=1)
-        selftest_dataset.write_labelled(folder / "heldout-labelled.jsonl", 4, seed=1)
-        selftest_dataset.write_images(
-            folder / "images.jsonl", STEPS_PER_EPOCH * self.global_batch_size - SHORT
-        )
-        selftest_dataset.write_images(folder / "heldout-images.jsonl", 4, seed=1)
+        for name, write in _WRITERS.items():
+            of_epoch = STEPS_PER_EPOCH * self.global_batch_size - SHORT
+            write(folder / f"{name}.jsonl", self.global_batch_size if name == "step" else of_epoch)
+            write(folder / f"heldout-{name}.jsonl", 4, seed=1)
         # In separate processes: threads that torch and Arrow start in this process would not exist in the
         # forks.
         bases = self.base("dense"), tiny_model.SENTENCES, self.base("experts")
@@ -206,12 +197,7 @@ class Trials:
             {
                 "name": "selftest",
                 "model": {"name_or_path": str(self.base(pair.model)), "dtype": "float32"},
-                "data": {
-                    "path": str(self.folder / _FILES[pair.rows][0]),
-                    "heldout_path": str(self.folder / _FILES[pair.rows][1]),
-                }
-                | ({"packing": True, "max_length": self.block_length} if pair.rows == "packed" else {})
-                | ({"images": True, "max_length": 512} if pair.rows == "images" else {}),
+                "data": self._data(pair.rows),
                 "method": method,
                 "sharding": {
                     "name": pair.sharding,
@@ -245,6 +231,16 @@ class Trials:
                 | self._teacher(pair),
             }
         )
+
+    def _data(self, rows: Rows) -> dict[str, Any]:
+        """Return the fields of the data."""
+        name = _FILES[rows]
+        paths = {"path": f"{self.folder}/{name}.jsonl", "heldout_path": f"{self.folder}/heldout-{name}.jsonl"}
+        if rows == "packed":
+            return {**paths, "packing": True, "max_length": self.block_length}
+        if rows == "images":
+            return {**paths, "images": True, "max_length": 512}
+        return paths
 
     def _teacher(self, pair: Pair) -> dict[str, Any]:
         """Return the fields of a teacher: the other base, which has the same tokenizer."""

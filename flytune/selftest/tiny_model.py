@@ -72,7 +72,7 @@ def write_mixture(folder: Path, tokenizer: "PreTrainedTokenizerBase", seed: int 
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": 64,
         "intermediate_size": 96,
         "moe_intermediate_size": 48,
