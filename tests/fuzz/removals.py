@@ -1,201 +1,8 @@
 """Protections, each of which is removed by itself: an input that then fails shows that the fuzz test
 notices."""
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
-from flytune.errors import TrainingError
-from flytune.rewards import process as worker_process
+from tests.fuzz import weakened
 from tests.fuzz.removing import Removal, each, instead, recoded, returns, schema, then
-
-
-def _without_shards(manifest: Any) -> Any:
-    splits = {name: getattr(manifest, name) for name in ("train", "heldout")}
-    return manifest.model_copy(
-        update={name: split.model_copy(update={"shards": [], "samples": 0}) for name, split in splits.items()}
-    )
-
-
-def _halved(needs: list[Any]) -> list[Any]:
-    def half(phases: dict[str, dict[str, float]]) -> Any:
-        return {phase: {name: size // 2 for name, size in parts.items()} for phase, parts in phases.items()}
-
-    return [need.model_copy(update={"phases": half(need.phases)}) for need in needs]
-
-
-def _all_labelled(found: Any) -> Any:
-    ids, _ = found
-    return ids, list(ids)
-
-
-def _shipped_accelerator(old: Any) -> Any:
-    from flytune.hardware import accelerators
-
-    rows = accelerators.load_accelerators()
-    return lambda name: rows.get(name) or old(name)
-
-
-def _plain_decoder(**kept: Any) -> Callable[[Any], Any]:
-    """Return a maker of a JSON decoder with these hooks of Flytune's alone."""
-
-    def make(old: Any) -> Any:
-        import json
-
-        names = ("object_pairs_hook", "parse_float", "parse_constant")
-        return json.JSONDecoder(**{name: getattr(old, name) for name in names if name not in kept})
-
-    return make
-
-
-def _plain_yaml(name: str) -> Callable[[Any], Any]:
-    import yaml
-
-    return lambda old: getattr(yaml.SafeLoader, name)
-
-
-def _without_last(old: Any) -> Any:
-    def read(*given: Any, **named: Any) -> Iterator[Any]:
-        rows = list(old(*given, **named))
-        yield from rows[:-1]
-
-    return read
-
-
-def _unchecked_size(old: Any) -> Any:
-    return lambda self, key, default=None, **_: (
-        default if self.content.get(key) is None else self.content[key]
-    )
-
-
-def _whole_steps(old: Any) -> Any:
-    return lambda training, rows: training.max_steps or rows // training.global_batch_size
-
-
-def _doubled(layers: Any) -> Any:
-    return [(name, layer, None if delta is None else 2 * delta, size) for name, layer, delta, size in layers]
-
-
-def _rows_of_any_name(old: Any) -> Any:
-    from flytune.written_files import load_yaml, validated
-
-    return lambda path, container, field, because="": getattr(
-        validated({field: load_yaml(path)}, container, str(path)), field
-    )
-
-
-def _all_of_file(old: Any) -> Any:
-    return lambda file, largest, path: bytes(file.read())
-
-
-def _larger_file(old: Any) -> Any:
-    return lambda header, length, where, size: old(header, length, where, 10**18)
-
-
-def _any_number(old: Any) -> Any:
-    return lambda where, grid, changes, most: old(where, grid, changes, 10**9)
-
-
-def _size_alone(old: Any) -> Any:
-    def applied(self: Any, plan: Any) -> Any:
-        size = self.per_device_train_batch_size or plan.per_device_train_batch_size
-        return plan.model_copy(update={"per_device_train_batch_size": size})
-
-    return applied
-
-
-def _undamaged_alone(old: Any) -> Any:
-    def stored(address: str) -> Any:
-        try:
-            return old(address)
-        except TrainingError:
-            return []
-
-    return stored
-
-
-def _any_place(name: str) -> tuple[str, str]:
-    return name.removeprefix("file://"), ""
-
-
-def _never_rolled_back(old: Any) -> Any:
-    return lambda decisions: [decision for decision in decisions if decision.outcome == "accepted"]
-
-
-def _unlimited(request: Any, seconds: float, largest: int) -> Any:
-    import urllib.request
-
-    from flytune.servers.exchange import HttpAnswer, _EachStatus
-
-    with urllib.request.build_opener(_EachStatus).open(request) as response:
-        return HttpAnswer(response.status, response.read() if largest else b"")
-
-
-def _following(request: Any, seconds: float) -> Any:
-    import urllib.request
-
-    return urllib.request.urlopen(request, timeout=seconds)
-
-
-class _Fields(dict[str, Any]):
-    """Object of a JSON text, whose fields are attributes too."""
-
-    __getattr__ = dict.__getitem__
-
-
-def _of_any_form(old: Any) -> Any:
-    import json
-
-    def read(self: Any, path: str, content: bytes | None, kind: Any) -> Any:
-        status, body = self._answer(path, content)
-        return json.loads(body, object_hook=_Fields) if status == 200 else old(self, path, content, kind)
-
-    return read
-
-
-def _worker(**changes: str) -> Callable[[Path], Path]:
-    """Return what makes a copy of the scripts that compute rewards, in which the lines of LINES have others
-    in their place."""
-
-    def copied(worker: Path) -> Path:
-        # Not of `worker`, which may be a copy without another protection.
-        source = Path(worker_process.__file__).parent
-        folder = Path(shutil.copytree(source, Path(tempfile.mkdtemp()) / "rewards"))
-        text = (source / worker.name).read_text(encoding="utf-8")
-        for name, other in changes.items():
-            assert text.count(_LINES[name]) == 1, f"{worker.name} has no line {_LINES[name]!r}"
-            text = text.replace(_LINES[name], other)
-        (folder / worker.name).write_text(text, encoding="utf-8")
-        return folder / worker.name
-
-    return copied
-
-
-_LINES = {
-    "walls": "        walls.put_up()\n    _watch()\n",
-    "programs": "    _posixsubprocess.fork_exec = None  # type: ignore[assignment]\n"
-    "    sys.addaudithook(hook)",
-    "files": "            _close_all_but(*kept)\n",
-}
-"""Lines of worker.py that protect."""
-_HOOK_ALONE = "        pass\n    _watch()\n"
-
-
-def _comparing_stand_ins(worker: Path) -> Path:
-    """Return a copy of the scripts in which objects of an answer say themselves what they are equal to."""
-    copy = _worker()(worker)
-    calls = copy.with_name("calls.py")
-    line = "    if not is_expected:\n"
-    assert line in calls.read_text(encoding="utf-8")
-    calls.write_text(calls.read_text(encoding="utf-8").replace(line, "    if True:\n"), encoding="utf-8")
-    return copy
-
-
-def _fewer_files(found: Any) -> Any:
-    return found._replace(files=found.files[:1], labels=found.labels[:1])
-
 
 REMOVALS = [
     # What a person writes.
@@ -245,14 +52,16 @@ REMOVALS = [
         "equal keys of YAML are refused",
         "flytune/yaml_core.py",
         ("recipe", "hardware"),
-        instead("flytune.yaml_core:CoreLoader.compose_mapping_node", _plain_yaml("compose_mapping_node")),
+        instead(
+            "flytune.yaml_core:CoreLoader.compose_mapping_node", weakened.plain_yaml("compose_mapping_node")
+        ),
     ),
     Removal(
         "YAML is bounded",
         "flytune/yaml_core.py",
         ("recipe", "hardware"),
         each(
-            instead("flytune.yaml_core:CoreLoader.compose_node", _plain_yaml("compose_node")),
+            instead("flytune.yaml_core:CoreLoader.compose_node", weakened.plain_yaml("compose_node")),
             instead("flytune.json_core:is_deep", returns(False)),
         ),
     ),
@@ -281,7 +90,7 @@ REMOVALS = [
         "accelerators are those of the file",
         "flytune/hardware/accelerators.py",
         ("plan",),
-        instead("flytune.hardware.accelerators:accelerator_named", _shipped_accelerator),
+        instead("flytune.hardware.accelerators:accelerator_named", weakened.shipped_accelerator),
     ),
     Removal(
         "unprintable characters are escaped",
@@ -305,7 +114,7 @@ REMOVALS = [
         "names of rows are different",
         "flytune/written_files.py",
         ("hardware",),
-        instead("flytune.written_files:load_rows", _rows_of_any_name),
+        instead("flytune.written_files:load_rows", weakened.rows_of_any_name),
     ),
     Removal(
         "shapes of volumes are those of shapes.yaml",
@@ -323,7 +132,7 @@ REMOVALS = [
         "points of a grid have a limit",
         "flytune/sweeps/grid.py",
         ("grid",),
-        instead("flytune.sweeps.grid:_combinations", _any_number),
+        instead("flytune.sweeps.grid:_combinations", weakened.any_number),
     ),
     Removal(
         "pipes, devices and endless files are not read",
@@ -331,7 +140,7 @@ REMOVALS = [
         ("places", "command"),
         each(
             instead("flytune.files:_problem", returns(None)),
-            instead("flytune.files:read_within", _all_of_file),
+            instead("flytune.files:read_within", weakened.all_of_file),
         ),
     ),
     # Files of other tools.
@@ -396,19 +205,19 @@ REMOVALS = [
         "exchanges have a limit of time",
         "flytune/servers/exchange.py",
         ("webhook", "served"),
-        instead("flytune.servers.exchange:answer_to", lambda old: _unlimited),
+        instead("flytune.servers.exchange:answer_to", lambda old: weakened.unlimited),
     ),
     Removal(
         "no redirect is followed",
         "flytune/servers/exchange.py",
         ("served",),
-        instead("flytune.servers.exchange:_open", lambda old: _following),
+        instead("flytune.servers.exchange:_open", lambda old: weakened.following),
     ),
     Removal(
         "answers of servers have their form",
         "flytune/servers/client.py",
         ("served",),
-        instead("flytune.servers.client:Client._read", _of_any_form),
+        instead("flytune.servers.client:Client._read", weakened.of_any_form),
     ),
     Removal(
         "messages have a limit of length",
@@ -427,7 +236,7 @@ REMOVALS = [
         "memory is counted whole",
         "flytune/planning/requirements.py",
         ("plan",),
-        instead("flytune.planning.requirements:of", then(_halved)),
+        instead("flytune.planning.requirements:of", then(weakened.halved)),
     ),
     Removal(
         "a plan fits",
@@ -454,7 +263,7 @@ REMOVALS = [
         "steps are those of all epochs",
         "flytune/data/order.py",
         ("plan",),
-        instead("flytune.data.order:steps_of", _whole_steps),
+        instead("flytune.data.order:steps_of", weakened.whole_steps),
     ),
     Removal(
         "the price is that of all nodes",
@@ -470,19 +279,19 @@ REMOVALS = [
         "all rows are read",
         "flytune/data/readers.py",
         ("samples",),
-        instead("flytune.data.readers:read", _without_last),
+        instead("flytune.data.readers:read", weakened.without_last),
     ),
     Removal(
         "all files of a folder are read",
         "flytune/data/sources.py",
         ("samples",),
-        instead("flytune.data.sources:locate", then(_fewer_files)),
+        instead("flytune.data.sources:locate", then(weakened.fewer_files)),
     ),
     Removal(
         "answers alone are trained",
         "flytune/data/labels.py",
         ("samples",),
-        instead("flytune.data.labels:_labelled", then(_all_labelled)),
+        instead("flytune.data.labels:_labelled", then(weakened.all_labelled)),
     ),
     Removal(
         "what a template leaves out is refused",
@@ -556,13 +365,15 @@ REMOVALS = [
         "equal keys of JSON are refused",
         "flytune/json_core.py",
         ("deepspeed", "dataset", "rows"),
-        instead("flytune.json_core:_DECODER", _plain_decoder(object_pairs_hook=False)),
+        instead("flytune.json_core:_DECODER", weakened.plain_decoder(object_pairs_hook=False)),
     ),
     Removal(
         "numbers of JSON are finite",
         "flytune/json_core.py",
         ("dataset", "rows", "deepspeed"),
-        instead("flytune.json_core:_DECODER", _plain_decoder(parse_float=False, parse_constant=False)),
+        instead(
+            "flytune.json_core:_DECODER", weakened.plain_decoder(parse_float=False, parse_constant=False)
+        ),
     ),
     Removal(
         "JSON is bounded in depth",
@@ -580,7 +391,7 @@ REMOVALS = [
         "rows name no image elsewhere",
         "flytune/data/image_rows.py",
         ("images",),
-        instead("flytune.data.image_rows:_below", lambda old: lambda name, *_: _any_place(name)),
+        instead("flytune.data.image_rows:_below", lambda old: lambda name, *_: weakened.any_place(name)),
     ),
     Removal(
         "the pixels of an image are bounded",
@@ -598,13 +409,13 @@ REMOVALS = [
         "rewards are behind walls and an audit hook",
         "flytune/rewards/worker.py",
         ("reward",),
-        instead("flytune.rewards.process:_WORKER", _worker(walls="        pass\n")),
+        instead("flytune.rewards.process:_WORKER", weakened.worker(walls="        pass\n")),
     ),
     Removal(
         "rewards are behind the kernel's walls",
         "flytune/rewards/walls.py",
         ("reward",),
-        instead("flytune.rewards.process:_WORKER", _worker(walls=_HOOK_ALONE)),
+        instead("flytune.rewards.process:_WORKER", weakened.worker(walls=weakened.HOOK_ALONE)),
     ),
     Removal(
         "rewards start no program without an event",
@@ -612,20 +423,20 @@ REMOVALS = [
         ("reward",),
         instead(
             "flytune.rewards.process:_WORKER",
-            _worker(walls=_HOOK_ALONE, programs="    sys.addaudithook(hook)"),
+            weakened.worker(walls=weakened.HOOK_ALONE, programs="    sys.addaudithook(hook)"),
         ),
     ),
     Removal(
         "a judged program has no way to the answers",
         "flytune/rewards/worker.py",
         ("reward",),
-        instead("flytune.rewards.process:_WORKER", _worker(files="")),
+        instead("flytune.rewards.process:_WORKER", weakened.worker(files="")),
     ),
     Removal(
         "what a test expects stays with the tests",
         "flytune/rewards/calls.py",
         ("reward",),
-        instead("flytune.rewards.process:_WORKER", _comparing_stand_ins),
+        instead("flytune.rewards.process:_WORKER", weakened.comparing_stand_ins),
     ),
     Removal(
         "rewards of an artifact run by consent",
@@ -665,7 +476,7 @@ REMOVALS = [
         "a manifest lists the samples",
         "flytune/records/dataset.py",
         ("dataset",),
-        instead("flytune.data.shards:read_manifest", then(_without_shards)),
+        instead("flytune.data.shards:read_manifest", then(weakened.without_shards)),
     ),
     Removal(
         "unknown fields of records are refused",
@@ -697,7 +508,7 @@ REMOVALS = [
         "what an export alone lists is not copied",
         "flytune/adapters/loading.py",
         ("sealed",),
-        instead("flytune.adapters.loading:copy_tokenizer", lambda old: _copy_listed),
+        instead("flytune.adapters.loading:copy_tokenizer", lambda old: weakened.copy_listed),
     ),
     Removal(
         "an artifact names no base at an address",
@@ -709,25 +520,25 @@ REMOVALS = [
         "weights that are cut off are refused",
         "flytune/models/tensor_headers.py",
         ("config",),
-        instead("flytune.models.tensor_headers:_parse", _larger_file),
+        instead("flytune.models.tensor_headers:_parse", weakened.larger_file),
     ),
     Removal(
         "a note keeps the batch",
         "flytune/training/attempt_notes.py",
         ("attempts",),
-        instead("flytune.training.attempt_notes:Notes.applied", _size_alone),
+        instead("flytune.training.attempt_notes:Notes.applied", weakened.size_alone),
     ),
     Removal(
         "damaged records of attempts are refused",
         "flytune/training/earlier_attempts.py",
         ("attempts",),
-        instead("flytune.training.earlier_attempts:stored", _undamaged_alone),
+        instead("flytune.training.earlier_attempts:stored", weakened.undamaged_alone),
     ),
     Removal(
         "a rollback accepts the model before",
         "flytune/registry/history.py",
         ("decisions",),
-        instead("flytune.registry.history:_accepted", _never_rolled_back),
+        instead("flytune.registry.history:_accepted", weakened.never_rolled_back),
     ),
     Removal(
         "a list has all files",
@@ -763,7 +574,7 @@ REMOVALS = [
         "fetched files are compared",
         "flytune/artifacts/fetch.py",
         ("artifact",),
-        instead("flytune.artifacts.fetch:_fetch", lambda old: _copy_unchecked),
+        instead("flytune.artifacts.fetch:_fetch", lambda old: weakened.copy_unchecked),
     ),
     Removal(
         "changed records of a list are told",
@@ -799,13 +610,13 @@ REMOVALS = [
         "an adapter is merged as it was trained",
         "flytune/adapters/merging.py",
         ("sealed",),
-        instead("flytune.adapters.merging:_layers", then(_doubled)),
+        instead("flytune.adapters.merging:_layers", then(weakened.doubled)),
     ),
     Removal(
         "sizes of config.json are numbers",
         "training_estimates/config_json.py",
         ("config",),
-        instead("training_estimates.config_json:Config.size", _unchecked_size),
+        instead("training_estimates.config_json:Config.size", weakened.unchecked_size),
     ),
     Removal(
         "config.json is compared with the weights",
@@ -832,22 +643,3 @@ REMOVALS = [
         instead("flytune.pods.security:restrict", lambda old: lambda spec, *_, **__: spec),
     ),
 ]
-
-
-def _copy_unchecked(reader: Any, content: bytes, folder: Any, address: str) -> None:
-    import json
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for load in json.loads(content)["files"]:
-        (folder / load["file"]).parent.mkdir(parents=True, exist_ok=True)
-        reader.get(load["file"], str(folder / load["file"]))
-    (folder / "artifact.json").write_bytes(content)
-
-
-def _copy_listed(artifact: Any, folder: Any) -> None:
-    import json
-    import shutil
-
-    for load in json.loads((artifact / "export.json").read_bytes())["files"]:
-        if not load["file"].startswith("adapter_"):
-            shutil.copy(artifact / load["file"], folder / load["file"])

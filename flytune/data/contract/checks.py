@@ -124,6 +124,13 @@ def tokens(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
     switched = (
         "" if data.add_bos_token is None else f" (data.add_bos_token is {str(data.add_bos_token).lower()})"
     )
+    begin = counted_of(statistics.with_bos, samples, "sample", "begins", "begin")
+    if not statistics.bos:
+        fine = "the tokenizer has none"
+    elif statistics.with_bos:
+        fine = f"{begin} with {statistics.bos!r}, none of them twice{switched}"
+    else:
+        fine = f"no sample begins with {statistics.bos!r}{switched}"
     yield judged(
         "BOS",
         statistics.double_bos,
@@ -131,10 +138,7 @@ def tokens(statistics: Statistics, manifest: Manifest, data: Data) -> Iterator[C
         f"{counted_of(statistics.double_bos, samples, 'sample', 'begins', 'begin')} with BOS twice",
         "more than 1 %",
         stops=_is_systematic(statistics.double_bos, samples),
-        fine=f"{counted_of(statistics.with_bos, samples, 'sample', 'begins', 'begin')} with "
-        f"{statistics.bos!r}, none of them twice{switched}"
-        if statistics.bos
-        else "the tokenizer has none",
+        fine=fine,
         advice="the text has one and the tokenizer adds another: remove it from the rows or from the "
         "template",
         example=statistics.examples.get("double_bos", ""),
