@@ -58,7 +58,7 @@ def convert(
         model = artifact
         if is_adapter:
             model = Path(scratch) / "merged"
-            merging.merge(artifact, model, consent)
+            merging.merge(artifact, model, consent, _merged_dtype(outtype))
         with new_output(out) as temporary:
             _run([*program, *_arguments(model, temporary, outtype)], temporary)
 
@@ -76,6 +76,12 @@ def _check(folder: Path, consent: Consent) -> None:
     opening.check_code(folder, None, consent.trust_remote_code)
 
 
+def _merged_dtype(outtype: str) -> str:
+    """Return the dtype into which an adapter is merged: no file of 32 bits has weights that were rounded to
+    16."""
+    return "float32" if outtype == "f32" else "auto"
+
+
 def _arguments(model: Path, out: Path, outtype: str) -> list[str]:
     return [str(model), "--outfile", str(out), "--outtype", outtype]
 
@@ -85,11 +91,10 @@ def _program(artifact: Path, out: Path, outtype: str, converter: str | None, is_
     given = converter or os.environ.get(VARIABLE) or shutil.which(CONVERTER)
     if given is None or not Path(given).is_file():
         merged = Path(f"{out.with_suffix('')}-merged") if is_adapter else artifact
-        first = (
-            f"flytune merge {shlex.quote(str(artifact))} --out {shlex.quote(str(merged))} && "
-            if is_adapter
-            else ""
-        )
+        first = ""
+        if is_adapter:
+            merge = ["flytune", "merge", str(artifact), "--out", str(merged)]
+            first = f"{shlex.join([*merge, '--dtype', _merged_dtype(outtype)])} && "
         wanted = shlex.join(["python", CONVERTER, *_arguments(merged, out, outtype)])
         what = f"{given}: no such file" if given else f"no {CONVERTER} on PATH"
         raise ExportError(

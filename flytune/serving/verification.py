@@ -230,7 +230,7 @@ def _problem(measured: Likeness, bound: float | None) -> Iterator[str]:
             "revision; if it is quantized on purpose, give --bound in nats per token"
         )
     elif measured.kind == "other":
-        yield "it answers as another model does, another adapter, or another revision"
+        yield "it answers as another model does: another adapter, another revision, or a build of few bits"
 
 
 def _doubts(

@@ -68,20 +68,27 @@ def test_without_a_converter_the_command_is_shown(model, tmp_path):
     (adapter / "adapter_config.json").touch()
     with pytest.raises(
         ExportError,
-        match=f"run there: flytune merge {adapter} --out .*x-merged && python .*x-merged --outfile",
+        match=f"run there: flytune merge {adapter} --out .*x-merged --dtype auto && python .*x-merged",
     ):
         gguf.convert(adapter, tmp_path / "x.gguf")
     with pytest.raises(ExportError, match="gone.py: no such file; install llama.cpp"):
         gguf.convert(model, tmp_path / "x.gguf", converter=str(tmp_path / "gone.py"))
 
 
-def test_an_adapter_is_merged_first(model, tmp_path, monkeypatch):
-    adapter = tmp_path / "adapter"
+def test_an_adapter_is_merged_first_and_not_rounded_for_a_file_of_32_bits(model, tmp_path, monkeypatch):
+    adapter, dtypes = tmp_path / "adapter", []
     adapter.mkdir()
     (adapter / "adapter_config.json").touch()
-    monkeypatch.setattr(gguf.merging, "merge", lambda artifact, out, consent: shutil.copytree(model, out))
+
+    def merge(artifact, out, consent, dtype):
+        dtypes.append(dtype)
+        shutil.copytree(model, out)
+
+    monkeypatch.setattr(gguf.merging, "merge", merge)
     gguf.convert(adapter, tmp_path / "x.gguf", converter=str(STAND_IN))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "x.gguf"]
+    gguf.convert(adapter, tmp_path / "y.gguf", "f32", converter=str(STAND_IN))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "x.gguf", "y.gguf"]
+    assert dtypes == ["auto", "float32"]
 
 
 def test_a_failure_leaves_no_file(model, tmp_path, monkeypatch):

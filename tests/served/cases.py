@@ -115,12 +115,7 @@ CASES = [
         (Question(problem=_TOKENIZER),),
     ),
     Case("llama-full", "full", "llama", _as_gguf("full")),
-    Case(
-        "llama-smollm2",
-        "smollm2",
-        "llama",
-        _as_gguf("smollm2"),
-    ),
+    Case("llama-smollm2", "smollm2", "llama", _as_gguf("smollm2")),
     Case(
         "llama-q8",
         "smollm2",
@@ -133,7 +128,7 @@ CASES = [
         "smollm2",
         "llama",
         lambda models: ["-m", models.quantized(models.artifact("smollm2"), "Q4_0")],
-        (Question(bound=_Q8, problem=_FURTHER), Question(problem=_ROUNDED)),
+        (Question(bound=_Q8, problem=_FURTHER),),
     ),
     Case("llama-merged", "lora", "llama", _as_gguf("lora")),
     Case("llama-lora", "lora", "llama", lambda models: _on_base(models, "--lora", models.lora_gguf("lora"))),
@@ -162,18 +157,8 @@ CASES = [
         lambda models: _on_base(models, "--lora-scaled", f"{models.lora_gguf('lora')}:0.5"),
         (Question(problem=_SCALED),),
     ),
-    Case(
-        "llama-tokens",
-        "tokens",
-        "llama",
-        _as_gguf("tokens"),
-    ),
-    Case(
-        "llama-experts",
-        "experts",
-        "llama",
-        _as_gguf("experts"),
-    ),
+    Case("llama-tokens", "tokens", "llama", _as_gguf("tokens")),
+    Case("llama-experts", "experts", "llama", _as_gguf("experts")),
     Case(
         "llama-merged-qlora",
         "qlora",

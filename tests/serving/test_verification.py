@@ -74,7 +74,7 @@ def test_a_likeliest_token_may_be_part_of_a_character(server, trained):
             "it answers as the adapter does at a larger scale: lora_alpha or r is another, or is not read",
         ),
         ("quantized", "it is near to the trained model, but not equal: a quantized build, another dtype"),
-        ("other", "it answers as another model does, another adapter, or another revision"),
+        ("other", "it answers as another model does: another adapter, another revision"),
     ],
 )
 def test_another_model_is_named(server, trained, fault, words, capsys):
