@@ -15,7 +15,7 @@ from flytune.records.lineage import Lineage
 from flytune.records.metrics import SINGLE_SAMPLE
 from flytune.records.rollouts import Group
 from flytune.records.training import PARTS
-from flytune.report import charts, drawn_answers, figure_charts, task_table
+from flytune.report import charts, drawn_answers, figure_charts, task_chart
 from flytune.report.pictures import Shown
 from flytune.sentences import counted, counted_of
 
@@ -63,7 +63,7 @@ def render(
             moments=drawn_answers.moments(recipe.objective, rollouts),
             charts=charts,
             figure_charts=figure_charts,
-            task_table=task_table,
+            task_chart=task_chart,
             broken=broken,
             lineage=lineage.runs if lineage else [],
             planned=planned,

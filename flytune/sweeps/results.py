@@ -298,9 +298,11 @@ def show(sweep: Sweep, console: Console) -> None:
     for name in (*(figure.title for figure in figures), *["difference"] * has_differences, "training"):
         table.add_column(name, justify="right", no_wrap=True)
     for point in ranked(sweep):
-        style = "bold" if point.name == sweep.best else "red" if point.has_failed else ""
-        values = [] if point.has_failed else _cells(point, figures, sweep if has_differences else None)
-        cells = values or ["failed", *[""] * (len(figures) + has_differences)]
+        style = "bold" if point.name == sweep.best else ""
+        if point.has_failed:
+            style, cells = "red", ["failed", *[""] * (len(figures) + has_differences)]
+        else:
+            cells = _cells(point, figures, sweep if has_differences else None)
         table.add_row(tables.plain(point.name), *map(tables.plain, point.shown), *cells, style=style)
     tables.show(table, console)
     for point in sweep.outcomes:
