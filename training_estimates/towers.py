@@ -86,7 +86,7 @@ def attended(workload: Workload) -> float:
     """Return the patches among which the tower computes attention: those of the largest image, or of all
     images of a micro batch where they are one sequence with a mask."""
     tower, of_batch = workload.geometry.tower, patches(workload)
-    if tower is None or tower.masked:
+    if tower is None or _is_masked(tower, workload):
         return of_batch
     if tower.image_size is not None:
         return (tower.image_size // tower.patch_size) ** 2
@@ -121,7 +121,12 @@ def working_bytes(workload: Workload) -> float:
 
 def _mask(tower: Tower, workload: Workload) -> float:
     """Return the bytes of the mask, a number for each pair of patches."""
-    return BYTES[workload.weight_dtype] * patches(workload) ** 2 if tower.masked else 0.0
+    return BYTES[workload.weight_dtype] * patches(workload) ** 2 if _is_masked(tower, workload) else 0.0
+
+
+def _is_masked(tower: Tower, workload: Workload) -> bool:
+    """Return whether a mask keeps images apart; FlashAttention takes their lengths instead."""
+    return tower.masked and workload.attention != "flash"
 
 
 def _stream(tower: Tower, workload: Workload) -> int:
