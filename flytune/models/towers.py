@@ -5,6 +5,9 @@ from typing import Any
 
 from flytune.models import images
 
+_UNUSED = ("last_hidden_state", "hidden_states", "attentions")
+"""Outputs of get_image_features that no model adds to its text."""
+
 
 def freeze(model: Any) -> None:
     """Freeze all but the language model, with its embedding and head.
@@ -17,15 +20,19 @@ def freeze(model: Any) -> None:
     for parameter in model.parameters():
         if id(parameter) not in trained:
             parameter.requires_grad_(False)
-    _keep_as_they_are(model)
+    _keep_as_they_are(model, trained)
 
 
-def _keep_as_they_are(module: Any) -> None:
+def _keep_as_they_are(module: Any, trained: set[int]) -> None:
+    """Keep the parts without parameters of `trained`, their ids, in eval mode and without gradients.
+
+    Parameters in 4 bits require no gradient, but what adapters beside them compute does.
+    """
     import torch
 
     for part in module.children():
-        if any(parameter.requires_grad for parameter in part.parameters()):
-            _keep_as_they_are(part)
+        if any(id(parameter) in trained for parameter in part.parameters()):
+            _keep_as_they_are(part, trained)
         elif any(True for _ in part.parameters()):
             part.eval()
             part.forward = torch.no_grad()(part.forward)
@@ -56,7 +63,9 @@ def run_always(model: Any, processor: images.Processor) -> None:
         seen = with_tower.get_image_features(
             **{name: value.to(embeddings.device) for name, value in fixed.items()}
         )
-        nothing = sum((features * 0.0).sum() for features in _tensors(seen))
+        # What the model takes of it with an image too: ZeRO-3 compares how many outputs have gradients.
+        used = {name: value for name, value in seen.items() if name not in _UNUSED}
+        nothing = sum((features * 0.0).sum() for features in _tensors(used))
         return arguments, named | {"inputs_embeds": embeddings + nothing.to(embeddings.dtype)}
 
     with_tower.register_forward_pre_hook(look, with_kwargs=True)
