@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytune.data import left_out, missing_values, row_forms
+from flytune.data.columns import NamedRow
 from flytune.data.control_tokens import ControlTokens
 from flytune.data.counts import Tally, count_tokens, ends_of
 from flytune.data.formats import CHATS, RAW, Chat, Plain, Sample, Tokens
@@ -424,7 +425,7 @@ def _count_left_out(
     text = "\n".join(text.text for text in texts if isinstance(text, Rendered))
     chats = [sample for sample in samples if isinstance(sample, Chat)]
     names = (
-        left_out.names(row, form, source.columns, samples, text)
+        left_out.names(NamedRow.of(row, source, ""), form, samples, text)
         if form
         else left_out.of_messages(chats, text)
     )

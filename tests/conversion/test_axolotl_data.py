@@ -2,6 +2,7 @@
 
 import pytest
 
+from flytune.data.columns import NamedRow
 from flytune.data.formats import Chat, Plain
 from flytune.data.formats import convert as sample_of
 from flytune.data.rows.pairs import pair_of
@@ -89,7 +90,7 @@ def test_a_type_of_texts_without_words_is_text(tmp_path):
     assert sample_of(row, recipe.data.format, recipe.data.columns, "here") == Plain("Question: ", "Answer.")
     own = {"field_prompt": "q", "field_chosen": "a", "field_rejected": "b", "prompt_format": "{q}"}
     recipe, _ = converted(tmp_path, rl="dpo", datasets=[{"path": "a/b", "type": own}])
-    pair = pair_of(row | {"b": "Wrong."}, recipe.data.columns, "here")
+    pair = pair_of(NamedRow(row | {"b": "Wrong."}, recipe.data.columns, "here"))
     assert (pair.chosen, pair.rejected) == (Plain("Question: ", "Answer."), Plain("Question: ", "Wrong."))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from flytune.data.columns import NamedRow
 from flytune.data.formats import choose, convert
 from flytune.data.labels import Encoded
 from flytune.data.rows.base import Content, RowKind
@@ -18,12 +19,12 @@ class TrainedAnswers(RowKind):
     meaning = "answers to train"
 
     def form(self, row: dict[str, Any], source: Source, where: str) -> str:
-        return choose(row, source.format, source.columns, where)
+        return choose(NamedRow.of(row, source, where), source.format)
 
     def content(
         self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
     ) -> Content:
-        return Content([convert(row, form, source.columns, where, system_prompt, source.input_separator)])
+        return Content([convert(NamedRow.of(row, source, where), form, system_prompt)])
 
     def cut(self, sequences: Sequence[Encoded], data: Data) -> list[list[Encoded]]:
         if data.too_long == "split":

@@ -10,17 +10,9 @@ from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 from flytune.data.check import Check, judged
-from flytune.data.formats import (
-    SEPARATOR,
-    Plain,
-    choose,
-    column,
-    convert,
-    is_pair,
-    optional_column,
-)
+from flytune.data.columns import SEPARATOR, NamedRow
+from flytune.data.formats import Plain, choose, convert
 from flytune.data.labels import Encoded
-from flytune.data.messages import text_of
 from flytune.data.rows.base import Content, Label, RowKind
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
@@ -69,24 +61,22 @@ class Classified(RowKind):
         return dict(row) | {source.columns.get(name, name): some}
 
     def form(self, row: dict[str, Any], source: Source, where: str) -> str:
-        if is_pair(row, source.columns):
+        if NamedRow.of(row, source, where).is_pair:
             raise DataError(
                 f"{where}: the columns chosen and rejected are preferences, which objective: classify does "
                 "not train; write objective: reward, or data.columns: {text: chosen} for one of them"
             )
-        return choose(self._unlabelled(row, source), source.format, source.columns, where)
+        return choose(NamedRow.of(self._unlabelled(row, source), source, where), source.format)
 
     def content(
         self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
     ) -> Content:
         labels = self.labels_of(row, source, where)
-        unlabelled = self._unlabelled(row, source)
-        sample = convert(unlabelled, form, source.columns, where, system_prompt, source.input_separator)
+        sample = convert(NamedRow.of(self._unlabelled(row, source), source, where), form, system_prompt)
         if isinstance(sample, Plain):
-            second = optional_column(row, SECOND, source.columns)
-            parts = [sample.text]
-            if second is not None:
-                parts.append(text_of(second, source.columns.get(SECOND, SECOND), where))
+            named, parts = NamedRow.of(row, source, where), [sample.text]
+            if named.get(SECOND) is not None:
+                parts.append(named.text(SECOND))
             sample = Plain((source.input_separator or SEPARATOR).join(parts), None)
         return Content([sample], labels=[labels])
 
@@ -96,9 +86,9 @@ class Classified(RowKind):
         Raises:
             DataError: the row has no label, an unknown one, one twice, or several where one is expected.
         """
-        names = [name for name in LABELS if source.columns.get(name, name) in row]
-        ours = names[0] if names else LABELS[self._has_several]
-        value, theirs = column(dict(row), ours, source.columns, where), source.columns.get(ours, ours)
+        named = NamedRow.of(dict(row), source, where)
+        ours = next(filter(named.has, LABELS), LABELS[self._has_several])
+        value, theirs = named.require(ours), named.name(ours)
         if not self._has_several:
             return (self._place(value, theirs, where),)
         if not isinstance(value, list | tuple):

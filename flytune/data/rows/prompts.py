@@ -13,17 +13,16 @@ from typing import Any, ClassVar, NamedTuple
 
 from flytune import json_core
 from flytune.data.check import Check, judged
-from flytune.data.columns import COLUMNS, REFERENCES, TURNS, VERL_REFERENCE, refuse_unread
-from flytune.data.formats import (
-    Chat,
-    Plain,
-    Sample,
-    column,
-    optional_column,
-    prompt_of,
-    turns_of,
-    with_other_names,
+from flytune.data.columns import (
+    COLUMNS,
+    REFERENCES,
+    SEPARATOR,
+    TURNS,
+    VERL_REFERENCE,
+    NamedRow,
+    refuse_unread,
 )
+from flytune.data.formats import Chat, Plain, Sample, prompt_of, turns_of
 from flytune.data.labels import Encoded
 from flytune.data.messages import Message, text_of
 from flytune.data.rows.base import Content, Label, RowKind
@@ -102,16 +101,14 @@ class Prompts(RowKind):
     def content(
         self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
     ) -> Content:
-        columns = with_other_names(row, source.columns)
-        refuse_unread(row, columns, where, ("chat_template_kwargs",))
-        prompt = prompt_of(row, columns)
-        turns = (
-            other_prompt(row, columns, where, source.input_separator or "\n\n") if prompt is None else None
-        )
+        named = NamedRow(row, source.columns, where, source.input_separator or SEPARATOR).with_aliases()
+        refuse_unread(named, ("chat_template_kwargs",))
+        prompt = prompt_of(named)
+        turns = other_prompt(named) if prompt is None else None
         if prompt is None and turns is None:
             _refuse_other_names(row, where)
-            prompt = column(row, "prompt", columns, where)  # says that it is missing
-        reference = _reference(row, columns, where)
+            prompt = named.require("prompt")  # says that it is missing
+        reference = _reference(named)
         fields = _fields(row, source.columns)
         if reference is not None:
             fields = (
@@ -120,17 +117,17 @@ class Prompts(RowKind):
                 | ({_REFERENCE_BESIDE_COLUMN: reference} if REFERENCE in fields else {})
             )
         if isinstance(prompt, str):
-            text = text_of(prompt, columns.get("prompt", "prompt"), where)
+            text = text_of(prompt, named.name("prompt"), where)
             if not text.strip():
                 raise DataError(f"{where}: prompt is empty; remove the row")
             return Content([Plain(text, reference)], text, fields=_json({PROMPT: text} | fields, where))
-        before = turns if turns is not None else _turns(prompt, columns, where)
+        before = turns if turns is not None else _turns(prompt, named)
         if not before or before[-1]["role"] == "assistant":
             raise DataError(
                 f"{where}: prompt ends with {'nothing' if not before else 'an answer'}; it must end with a "
                 "question"
             )
-        context, tools, identity = context_of(before, row, columns, where, system_prompt)
+        context, tools, identity = context_of(before, named, system_prompt)
         answer = [] if reference is None else [{"role": "assistant", "content": reference}]
         chat = Chat([*context, *answer], tools, len(context))
         bare = [{"role": message["role"], "content": message["content"]} for message in context]
@@ -215,35 +212,32 @@ def _is_unreferenced(sequences: Sequence[Encoded]) -> bool:
     return all(label == IGNORED for label in sequences[0][1])
 
 
-def _turns(value: Any, columns: dict[str, str], where: str) -> list[Message]:
+def _turns(value: Any, row: NamedRow) -> list[Message]:
     is_turns = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
     if not is_turns:
         raise DataError(
-            f"{where}: prompt is {type(value).__name__} {value!r:.40}; it must be text, or a list of messages"
+            f"{row.where}: prompt is {type(value).__name__} {value!r:.40}; it must be text, or a list of "
+            "messages"
         )
-    return (
-        conversation(value, "prompt", columns, where)
-        if "from" in value[0]
-        else turns_of(value, "messages", columns, where)
-    )
+    return conversation(value, "prompt", row) if "from" in value[0] else turns_of(value, "messages", row)
 
 
-def _reference(row: dict[str, Any], columns: dict[str, str], where: str) -> str | None:
+def _reference(row: NamedRow) -> str | None:
     """Return the reference answer of a row, as text; None where it has none, or several."""
     for name in REFERENCES:
-        value = optional_column(row, name, columns)
+        value = row.get(name)
         if isinstance(value, bool | int | float):
             return str(value)
         if (
             isinstance(value, list) and value and all(isinstance(turn, dict) for turn in value)
         ):  # TRL's form of messages
-            value = "".join(message["content"] for message in conversation(value, name, columns, where))
+            value = "".join(message["content"] for message in conversation(value, name, row))
         if not isinstance(value, str):
             continue
-        text = text_of(value, columns.get(name, name), where)
+        text = text_of(value, row.name(name), row.where)
         if not text.strip():
             raise DataError(
-                f"{where}: {columns.get(name, name)} is empty; rewards are checked with the reference "
+                f"{row.where}: {row.name(name)} is empty; rewards are checked with the reference "
                 "answer: remove the column, or write null where there is none"
             )
         return text

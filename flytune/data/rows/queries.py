@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from flytune import limits
-from flytune.data.formats import Plain, Sample, column, optional_column, with_other_names
+from flytune.data.columns import NamedRow
+from flytune.data.formats import Plain, Sample
 from flytune.data.labels import Encoded
 from flytune.data.messages import text_of
 from flytune.data.rows.base import Content, Label, RowKind
@@ -56,10 +57,9 @@ class Queries(RowKind):
     def content(
         self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
     ) -> Content:
-        columns = with_other_names(row, source.columns)
-        query = _text(column(row, QUERY, columns, where), columns.get(QUERY, QUERY), where)
-        positive = _text(column(row, POSITIVE, columns, where), columns.get(POSITIVE, POSITIVE), where)
-        negatives = negatives_of(row, columns, where)
+        named = NamedRow.of(row, source, where).with_aliases()
+        query, positive = (_text(named.require(name), named.name(name), where) for name in (QUERY, POSITIVE))
+        negatives = negatives_of(named)
         if len(negatives) < self._negatives:
             raise DataError(
                 f"{where}: has {counted(len(negatives), 'negative')}, and objective.negatives is "
@@ -93,10 +93,10 @@ class Queries(RowKind):
         return numpy.asarray([max(lengths) for lengths in dataset.data.column("seq_lengths").to_pylist()])
 
     def unread(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
-        columns, read = with_other_names(row, source.columns), [QUERY, POSITIVE]
+        read = [QUERY, POSITIVE]
         if self._negatives:
             read += [NEGATIVES, *filter(_NUMBERED.fullmatch, row)]
-        theirs = {columns.get(name, name) for name in read}
+        theirs = {*map(NamedRow.of(row, source, "").with_aliases().name, read)}
         return {name: value for name, value in row.items() if name not in theirs}
 
 
@@ -107,25 +107,24 @@ def are_in(row: Mapping[str, Any]) -> bool:
 
 def fields_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields of objective embed that rows show: the number of negatives that each has."""
-    columns = with_other_names(dict(rows[0]), {})
-    fewest = min(len(negatives_of(row, columns, "a row")) for row in rows)
+    columns = NamedRow(dict(rows[0]), {}, "").with_aliases().columns
+    fewest = min(len(negatives_of(NamedRow(dict(row), columns, "a row"))) for row in rows)
     return {"negatives": min(fewest, limits.NEGATIVES)} if fewest else {}
 
 
-def negatives_of(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> list[str]:
+def negatives_of(row: NamedRow) -> list[str]:
     """Return a row's documents that do not belong to its query, in order; empty if it has none.
 
     Raises:
         DataError: one is no text, or empty.
     """
-    theirs = columns.get(NEGATIVES, NEGATIVES)
-    value = optional_column(dict(row), NEGATIVES, dict(columns))
+    theirs, value = row.name(NEGATIVES), row.get(NEGATIVES)
     if value is None:
-        numbered = sorted(filter(_NUMBERED.fullmatch, row), key=lambda name: int(name.rpartition("_")[2]))
-        return [_text(row[name], name, where) for name in numbered if row[name] is not None]
+        names = sorted(filter(_NUMBERED.fullmatch, row.values), key=lambda name: int(name.rpartition("_")[2]))
+        return [_text(row.values[name], name, row.where) for name in names if row.values[name] is not None]
     if isinstance(value, list | tuple):
-        return [_text(text, f"{theirs}[{place}]", where) for place, text in enumerate(value)]
-    return [_text(value, theirs, where)]
+        return [_text(text, f"{theirs}[{place}]", row.where) for place, text in enumerate(value)]
+    return [_text(value, theirs, row.where)]
 
 
 def _text(value: Any, name: str, where: str) -> str:
