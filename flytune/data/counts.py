@@ -234,24 +234,3 @@ def count_tokens(
 def total(tallies: list[Tally], what: str) -> int:
     """Return the sum of one count."""
     return sum(getattr(tally, what) for tally in tallies)
-
-
-def to_json(tally: Tally) -> dict[str, Any]:
-    """Return the tally as JSON values."""
-    examples = [example.model_dump() for example in tally.examples]
-    counted = {"left_out": dict(tally.left_out), "thoughts": dict(tally.thoughts), "notes": dict(tally.notes)}
-    return {**vars(tally), "lengths": sorted(tally.lengths.items()), **counted, "examples": examples}
-
-
-def from_json(content: dict[str, Any]) -> Tally:
-    """Return the tally that `to_json` was given."""
-    counted = {"lengths": Counter(dict(content["lengths"])), "left_out": Counter(content["left_out"])}
-    counted["thoughts"] = Counter(content.get("thoughts", {}))
-    counted["notes"] = Counter(content.get("notes", {}))
-    return Tally(
-        **{
-            **content,
-            **counted,
-            "examples": [Example.model_validate(example) for example in content["examples"]],
-        }
-    )

@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from flytune.data import contract, progress, reference_answers
 from flytune.data.bad_rows import BadRows
-from flytune.data.counts import Tally, ends_of, from_json, to_json, total, write_examples
-from flytune.data.mixture import SourceStream, Split, StoredSample, bytes_of, mixed
-from flytune.data.process import digest
+from flytune.data.counts import Tally, ends_of, total, write_examples
+from flytune.data.mixture import SourceStream, bytes_of, mixed
+from flytune.data.process import Split, StoredSample, digest
 from flytune.data.progress import PROGRESS, Progress
 from flytune.data.rows import row_kind
 from flytune.data.shards import MANIFEST, SplitWriter, content_hash
@@ -26,9 +26,9 @@ from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.files import written_atomically
 from flytune.models import config_json, images, tokenizers, trial
+from flytune.models.scoring import IGNORED
 from flytune.recipe import Data, DataRequest
 from flytune.records import Bin, Manifest, SourceCounts, SplitCounts
-from flytune.row_names import RowKindName
 from flytune.sentences import counted
 
 _BINS = 12
@@ -102,17 +102,15 @@ def split_at(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally])
 
 
 def manifest_of(
-    data: Data,
+    request: DataRequest,
     counts: dict[Split, SplitCounts],
     tallies: list[Tally],
     out: Path,
-    row_kind: RowKindName,
     other_tokens: str | None,
-    classes: list[str] | None = None,
-    negatives: int = 0,
 ) -> Manifest:
-    """Return the manifest of the data in `out`, which includes tokenizer/; `other_tokens`, `classes` and
-    `negatives` as in the record."""
+    """Return the manifest of the data in `out`, which includes tokenizer/; `other_tokens` as in the
+    record."""
+    data = request.data
     tokenizer = hashlib.sha256()
     for file in sorted(path for path in (out / "tokenizer").rglob("*") if path.is_file()):
         tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -155,9 +153,9 @@ def manifest_of(
         other_tokens=other_tokens,
         content_sha256=content_hash(shard for split in counts.values() for shard in split.shards),
         max_pixels=data.max_pixels,
-        row_kind=row_kind,
-        classes=classes or [],
-        negatives=negatives,
+        row_kind=request.row_kind,
+        classes=request.classes,
+        negatives=request.negatives,
     )
 
 
@@ -219,10 +217,7 @@ def prepare(
             Workers(request, tokenizer, processes, size, before.heldout_below, out)
         )
         length = data.max_length if data.packing else None
-        tallies = {
-            key: from_json(before.tallies[key]) if before.tallies else tally
-            for key, tally in _tallies(data).items()
-        }
+        tallies = before.tallies or _tallies(data)
         written = contract.WrittenSamples(
             tokenizer,
             request,
@@ -260,16 +255,7 @@ def prepare(
     tokenizers.write_files(tokenizer, request.model, out / "tokenizer")
     if kind.has_images:
         images.write_files(request.model, out / "tokenizer", with_template=data.chat_template is None)
-    manifest = manifest_of(
-        data,
-        counts,
-        list(tallies.values()),
-        out,
-        request.row_kind,
-        tokenizer.otherwise,
-        request.classes,
-        request.negatives,
-    )
+    manifest = manifest_of(request, counts, list(tallies.values()), out, tokenizer.otherwise)
     write_examples(
         [example for tally in tallies.values() for example in tally.examples], data.max_length, out
     )
@@ -343,7 +329,7 @@ def _write(
                 continue
             seen.add(sample.digest)
         writers[sample.split].add((sample.ids, sample.labels, *sample.values), number)
-        tally.keep(len(sample.ids), sample.trained)
+        tally.keep(len(sample.ids), int((sample.labels != IGNORED).sum()))
 
 
 def _end_shards(
@@ -359,7 +345,7 @@ def _end_shards(
         Progress(
             request=progress.digest_of(request),
             places={stream.key: stream.position for stream in streams},
-            tallies={stream.key: to_json(stream.tally) for stream in streams},
+            tallies={stream.key: stream.tally for stream in streams},
             train=writers["train"].counts(),
             heldout=writers["heldout"].counts(),
             heldout_below=heldout_below,

@@ -31,7 +31,7 @@ def check(request: DataRequest, counts: Sequence[SplitCounts], folder: Path, tok
         return
     with RewardProcess(section) as process:
         for count in counts:
-            for rows in _batches(_rows(folder, count)):
+            for rows in _batches(folder, count):
                 _check(section, process, [_question(row, where, tokenizer) for row, where in rows])
     log.info("rewards: checked with the reference answers")
 
@@ -73,29 +73,17 @@ def _question(row: dict[str, Any], where: str, tokenizer: Any) -> tuple[Judged, 
     return Judged(prompt, "", columns, place), reference
 
 
-def _rows(folder: Path, counts: SplitCounts) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the first stored rows of a split, each with its place."""
+def _batches(folder: Path, counts: SplitCounts) -> Iterator[list[tuple[dict[str, Any], str]]]:
+    """Yield the first stored rows of a split, each with its place, some at a time."""
     from pyarrow.parquet import ParquetFile
 
     left = MOST
     for shard in counts.shards:
+        number = 0
         with ParquetFile(folder / shard.file) as file:
-            number = 0
-            for table in file.iter_batches(min(left, _AT_ONCE) or 1):
-                for row in table.to_pylist()[:left]:
-                    yield row, f"{shard.file} row {number}"
-                    number += 1
-                    left -= 1
+            for table in file.iter_batches(_AT_ONCE):
+                rows = table.slice(0, left).to_pylist()
+                yield [(row, f"{shard.file} row {place}") for place, row in enumerate(rows, number)]
+                number, left = number + len(rows), left - len(rows)
                 if not left:
                     return
-
-
-def _batches(rows: Iterator[tuple[dict[str, Any], str]]) -> Iterator[list[tuple[dict[str, Any], str]]]:
-    batch: list[tuple[dict[str, Any], str]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == _AT_ONCE:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

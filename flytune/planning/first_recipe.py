@@ -5,8 +5,7 @@ import math
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from itertools import islice
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -178,9 +177,9 @@ def look(asked: Asked) -> Looked:
 
 
 def _first_rows(named: str, count: int) -> list[dict[str, Any]]:
-    source = _draft(Asked(named, "any", "", "price"), "sft", {"max_samples": ROWS}).data.all_sources["data"]
-    with closing(data.readers.read(source)) as stored:
-        rows = [row for row, _ in islice(data.readers.strict(stored), count) if isinstance(row, dict)]
+    draft = _draft(Asked(named, "any", "", "price"), "sft", {})
+    stored = data.readers.rows_of(draft.data, "data", most=count)
+    rows = [row for row, _ in stored if isinstance(row, dict)]
     if not rows:
         raise DataError(f"{named}: has no row; name a file with samples")
     return rows

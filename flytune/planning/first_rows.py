@@ -1,8 +1,6 @@
 """The first rows of a recipe's local data, read and tokenized as the preparation does, so that a plan knows
 what it refuses."""
 
-from contextlib import closing
-from itertools import islice
 from pathlib import Path
 
 from flytune.data import readers, sources, windows
@@ -42,12 +40,7 @@ def warnings(recipe: Recipe) -> list[str]:
     complete: list[Samples] = []
     for key, source in _readable(data).items():
         check_columns(source.columns, "data" if key == data.heldout_key else key)
-        stored = readers.read_heldout(data) if key == data.heldout_key else readers.read(source, key)
-        # Unreadable rows are counted among the first ones alone: the others of a large file would be read for
-        # minutes.
-        with closing(stored):
-            few = islice(stored, ROWS + 1)
-            rows = list(few if data.max_bad_fraction else readers.strict(few))
+        rows = list(readers.rows_of(data, key, most=ROWS + 1))
         first, are_all = rows[:ROWS], len(rows) <= ROWS
         which = f"{source.name}: {'all' if are_all else 'the first'} {counted(len(first), 'row')}"
         samples = sampler.samples(Chunk(key, first, "", "", 1.0, False))
@@ -61,7 +54,7 @@ def warnings(recipe: Recipe) -> list[str]:
             split_range = ends_of([*split_range, *samples.tally.split_range])
             complete += [samples] if are_all else []
     is_all = len(complete) == len(data.all_sources)
-    count = sum(len(samples.lengths) for samples in complete)
+    count = sum(len(row) for samples in complete for row in samples.rows)
     if data.holds_out and is_all and count > 1 and len(set(split_range)) == 1:
         refuse_undivided(data, "held-out or no training", count)
     return doubts
@@ -97,7 +90,7 @@ def _of_samples(samples: Samples, which: str, rows: int, data: Data) -> list[str
             f"{longer:,} are longer than data.max_length {data.max_length} (the longest has "
             f"{counted(max(lengths), 'token')})"
         )
-    if not samples.lengths:
+    if not samples.rows:
         reason = f"{than}; raise it" if longer else "the answers are missing or empty; give the rows answers"
         raise DataError(f"{which}: none has a trained token: {reason}")
     if 2 * longer > rows and data.too_long in _BECOMES:
@@ -108,14 +101,14 @@ def _of_samples(samples: Samples, which: str, rows: int, data: Data) -> list[str
 def _readable(data: Data) -> dict[str, Source]:
     """Return the sources that can be read here at once, and the held-out data, by their keys in the
     recipe."""
-    named: dict[str, Source] = {
-        key: source
-        for key, source in data.all_sources.items()
-        if _is_readable(source.path, f"{key}.path", source.exclude)
-    }
-    if data.heldout_key and _is_readable(data.heldout_path, data.heldout_key, []):
-        named[data.heldout_key] = data
-    return named
+    readable = {}
+    for key, source in data.all_read.items():
+        place = (source.path, f"{key}.path", source.exclude)
+        if key == data.heldout_key:
+            place = (data.heldout_path, key, [])
+        if _is_readable(*place):
+            readable[key] = source
+    return readable
 
 
 def _is_readable(path: str | None, key: str, exclude: list[str]) -> bool:

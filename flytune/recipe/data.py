@@ -178,6 +178,12 @@ class Data(Source):
         return "data.heldout_path" if self.heldout_path else "data.eval_split" if self.eval_split else None
 
     @property
+    def all_read(self) -> dict[str, Source]:
+        """All sources, and held-out data of its own, by their keys in the recipe."""
+        heldout: dict[str, Source] = {self.heldout_key: self} if self.heldout_key else {}
+        return {**self.all_sources, **heldout}
+
+    @property
     def holds_out(self) -> bool:
         """True if some samples are held out."""
         return self.heldout_fraction > 0 or self.heldout_key is not None
