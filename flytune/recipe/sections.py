@@ -35,6 +35,12 @@ TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)
 class Section(Strict):
     """A part of a recipe."""
 
+    def changed(self, *names: str) -> list[str]:
+        """Return those of some fields (by default of all) whose values are not the defaults: a recipe that
+        went through JSON carries every field, and only changed ones are a decision."""
+        fields = type(self).model_fields
+        return [name for name in names or fields if getattr(self, name) != fields[name].get_default()]
+
     def refusals(self, recipe: Any) -> list[str]:
         """List what a plan refuses of it beside the rest of the recipe, a line each."""
         return []
