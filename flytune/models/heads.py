@@ -11,7 +11,7 @@ from flytune import json_core
 from flytune.errors import ExportError
 from flytune.models import towers, vectors, vocabulary
 from flytune.models.safetensors_files import ParameterPart
-from flytune.models.scoring import CLASSES, Row, finite_loss, innermost, padded
+from flytune.models.scoring import CLASSES, Row, evaluating, finite_loss, innermost, padded
 from flytune.recipe import Classify, Embed, ObjectiveSection, Recipe, Reward
 from training_estimates import meta_model
 from training_estimates.sizes import Geometry
@@ -131,24 +131,19 @@ def scores(
     Under ZeRO-3 and FSDP every process must call it with equally many sequences.
     """
     import numpy
-    import torch
     from tqdm import tqdm
 
     all_scores = numpy.zeros((len(sequences), innermost(model).config.num_labels))
     order = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
-    device, was_training = next(model.parameters()).device, model.training
-    model.eval()
-    try:
-        with torch.no_grad(), tqdm(total=len(order), desc=label, unit=" texts", delay=2) as bar:
-            for start in range(0, len(order), batch_size):
-                batch = order[start : start + batch_size]
-                ids = padded([sequences[index] for index in batch], pad_token_id).to(device)
-                mask = padded([[1] * len(sequences[index]) for index in batch], 0).to(device)
-                logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-                all_scores[batch] = logits.double().cpu().numpy()
-                bar.update(len(batch))
-    finally:
-        model.train(was_training)
+    device = next(model.parameters()).device
+    with evaluating(model), tqdm(total=len(order), desc=label, unit=" texts", delay=2) as bar:
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            ids = padded([sequences[index] for index in batch], pad_token_id).to(device)
+            mask = padded([[1] * len(sequences[index]) for index in batch], 0).to(device)
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            all_scores[batch] = logits.double().cpu().numpy()
+            bar.update(len(batch))
     return all_scores
 
 

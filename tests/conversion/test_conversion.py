@@ -240,7 +240,7 @@ def test_labelled_answers_of_axolotl_are_a_question_and_an_answer(kind, row, tmp
 )
 def test_chats_of_axolotl_are_a_question_and_an_answer(kind, row, tmp_path):
     recipe, _ = axolotl(tmp_path, datasets=[{"path": "a/b", "type": kind}])
-    assert sample_of(row, recipe.data.format, recipe.data.columns, "here") == Chat([ASKED, RIGHT])
+    assert sample_of(NamedRow(row, recipe.data.columns, "here"), recipe.data.format) == Chat([ASKED, RIGHT])
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_rows_of_llama_factory_are_a_question_and_answers(stage, entry, row, tmp
     found, columns = recipe.data, recipe.data.columns
     assert found.max_samples == 7
     if stage == "sft":
-        assert sample_of(row, found.format, columns, "here") == Chat([ASKED, RIGHT])
+        assert sample_of(NamedRow(row, columns, "here"), found.format) == Chat([ASKED, RIGHT])
     elif stage == "kto":
         assert labelled_of(NamedRow(row, columns, "here"), found.format).samples == [Chat([ASKED, RIGHT])]
     else:
@@ -313,7 +313,9 @@ def test_held_out_rows_of_llama_factory_have_a_form_of_their_own(tmp_path):
     }
     found = llamafactory(tmp_path, entries, dataset="chats", eval_dataset="questions")[0].data
     assert [source.format for source in found.sources] == ["sharegpt"]
-    assert sample_of({"q": "q", "a": "a"}, found.format, found.columns, "here") == Chat([ASKED, RIGHT])
+    assert sample_of(NamedRow({"q": "q", "a": "a"}, found.columns, "here"), found.format) == Chat(
+        [ASKED, RIGHT]
+    )
 
 
 def test_speakers_of_llama_factory_that_are_not_known_are_refused(tmp_path):

@@ -169,8 +169,11 @@ class RowKind:
     def longest(self, dataset: Any) -> Any:
         """Return the length of the longest sequence of each row of a `datasets.Dataset`: int [rows]; None if
         the order cannot put long rows first, because rows are packed blocks."""
+        import numpy
         from pyarrow import compute
 
+        if "seq_lengths" in self.columns:
+            return numpy.asarray([max(lengths) for lengths in dataset.data.column("seq_lengths").to_pylist()])
         if "seq_lengths" in dataset.column_names:
             return None
         return compute.list_value_length(dataset.data.column("input_ids")).to_numpy()
@@ -189,20 +192,34 @@ class RowKind:
         }
 
 
-class ComparedRows(RowKind):
-    """Rows of better and worse answers, of text or of messages; all of one source are alike."""
+class UnpredictedRows(RowKind):
+    """Rows of texts of which no token is predicted."""
 
     cuts = "truncate or drop"
+    trains_labels = False
 
-    def known(self, row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-        return row_forms.compared(row, columns)
+    def aligned(self, sequences: list[Encoded], samples: Sequence[Sample]) -> list[Encoded]:
+        return [(ids, [IGNORED] * len(ids)) for ids, _ in sequences]
+
+
+class AnsweredRows(RowKind):
+    """Rows of prompts and answers, of text or of messages; all of one source are alike."""
+
+    cuts = "truncate or drop"
 
     def variant(self, samples: Sequence[Sample]) -> str:
         return "messages" if isinstance(samples[0], Chat) else "text"
 
-    def contradicts_itself(self, row: dict[str, Any]) -> bool:
-        return "chosen" in row and left_out.contradicts(row)
-
     def has_template(self, formats: set[str], tokenizer: Any) -> bool:
         # Of messages or of text: the marks of a template are a superset of those of text.
-        return super().has_template(formats, tokenizer) or bool(tokenizer.chat_template)
+        return bool(tokenizer.chat_template)
+
+
+class ComparedRows(AnsweredRows):
+    """Rows of better and worse answers."""
+
+    def known(self, row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+        return row_forms.compared(row, columns)
+
+    def contradicts_itself(self, row: dict[str, Any]) -> bool:
+        return "chosen" in row and left_out.contradicts(row)

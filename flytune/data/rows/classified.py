@@ -13,9 +13,8 @@ from flytune.data.check import Check, judged
 from flytune.data.columns import SEPARATOR, NamedRow
 from flytune.data.formats import Plain, choose, convert
 from flytune.data.labels import Encoded
-from flytune.data.rows.base import Content, Label, RowKind
+from flytune.data.rows.base import Content, Label, UnpredictedRows
 from flytune.errors import DataError
-from flytune.models.scoring import IGNORED
 from flytune.recipe import DataRequest, Source
 from flytune.records import Manifest
 from flytune.row_names import CLASSIFIED
@@ -30,15 +29,13 @@ MOST_NAMED = 12
 """Labels that an error or a check names."""
 
 
-class Classified(RowKind):
+class Classified(UnpredictedRows):
     """A stored row is a text, none of whose tokens is predicted; `classes` are the places of its labels."""
 
     name = CLASSIFIED
     meaning = "texts with labels"
     title = "Text"
     columns: ClassVar[Mapping[str, str]] = {"classes": "list"}
-    cuts = "truncate or drop"
-    trains_labels = False
     own_columns: ClassVar[tuple[str, ...]] = (*LABELS, SECOND)
 
     def __init__(self, classes: Sequence[str] = (), has_several: bool = False) -> None:
@@ -129,9 +126,6 @@ class Classified(RowKind):
         """Return a row without its labels and second text, which no format has."""
         of_labels = {source.columns.get(name, name) for name in self.own_columns}
         return {name: value for name, value in row.items() if name not in of_labels}
-
-    def aligned(self, sequences: list[Encoded], samples: Sequence[Any]) -> list[Encoded]:
-        return [(ids, [IGNORED] * len(ids)) for ids, _ in sequences]
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         return bool(sequences[0][0])

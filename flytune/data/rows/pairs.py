@@ -257,11 +257,6 @@ class Pairs(ComparedRows):
     def checks(self, manifest: Manifest) -> Iterator[Check]:
         yield scores_of_pairs(manifest)
 
-    def longest(self, dataset: Any) -> Any:
-        import numpy
-
-        return numpy.asarray([max(both) for both in dataset.data.column("seq_lengths").to_pylist()])
-
 
 def scores_of_pairs(manifest: Manifest) -> Check:
     """Check that the rows' own scores and margins agree with their order."""

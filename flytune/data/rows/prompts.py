@@ -25,7 +25,7 @@ from flytune.data.columns import (
 from flytune.data.formats import Chat, Plain, Sample, prompt_of, turns_of
 from flytune.data.labels import Encoded
 from flytune.data.messages import Message, text_of
-from flytune.data.rows.base import Content, Label, RowKind
+from flytune.data.rows.base import AnsweredRows, Content, Label
 from flytune.data.rows.pairs import context_of, conversation, other_prompt
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
@@ -76,7 +76,7 @@ def stored_prompt(row: Mapping[str, Any]) -> StoredPrompt:
     return StoredPrompt(prompt, columns.get(REFERENCE), columns)
 
 
-class Prompts(RowKind):
+class Prompts(AnsweredRows):
     """A stored row is a prompt, and its reference answer, which has the labels, if it has one; `fields` is
     for rewards."""
 
@@ -84,7 +84,6 @@ class Prompts(RowKind):
     meaning = "prompts"
     title = "Prompt"
     columns: ClassVar[Mapping[str, str]] = {"fields": "text"}
-    cuts = "truncate or drop"
     keeps_columns = True
     trains_labels = False
 
@@ -133,15 +132,8 @@ class Prompts(RowKind):
         bare = [{"role": message["role"], "content": message["content"]} for message in context]
         return Content([chat], identity, fields=_json({PROMPT: bare} | fields, where))
 
-    def variant(self, samples: Sequence[Sample]) -> str:
-        return "messages" if isinstance(samples[0], Chat) else "text"
-
     def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         return (fields,)
-
-    def has_template(self, formats: set[str], tokenizer: Any) -> bool:
-        # Of messages or of text: the marks of a template are a superset of those of text.
-        return bool(tokenizer.chat_template)
 
     def traced(self, length: int, packing: bool) -> dict[str, Any]:
         ids = [1] * length

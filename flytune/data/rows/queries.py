@@ -12,12 +12,11 @@ from typing import Any, ClassVar, Self
 
 from flytune import limits
 from flytune.data.columns import NamedRow
-from flytune.data.formats import Plain, Sample
+from flytune.data.formats import Plain
 from flytune.data.labels import Encoded
 from flytune.data.messages import text_of
-from flytune.data.rows.base import Content, Label, RowKind
+from flytune.data.rows.base import Content, Label, UnpredictedRows
 from flytune.errors import DataError
-from flytune.models.scoring import IGNORED
 from flytune.recipe import Data, DataRequest, Source
 from flytune.row_names import QUERIES
 from flytune.sentences import counted
@@ -28,15 +27,13 @@ QUERY, POSITIVE, NEGATIVES = "query", "positive", "negatives"
 _NUMBERED = re.compile(r"negative_(\d+)")
 
 
-class Queries(RowKind):
+class Queries(UnpredictedRows):
     """A stored row has all sequences, none of whose tokens is predicted; `seq_lengths` are their lengths."""
 
     name = QUERIES
     meaning = "queries with documents"
     title = "Query"
     columns: ClassVar[Mapping[str, str]] = {"seq_lengths": "list"}
-    cuts = "truncate or drop"
-    trains_labels = False
     ends_texts = True
 
     def __init__(self, negatives: int = 0, prompts: Sequence[str] = ()) -> None:
@@ -74,23 +71,14 @@ class Queries(RowKind):
         return Content([Plain(self._query_prompt + query, ""), *documents], query)
 
     def cut(self, sequences: Sequence[Encoded], data: Data) -> list[list[Encoded]]:
-        if data.too_long == "drop":
-            return []
-        return [[_cut(ids, labels, data.max_length) for ids, labels in sequences]]
-
-    def aligned(self, sequences: list[Encoded], samples: Sequence[Sample]) -> list[Encoded]:
-        return [(ids, [IGNORED] * len(ids)) for ids, _ in sequences]
+        cut = [_cut(ids, labels, data.max_length) for ids, labels in sequences]
+        return [] if data.too_long == "drop" else [cut]
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         return all(ids for ids, _ in sequences)
 
     def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         return (lengths,)
-
-    def longest(self, dataset: Any) -> Any:
-        import numpy
-
-        return numpy.asarray([max(lengths) for lengths in dataset.data.column("seq_lengths").to_pylist()])
 
     def unread(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
         read = [QUERY, POSITIVE]
