@@ -12,13 +12,14 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from flytune.data import contract, progress, reference_answers
+from flytune.data import contract, progress
 from flytune.data.bad_rows import BadRows
 from flytune.data.counts import Tally, ends_of, total, write_examples
 from flytune.data.mixture import SourceStream, bytes_of, mixed
 from flytune.data.process import Split, StoredSample, digest
 from flytune.data.progress import PROGRESS, Progress
 from flytune.data.rows import row_kind
+from flytune.data.rows.prompts import check_references
 from flytune.data.shards import MANIFEST, SplitWriter, content_hash
 from flytune.data.stored_samples import StoredSamples, part_of, parts
 from flytune.data.tokenizer import check_rows, load_tokenizer
@@ -260,7 +261,7 @@ def prepare(
         [example for tally in tallies.values() for example in tally.examples], data.max_length, out
     )
     contract.enforce(out, manifest, data, written.statistics(out, manifest), trains_next)
-    reference_answers.check(request, [counts["train"], counts["heldout"]], out, tokenizer)
+    check_references(request, [counts["train"], counts["heldout"]], out, tokenizer)
     with written_atomically(out / MANIFEST) as temporary:
         manifest.write(temporary)
     (out / PROGRESS).unlink()
