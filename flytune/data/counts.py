@@ -3,7 +3,7 @@ or dropped, kept for the x-ray with their tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -161,7 +161,7 @@ class Tally:
         """Add the counts of more rows of the same source."""
         self.form, self.kind = self.form or other.form, self.kind or other.kind
         self.first_missing = self.first_missing or other.first_missing
-        for name in _COUNTS:
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.lengths.update(other.lengths)
         self.thoughts.update(other.thoughts)
@@ -185,24 +185,7 @@ def ends_of(numbers: Sequence[int]) -> list[int]:
     return [min(numbers), max(numbers)] if numbers else []
 
 
-_COUNTS = (
-    "rows",
-    "bad",
-    "truncated",
-    "split",
-    "dropped_too_long",
-    "dropped_untrained",
-    "duplicates",
-    "control_tokens",
-    "missing",
-    "contradicted",
-    "tokens_read",
-    "truncated_tokens",
-    "dropped_tokens",
-    "samples",
-    "tokens",
-    "trained_tokens",
-)
+COUNTS = [count.name for count in fields(Tally) if count.type is int]
 
 
 def count_tokens(

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from flytune.data import contract, progress
 from flytune.data.bad_rows import BadRows
-from flytune.data.counts import Tally, ends_of, total, write_examples
+from flytune.data.counts import COUNTS, Tally, ends_of, total, write_examples
 from flytune.data.mixture import SourceStream, bytes_of, mixed
 from flytune.data.process import Split, StoredSample, digest
 from flytune.data.progress import PROGRESS, Progress
@@ -117,26 +117,10 @@ def manifest_of(
         tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     lengths = sum((tally.lengths for tally in tallies), Counter[int]())
     left_out = sum((tally.left_out for tally in tallies), Counter[str]())
-    summed = (
-        "rows",
-        "bad",
-        "truncated",
-        "split",
-        "dropped_too_long",
-        "dropped_untrained",
-        "duplicates",
-        "control_tokens",
-        "missing",
-        "contradicted",
-        "tokens_read",
-        "truncated_tokens",
-        "dropped_tokens",
-    )
-    kept = ("name", "weight", "rows", "bad", "samples", "tokens", "trained_tokens")
     return Manifest(
         source=", ".join(source.name for source in data.all_sources.values()),
         format=", ".join(dict.fromkeys(tally.form for tally in tallies if tally.form)),
-        **{what: total(tallies, what) for what in summed},
+        **{what: total(tallies, what) for what in COUNTS if what in Manifest.model_fields},
         max_length=data.max_length,
         longest=max(lengths),
         first_missing=next((tally.first_missing for tally in tallies if tally.first_missing), ""),
@@ -145,7 +129,7 @@ def manifest_of(
         left_out=dict(sorted(left_out.items(), key=lambda item: (-item[1], item[0]))),
         histogram=_histogram(lengths),
         sources=[
-            SourceCounts(format=tally.form, **{what: getattr(tally, what) for what in kept})
+            SourceCounts.model_validate(vars(tally) | {"format": tally.form}, extra="ignore")
             for tally in tallies
         ],
         train=counts["train"],

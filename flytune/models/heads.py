@@ -18,52 +18,13 @@ from training_estimates.sizes import Geometry
 
 NAME = "score.weight"
 """Name of the head's weight, float of shape (outputs, hidden size)."""
-TYPES = frozenset(
-    (
-        "arcee",
-        "cohere_compass_text",
-        "deepseek_v2",
-        "deepseek_v3",
-        "diffllama",
-        "doge",
-        "exaone4",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "glm",
-        "glm4",
-        "gpt_oss",
-        "helium",
-        "hunyuan_v1_dense",
-        "hunyuan_v1_moe",
-        "jamba",
-        "jetmoe",
-        "llama",
-        "minimax",
-        "ministral",
-        "ministral3",
-        "mistral",
-        "mixtral",
-        "nemotron",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "persimmon",
-        "phi",
-        "phi3",
-        "phimoe",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_5_text",
-        "qwen3_moe",
-        "qwen3_next",
-        "seed_oss",
-        "smollm3",
-        "stablelm",
-        "starcoder2",
-    )
+_TYPES = (
+    "arcee cohere_compass_text deepseek_v2 deepseek_v3 diffllama doge exaone4 gemma gemma2 gemma3_text "
+    "glm glm4 gpt_oss helium hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe llama minimax ministral "
+    "ministral3 mistral mixtral nemotron olmo olmo2 olmo3 persimmon phi phi3 phimoe qwen2 qwen2_moe "
+    "qwen3 qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 stablelm starcoder2"
 )
+TYPES = frozenset(_TYPES.split())
 """Model types of text whose sequence classifier in transformers 5 is GenericForSequenceClassification, with
 that head."""
 PROBABILITIES = "probabilities"
