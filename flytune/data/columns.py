@@ -141,11 +141,13 @@ class NamedRow:
     """Location of the row, for errors."""
     separator: str = SEPARATOR
     """Text between the columns instruction and input."""
+    format: str = "auto"
+    """Format that the recipe names (data.format)."""
 
     @classmethod
     def of(cls, row: dict[str, Any], source: Source, where: str) -> Self:
         """Return a row of a source."""
-        return cls(row, source.columns, where, source.input_separator)
+        return cls(row, source.columns, where, source.input_separator, source.format)
 
     def name(self, ours: str) -> str:
         """Return the data's name of our column."""
@@ -188,6 +190,13 @@ class NamedRow:
     def is_pair(self) -> bool:
         """True if it has a chosen and a rejected answer."""
         return self.with_aliases().has(*PAIR)
+
+    def without(self, *ours: str) -> Self:
+        """Return the row without these columns."""
+        theirs = {*map(self.name, ours)}
+        return replace(
+            self, values={name: value for name, value in self.values.items() if name not in theirs}
+        )
 
     def with_aliases(self) -> Self:
         """Return the row with the names that other tools have for columns of compared answers, where it has

@@ -191,8 +191,9 @@ class Sampler:
                 row, pictures = self._images.read(row, source, where) if self._images else (row, [])
                 if self._images is not None:
                     _refuse_large(row, where)
-                form = tally.form or self._kind.form(row, source, where)
-                item = self._item(row, form, source, where, tally, chunk.again, pictures)
+                named = NamedRow.of(row, source, where)
+                form = tally.form or self._kind.form(named)
+                item = self._item(named, form, tally, chunk.again, pictures)
             except _RequestError:
                 raise
             except DataError as error:
@@ -217,18 +218,11 @@ class Sampler:
         return self._kind.known(row_forms.known(row, source.columns, where), source.columns)
 
     def _item(
-        self,
-        row: dict[str, Any],
-        form: str,
-        source: Source,
-        where: str,
-        tally_so_far: Tally,
-        again: bool,
-        pictures: Sequence[Picture],
+        self, row: NamedRow, form: str, tally_so_far: Tally, again: bool, pictures: Sequence[Picture]
     ) -> _Item:
         """Return the content of a row; its counts are made where it is not read `again`."""
-        tally = None if again else tally_so_far
-        content = self._kind.content(row, form, source, where, self._data.system_prompt)
+        tally, where = None if again else tally_so_far, row.where
+        content = self._kind.content(row, form, self._data.system_prompt)
         samples = content.samples
         if self._images is not None:
             content = content._replace(fields=" ".join(picture.digest for picture in pictures))
@@ -258,12 +252,13 @@ class Sampler:
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
-            others = self._kind.unread(row, source)
-            _count_left_out(others, "" if self._kind.keeps_columns else form, source, samples, texts, tally)
-            if word := missing_values.cell_of(row, samples, where, source.input_separator):
+            _count_left_out(
+                self._kind.unread(row), "" if self._kind.keeps_columns else form, samples, texts, tally
+            )
+            if word := missing_values.cell_of(row, samples):
                 tally.missing += 1
                 tally.first_missing = tally.first_missing or f"{where}: {word!r}"
-            tally.contradicted += self._kind.contradicts_itself(row)
+            tally.contradicted += self._kind.contradicts_itself(row.values)
             for text in texts:
                 tally.thoughts.update(text.thoughts._asdict() if isinstance(text, Rendered) else {})
         tally_so_far.kind = variant
@@ -392,9 +387,8 @@ def digest(ids: Any, labelled: Any, label: Label = None, images: str = "") -> by
 
 
 def _count_left_out(
-    row: dict[str, Any],
+    row: NamedRow,
     form: str,
-    source: Source,
     samples: Sequence[Sample],
     texts: Sequence[Rendered | Encoded],
     tally: Tally,
@@ -402,11 +396,7 @@ def _count_left_out(
     """Count what no sample has; without a `form` keys of messages alone."""
     text = "\n".join(text.text for text in texts if isinstance(text, Rendered))
     chats = [sample for sample in samples if isinstance(sample, Chat)]
-    names = (
-        left_out.names(NamedRow.of(row, source, ""), form, samples, text)
-        if form
-        else left_out.of_messages(chats, text)
-    )
+    names = left_out.names(row, form, samples, text) if form else left_out.of_messages(chats, text)
     left_out.count(names, tally.left_out)
 
 

@@ -223,7 +223,9 @@ def test_pairs_of_axolotl_are_a_question_and_two_answers(kind, row, more, tmp_pa
 def test_labelled_answers_of_axolotl_are_a_question_and_an_answer(kind, row, tmp_path):
     more = {} if isinstance(kind, str) else {"chat_template_jinja": "own.jinja"}
     recipe, _ = axolotl(tmp_path, rl="kto", datasets=[{"path": "a/b", "type": kind} | more])
-    found = labelled_of(NamedRow({"label": True, **row}, recipe.data.columns, "here"), recipe.data.format)
+    found = labelled_of(
+        NamedRow({"label": True, **row}, recipe.data.columns, "here", format=recipe.data.format)
+    )
     assert (found.samples, found.labels) == ([Chat([ASKED, RIGHT])], [True])
 
 
@@ -301,7 +303,9 @@ def test_rows_of_llama_factory_are_a_question_and_answers(stage, entry, row, tmp
     if stage == "sft":
         assert sample_of(NamedRow(row, columns, "here"), found.format) == Chat([ASKED, RIGHT])
     elif stage == "kto":
-        assert labelled_of(NamedRow(row, columns, "here"), found.format).samples == [Chat([ASKED, RIGHT])]
+        assert labelled_of(NamedRow(row, columns, "here", format=found.format)).samples == [
+            Chat([ASKED, RIGHT])
+        ]
     else:
         assert pair_of(NamedRow(row, columns, "here")).rejected == Chat([ASKED, WRONG])
 

@@ -22,7 +22,7 @@ ASKED, YES = {"role": "user", "content": "Which?"}, {"role": "assistant", "conte
 
 
 def labelled(row, form="auto", **columns):
-    return labelled_of(NamedRow(row, columns, "here"), form)
+    return labelled_of(NamedRow(row, columns, "here", format=form))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from flytune.data.rows.base import Content, Label, RowKind
 from flytune.models.chat_templates import IMAGE
 from flytune.models.images import COLUMN
 from flytune.models.scoring import IGNORED
-from flytune.recipe import Data, DataRequest, Source
+from flytune.recipe import Data, DataRequest
 from flytune.records import Manifest
 from flytune.row_names import ANSWERS, IMAGE_ANSWERS
 from flytune.sentences import counted, counted_of
@@ -25,13 +25,11 @@ class TrainedAnswers(RowKind):
     name = ANSWERS
     meaning = "answers to train"
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
-        return choose(NamedRow.of(row, source, where), source.format)
+    def form(self, row: NamedRow) -> str:
+        return choose(row, row.format)
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
-        return Content([convert(NamedRow.of(row, source, where), form, system_prompt)])
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
+        return Content([convert(row, form, system_prompt)])
 
     def cut(self, sequences: Sequence[Encoded], data: Data) -> list[list[Encoded]]:
         if data.too_long == "split":

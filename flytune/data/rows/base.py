@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from flytune.data import left_out, row_forms
 from flytune.data.check import Check
+from flytune.data.columns import NamedRow
 from flytune.data.formats import CHATS, Chat, Sample
 from flytune.data.labels import Encoded
 from flytune.models.scoring import IGNORED, Row
@@ -78,17 +79,15 @@ class RowKind:
         """Return a row of another tool in the form that this kind reads; others as they are."""
         return row
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
-        """Return the format that a row of a source is read as.
+    def form(self, row: NamedRow) -> str:
+        """Return the format that a row is read as.
 
         Raises:
             DataError: the row has no such format.
         """
         raise NotImplementedError
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
         """Return the content of a row, which `form` has named.
 
         Raises:
@@ -106,10 +105,9 @@ class RowKind:
         known."""
         return 1
 
-    def unread(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
-        """Return the columns of a row without those that it reads beside those of the format."""
-        own_columns = {source.columns.get(name, name) for name in self.own_columns}
-        return {name: value for name, value in row.items() if name not in own_columns}
+    def unread(self, row: NamedRow) -> NamedRow:
+        """Return a row without the columns that it reads beside those of the format."""
+        return row.without(*self.own_columns)
 
     def contradicts_itself(self, row: dict[str, Any]) -> bool:
         """Return whether a row's own figures say that another answer is the better one."""

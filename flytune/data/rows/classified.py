@@ -57,35 +57,30 @@ class Classified(UnpredictedRows):
         some = [] if self._has_several else self._classes[0]
         return dict(row) | {source.columns.get(name, name): some}
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
-        if NamedRow.of(row, source, where).is_pair:
+    def form(self, row: NamedRow) -> str:
+        if row.is_pair:
             raise DataError(
-                f"{where}: the columns chosen and rejected are preferences, which objective: classify does "
+                f"{row.where}: the columns chosen and rejected are preferences, which objective: classify does "
                 "not train; write objective: reward, or data.columns: {text: chosen} for one of them"
             )
-        return choose(NamedRow.of(self._unlabelled(row, source), source, where), source.format)
+        return choose(self.unread(row), row.format)
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
-        labels = self.labels_of(row, source, where)
-        sample = convert(NamedRow.of(self._unlabelled(row, source), source, where), form, system_prompt)
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
+        labels = self.labels_of(row)
+        sample = convert(self.unread(row), form, system_prompt)
         if isinstance(sample, Plain):
-            named, parts = NamedRow.of(row, source, where), [sample.text]
-            if named.get(SECOND) is not None:
-                parts.append(named.text(SECOND))
-            sample = Plain((source.input_separator or SEPARATOR).join(parts), None)
+            second = [] if row.get(SECOND) is None else [row.text(SECOND)]
+            sample = Plain((row.separator or SEPARATOR).join([sample.text, *second]), None)
         return Content([sample], labels=[labels])
 
-    def labels_of(self, row: Mapping[str, Any], source: Source, where: str) -> tuple[int, ...]:
+    def labels_of(self, row: NamedRow) -> tuple[int, ...]:
         """Return the places of a row's labels, ascending.
 
         Raises:
             DataError: the row has no label, an unknown one, one twice, or several where one is expected.
         """
-        named = NamedRow.of(dict(row), source, where)
-        ours = next(filter(named.has, LABELS), LABELS[self._has_several])
-        value, theirs = named.require(ours), named.name(ours)
+        ours, where = next(filter(row.has, LABELS), LABELS[self._has_several]), row.where
+        value, theirs = row.require(ours), row.name(ours)
         if not self._has_several:
             return (self._place(value, theirs, where),)
         if not isinstance(value, list | tuple):
@@ -121,11 +116,6 @@ class Classified(UnpredictedRows):
                 else ""
             )
         )
-
-    def _unlabelled(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
-        """Return a row without its labels and second text, which no format has."""
-        of_labels = {source.columns.get(name, name) for name in self.own_columns}
-        return {name: value for name, value in row.items() if name not in of_labels}
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         return bool(sequences[0][0])

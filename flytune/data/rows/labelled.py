@@ -45,13 +45,13 @@ class Labelled:
     """Identity of the prompt: answers to equal prompts are always in the same split."""
 
 
-def labelled_of(row: NamedRow, form: str, system_prompt: str | None = None) -> Labelled:
-    """Return a row's answers; `form` is the format in the recipe.
+def labelled_of(row: NamedRow, system_prompt: str | None = None) -> Labelled:
+    """Return a row's answers.
 
     Raises:
         DataError: a column is missing, its content does not fit, or the label is neither true nor false.
     """
-    if is_two_answers(row, form):
+    if is_two_answers(row):
         pair = pair_of(row, system_prompt)
         return Labelled([pair.chosen, pair.rejected], [True, False], pair.prompt)
     refuse_unread(row, unread_of_compared(row))
@@ -76,9 +76,10 @@ def labelled_of(row: NamedRow, form: str, system_prompt: str | None = None) -> L
     return Labelled([Chat([*context, *messages], tools, len(context))], [label], identity)
 
 
-def is_two_answers(row: NamedRow, form: str) -> bool:
-    """Return whether a row of the format `form` in a recipe is a pair, and not one answer with its label."""
-    return form == PREFERENCE or (form == "auto" and row.is_pair and not row.with_aliases().has("label"))
+def is_two_answers(row: NamedRow) -> bool:
+    """Return whether a row is a pair, and not one answer with its label."""
+    is_unlabelled = row.is_pair and not row.with_aliases().has("label")
+    return row.format == PREFERENCE or (row.format == "auto" and is_unlabelled)
 
 
 def _prompt_and_answer(row: NamedRow) -> tuple[Any, Any]:
@@ -124,20 +125,18 @@ class LabelledAnswers(ComparedRows):
     title = "Answer"
     contradiction = "equal one with the other label"
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
+    def form(self, row: NamedRow) -> str:
         return UNPAIRED
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
-        answers = labelled_of(NamedRow.of(row, source, where), source.format, system_prompt)
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
+        answers = labelled_of(row, system_prompt)
         return Content([*answers.samples], answers.prompt, answers.labels)
 
     def rows_of(self, first: Mapping[str, Any], source: Source) -> int:
         if source.format == PREFERENCE:
             return 2
         row = NamedRow.of(self.known(dict(first), source.columns), source, "")
-        return 2 if first and is_two_answers(row, source.format) else 1
+        return 2 if first and is_two_answers(row) else 1
 
     def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         return (int(bool(label)),)

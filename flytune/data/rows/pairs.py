@@ -31,7 +31,6 @@ from flytune.data.messages import Message, conversation_of, is_answer, messages_
 from flytune.data.rows.base import ComparedRows, Content, Label
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
-from flytune.recipe import Source
 from flytune.records import Manifest
 from flytune.row_names import PAIRS
 from flytune.sentences import counted_of
@@ -218,13 +217,11 @@ class Pairs(ComparedRows):
     columns: ClassVar[Mapping[str, str]] = {"seq_lengths": "list"}
     contradiction = "equal one in the other order (a > b and b > a)"
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
+    def form(self, row: NamedRow) -> str:
         return PREFERENCE
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
-        pair = pair_of(NamedRow.of(row, source, where), system_prompt)
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
+        pair = pair_of(row, system_prompt)
         return Content([pair.chosen, pair.rejected], pair.prompt)
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:

@@ -10,6 +10,7 @@ columns, which are stored as JSON text in the column `fields`.
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -31,7 +32,7 @@ from flytune.data.rows.base import AnsweredRows, Content, Label
 from flytune.data.rows.pairs import context_of, conversation, other_prompt
 from flytune.errors import DataError, RewardError
 from flytune.models.scoring import IGNORED
-from flytune.recipe import Data, DataRequest, Grpo, Source
+from flytune.recipe import Data, DataRequest, Grpo
 from flytune.records import Manifest, SplitCounts
 from flytune.rewards import Judged, RewardProcess
 from flytune.row_names import PROMPTS
@@ -98,21 +99,19 @@ class Prompts(AnsweredRows):
             return row
         return {**row, "answer": judged_by[key]}
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
+    def form(self, row: NamedRow) -> str:
         return FORM
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
-        named = NamedRow(row, source.columns, where, source.input_separator or SEPARATOR).with_aliases()
-        refuse_unread(named, ("chat_template_kwargs",))
-        prompt = prompt_of(named)
-        turns = other_prompt(named) if prompt is None else None
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
+        fields, where = _fields(row), row.where
+        row = replace(row, separator=row.separator or SEPARATOR).with_aliases()
+        refuse_unread(row, ("chat_template_kwargs",))
+        prompt = prompt_of(row)
+        turns = other_prompt(row) if prompt is None else None
         if prompt is None and turns is None:
-            _refuse_other_names(row, where)
-            prompt = named.require("prompt")  # says that it is missing
-        reference = _reference(named)
-        fields = _fields(row, source.columns)
+            _refuse_other_names(row)
+            prompt = row.require("prompt")  # says that it is missing
+        reference = _reference(row)
         if reference is not None:
             fields = (
                 {REFERENCE: reference, "answer": reference}
@@ -120,17 +119,17 @@ class Prompts(AnsweredRows):
                 | ({_REFERENCE_BESIDE_COLUMN: reference} if REFERENCE in fields else {})
             )
         if isinstance(prompt, str):
-            text = text_of(prompt, named.name("prompt"), where)
+            text = text_of(prompt, row.name("prompt"), where)
             if not text.strip():
                 raise DataError(f"{where}: prompt is empty; remove the row")
             return Content([Plain(text, reference)], text, fields=_json({PROMPT: text} | fields, where))
-        before = turns if turns is not None else _turns(prompt, named)
+        before = turns if turns is not None else _turns(prompt, row)
         if not before or before[-1]["role"] == "assistant":
             raise DataError(
                 f"{where}: prompt ends with {'nothing' if not before else 'an answer'}; it must end with a "
                 "question"
             )
-        context, tools, identity = context_of(before, named, system_prompt)
+        context, tools, identity = context_of(before, row, system_prompt)
         answer = [] if reference is None else [{"role": "assistant", "content": reference}]
         chat = Chat([*context, *answer], tools, len(context))
         bare = [{"role": message["role"], "content": message["content"]} for message in context]
@@ -240,25 +239,25 @@ def _reference(row: NamedRow) -> str | None:
     return None
 
 
-def _refuse_other_names(row: dict[str, Any], where: str) -> None:
+def _refuse_other_names(row: NamedRow) -> None:
     """Refuse a row without a prompt that has a column of another name for it, with what reads it."""
     for name in COLUMNS[PROMPT].unread:
-        if row.get(name):
+        if row.values.get(name):
             raise DataError(
-                f"{where}: column prompt is missing, and {name} is not read by itself; write data.columns: "
+                f"{row.where}: column prompt is missing, and {name} is not read by itself; write data.columns: "
                 f"{{instruction: {name}}} for the question of a chat, or {{prompt: {name}}} for raw text"
             )
 
 
-def _fields(row: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
+def _fields(row: NamedRow) -> dict[str, Any]:
     """Return the columns that rewards read, by our names where data.columns maps them.
 
     A function gets the drawn answer as `completion`: a column of another name that is mapped to it keeps its
     own.
     """
-    ours = {theirs: name for name, theirs in columns.items() if name != _COMPLETION}
-    named = {ours.get(name, name): value for name, value in row.items()}
-    paths = [name for name in columns.values() if "." in name]
+    ours = {theirs: name for name, theirs in row.columns.items() if name != _COMPLETION}
+    named = {ours.get(name, name): value for name, value in row.values.items()}
+    paths = [name for name in row.columns.values() if "." in name]
     return {
         name: value
         for name, value in named.items()

@@ -17,7 +17,7 @@ from flytune.data.labels import Encoded
 from flytune.data.messages import text_of
 from flytune.data.rows.base import Content, Label, UnpredictedRows
 from flytune.errors import DataError
-from flytune.recipe import Data, DataRequest, Source
+from flytune.recipe import Data, DataRequest
 from flytune.row_names import QUERIES
 from flytune.sentences import counted
 
@@ -48,15 +48,13 @@ class Queries(UnpredictedRows):
     def with_negatives(self, negatives: int) -> Self:
         return type(self)(negatives)
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
+    def form(self, row: NamedRow) -> str:
         return FORM
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
-        named = NamedRow.of(row, source, where).with_aliases()
-        query, positive = (_text(named.require(name), named.name(name), where) for name in (QUERY, POSITIVE))
-        negatives = negatives_of(named)
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
+        row, where = row.with_aliases(), row.where
+        query, positive = (_text(row.require(name), row.name(name), where) for name in (QUERY, POSITIVE))
+        negatives = negatives_of(row)
         if len(negatives) < self._negatives:
             raise DataError(
                 f"{where}: has {counted(len(negatives), 'negative')}, and objective.negatives is "
@@ -80,12 +78,9 @@ class Queries(UnpredictedRows):
     def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         return (lengths,)
 
-    def unread(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
-        read = [QUERY, POSITIVE]
-        if self._negatives:
-            read += [NEGATIVES, *filter(_NUMBERED.fullmatch, row)]
-        theirs = {*map(NamedRow.of(row, source, "").with_aliases().name, read)}
-        return {name: value for name, value in row.items() if name not in theirs}
+    def unread(self, row: NamedRow) -> NamedRow:
+        negatives = (NEGATIVES, *filter(_NUMBERED.fullmatch, row.values)) if self._negatives else ()
+        return row.with_aliases().without(QUERY, POSITIVE, *negatives)
 
 
 def are_in(row: Mapping[str, Any]) -> bool:
