@@ -60,8 +60,8 @@ class Classified(UnpredictedRows):
     def form(self, row: NamedRow) -> str:
         if row.is_pair:
             raise DataError(
-                f"{row.where}: the columns chosen and rejected are preferences, which objective: classify does "
-                "not train; write objective: reward, or data.columns: {text: chosen} for one of them"
+                f"{row.where}: the columns chosen and rejected are preferences, which objective: classify "
+                "does not train; write objective: reward, or data.columns: {text: chosen} for one of them"
             )
         return choose(self.unread(row), row.format)
 
