@@ -245,8 +245,8 @@ def _refuse_other_names(row: NamedRow) -> None:
         if row.values.get(name):
             raise DataError(
                 f"{row.where}: column prompt is missing, and {name} is not read by itself; write "
-                f"data.columns: {{instruction: {name}}} for the question of a chat, or {{prompt: {name}}} for "
-                "raw text"
+                f"data.columns: {{instruction: {name}}} for the question of a chat, or {{prompt: {name}}} "
+                "for raw text"
             )
 
 
