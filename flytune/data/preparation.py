@@ -21,7 +21,7 @@ from flytune.data.progress import PROGRESS, Progress
 from flytune.data.rows import row_kind
 from flytune.data.rows.prompts import check_references
 from flytune.data.shards import MANIFEST, SplitWriter, content_hash
-from flytune.data.stored_samples import StoredSamples, part_of, parts
+from flytune.data.stored_samples import StoredSamples, parts
 from flytune.data.tokenizer import check_rows, load_tokenizer
 from flytune.data.workers import Workers
 from flytune.errors import DataError
@@ -203,15 +203,9 @@ def prepare(
         )
         length = data.max_length if data.packing else None
         tallies = before.tallies or _tallies(data)
-        written = contract.WrittenSamples(
-            tokenizer,
-            request,
-            rows,
-            lambda: {form for tally in tallies.values() for form in tally.form.split(", ")},
-        )
         writers: dict[Split, SplitWriter] = {
-            "train": _writer(opened, out, "train", length, before.train, request, written),
-            "heldout": _writer(opened, out, "heldout", None, before.heldout, request, written),
+            "train": opened.enter_context(SplitWriter(out, "train", length, before.train, kind.columns)),
+            "heldout": opened.enter_context(SplitWriter(out, "heldout", None, before.heldout, kind.columns)),
         }
         streams = [
             SourceStream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()
@@ -244,7 +238,7 @@ def prepare(
     write_examples(
         [example for tally in tallies.values() for example in tally.examples], data.max_length, out
     )
-    contract.enforce(out, manifest, data, written.statistics(out, manifest), trains_next)
+    contract.enforce(out, manifest, data, tokenizer, rows, trains_next)
     check_references(request, [counts["train"], counts["heldout"]], out, tokenizer)
     with written_atomically(out / MANIFEST) as temporary:
         manifest.write(temporary)
@@ -271,25 +265,6 @@ def _first_texts(tokenizer: Any, stored: Iterable[StoredSamples]) -> Iterator[st
     )
     for ids in islice(samples, _COMPARED):
         yield tokenizer.decode([number for number in ids.tolist() if 0 <= number < len(tokenizer)])
-
-
-def _writer(
-    opened: ExitStack,
-    out: Path,
-    split: Split,
-    length: int | None,
-    before: SplitCounts,
-    request: DataRequest,
-    samples: contract.WrittenSamples,
-) -> SplitWriter:
-    """Return the writer of a split, whose samples are counted for the contract: those of complete shards
-    now."""
-    for part in parts(out, before):
-        samples.add(split, part)
-    on_write = lambda file, table, row: samples.add(split, part_of(file, table, row))  # noqa: E731
-    return opened.enter_context(
-        SplitWriter(out, split, length, before, row_kind(request.row_kind).columns, on_write)
-    )
 
 
 def _bar(size: int | None) -> "tqdm[Any]":
