@@ -336,8 +336,7 @@ def test_hashes_are_held_once():
     assert (len(found), counts.sum()) == (500, 750)
     assert counts.tolist() == [2, 1] * 250
     assert held.contains(values).tolist() == [value % 4 < 2 for value in range(1000)]
-    held.add(values)
-    held.keep(0.5)  # all of these are below half of 2**64
+    held.add(values, 0.5)  # all of these are below half of 2**64
     assert held.counts()[1].sum() == 1750
 
 
