@@ -1,4 +1,4 @@
-"""Generation marks, printed and taken out again, beside where transformers itself finds them."""
+"""Generation marks, where transformers itself finds them."""
 
 from typing import Any
 
@@ -61,13 +61,6 @@ def test_blocks_are_those_of_transformers(name: str, texts: list[str], with_tool
     template = Template(MARKED[name], {})
     assert template.blocks(messages, tools, "x") == asked(MARKED[name], messages, tools)
     assert template.text(messages, tools, "x") == asked(MARKED[name], messages, tools)[0]
-
-
-def test_which_templates_are_printed() -> None:
-    """What captures a block moves it: transformers' places are taken, wrong as they may be."""
-    printed = {name for name, source in MARKED.items() if Template(source, {})._printing is not None}
-    assert printed == MARKED.keys() - {"captured"}
-    assert Template("{{ messages[0]['content'] }}", {})._printing is None
 
 
 CHATS = [
