@@ -64,7 +64,7 @@ class Hashes:
 
         if self._parts:
             values, counts = self._merged
-            added = sorted_counts(numpy.concatenate(self._parts))
+            added = numpy.unique(numpy.concatenate(self._parts), return_counts=True)
             values, order = numpy.unique(numpy.concatenate([values, added[0]]), return_inverse=True)
             total = numpy.zeros(len(values), numpy.int64)
             numpy.add.at(total, order, numpy.concatenate([counts, added[1]]))
@@ -79,20 +79,6 @@ class Hashes:
         if not len(known):
             return numpy.zeros(len(hashes), bool)
         return known[numpy.minimum(numpy.searchsorted(known, hashes), len(known) - 1)] == hashes
-
-
-def sorted_counts(values: Any) -> tuple[Any, Any]:
-    """Return the different values in order, and the number of each: numpy.unique, whose hash table takes ten
-    times as long."""
-    import numpy
-
-    values = numpy.sort(values)
-    begins = (
-        numpy.flatnonzero(numpy.concatenate([[True], values[1:] != values[:-1]]))
-        if len(values)
-        else numpy.zeros(0, int)
-    )
-    return values[begins], numpy.diff(begins, append=len(values))
 
 
 def below(hashes: Any, share: float) -> Any:
@@ -193,8 +179,8 @@ def _without_common(grams: Any, counts: Any) -> tuple[Any, Any]:
     if len(some) < _COMMON_SAMPLES // 10:
         return grams, counts
     owners = numpy.repeat(numpy.arange(len(some), dtype=numpy.uint64), some)
-    different, _ = sorted_counts((owners << numpy.uint64(32)) | grams[: len(owners)])
-    values, samples = sorted_counts(different & numpy.uint64(2**32 - 1))
+    different = numpy.unique((owners << numpy.uint64(32)) | grams[: len(owners)])
+    values, samples = numpy.unique(different & numpy.uint64(2**32 - 1), return_counts=True)
     common = values[samples > COMMON * len(some)].astype(numpy.uint32)
     if not len(common):
         return grams, counts
