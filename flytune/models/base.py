@@ -235,9 +235,7 @@ def refuse_adapter(model: Model, ask: bool = False) -> None:
         RecipeError: there is one.
     """
     name, file = model.name_or_path, "adapter_config.json"
-    from huggingface_hub import constants
-
-    if not is_on_hub(model) or not (Path(constants.HF_HUB_CACHE) / cached_name(name)).is_dir():
+    if not is_on_hub(model) or not (_hub_cache() / cached_name(name)).is_dir():
         return
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
@@ -253,6 +251,13 @@ def refuse_adapter(model: Model, ask: bool = False) -> None:
             "would load that adapter, and the base that it names, in place of this model; copy the model's "
             "files without it into a folder, and name the folder"
         )
+
+
+def _hub_cache() -> Path:
+    """Return the folder of the hub's cache, as huggingface_hub chooses it; a plan does not import that."""
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    return Path(os.path.expandvars(cache)).expanduser()
 
 
 def _check_files(folder: Path) -> None:
