@@ -29,7 +29,7 @@ class ObjectiveSection(Section):
     formats: ClassVar[tuple[str, ...] | None] = None
     """Formats of data that it can train, beside auto; None where it refuses some alone."""
     reads: ClassVar[str] = ""
-    """What it does with rows of these formats, as a verb and its object."""
+    """Use of rows of these formats, as a verb and its object."""
     refused: ClassVar[dict[str, str]] = {}
     """Fields of other sections that it refuses unless they have their defaults (`data.packing`), or with one
     value (`data.too_long: split`), with the reason and what to do; {name} is the objective's."""
