@@ -9,7 +9,7 @@ from tqdm import tqdm
 from flytune.data.bad_rows import BadRows
 from flytune.data.counts import Tally
 from flytune.data.formats import check_columns
-from flytune.data.process import Chunk, Samples, StoredSample, shares
+from flytune.data.process import Chunk, Samples, StoredSample, characters_of, shares
 from flytune.data.progress import Position
 from flytune.data.readers import Row, rows_of
 from flytune.data.sources import size
@@ -127,7 +127,7 @@ def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
     try:
         for row in rows:
             if len(chunk) % _MEASURED == 0:
-                characters += _MEASURED * _characters(row[0])
+                characters += _MEASURED * characters_of(row[0])
             chunk.append(row)
             if len(chunk) >= _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
                 yield chunk
@@ -138,14 +138,3 @@ def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield chunk
     if stopped is not None:
         raise stopped
-
-
-def _characters(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_characters, value.values()))
-    if isinstance(value, list):
-        # Numbers are tokens, with about four characters each.
-        return 4 * len(value) if value and isinstance(value[0], int) else sum(map(_characters, value))
-    return 1

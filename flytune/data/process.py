@@ -359,22 +359,24 @@ class Sampler:
 
 def _refuse_large(row: dict[str, Any], where: str) -> None:
     """Refuse a row before it is rendered: tokenizing 10 MB takes 2 GB of memory."""
-    if (size := _size(row)) > LARGEST_ROW:
+    if (size := characters_of(row)) > LARGEST_ROW:
         raise DataError(
             f"{where}: a row of {size:,} characters, and at most {LARGEST_ROW:,} are tokenized; divide it "
             "into several"
         )
 
 
-def _size(value: Any) -> int:
+def characters_of(value: Any) -> int:
     """Return the characters of all texts in a value of JSON; a number counts as four."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(map(_size, value.values()))
+        return sum(map(characters_of, value.values()))
     if isinstance(value, list):
         # Lists of numbers are tokens, or features that are not read.
-        return 4 * len(value) if value and isinstance(value[0], int | float) else sum(map(_size, value))
+        return (
+            4 * len(value) if value and isinstance(value[0], int | float) else sum(map(characters_of, value))
+        )
     return 1
 
 

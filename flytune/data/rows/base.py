@@ -149,7 +149,7 @@ class RowKind:
     def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         """Return the values of `columns` of a stored row with sequences of these lengths; `fields` are its
         content's."""
-        return ()
+        return (lengths,) if "seq_lengths" in self.columns else ()
 
     def sides(self, part: Any) -> tuple[Any, Any] | None:
         """Return a hash (uint64) of each row of StoredSamples, and a bool: rows of one hash and other bools

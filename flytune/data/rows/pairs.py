@@ -28,7 +28,7 @@ from flytune.data.formats import (
 )
 from flytune.data.labels import Encoded
 from flytune.data.messages import Message, conversation_of, is_answer, messages_of, text_of, tools_of
-from flytune.data.rows.base import ComparedRows, Content, Label
+from flytune.data.rows.base import ComparedRows, Content
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
 from flytune.records import Manifest
@@ -243,9 +243,6 @@ class Pairs(ComparedRows):
             (ids, [*labels[:first], *ids[first:start], *labels[start:]])
             for (ids, labels), start in zip(sequences, starts, strict=True)
         ]
-
-    def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
-        return (lengths,)
 
     def sides(self, part: Any) -> tuple[Any, Any] | None:
         chosen, rejected = part.hashes[::2], part.hashes[1::2]

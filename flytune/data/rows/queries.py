@@ -15,7 +15,7 @@ from flytune.data.columns import NamedRow
 from flytune.data.formats import Plain
 from flytune.data.labels import Encoded
 from flytune.data.messages import text_of
-from flytune.data.rows.base import Content, Label, UnpredictedRows
+from flytune.data.rows.base import Content, UnpredictedRows
 from flytune.errors import DataError
 from flytune.recipe import Data, DataRequest
 from flytune.row_names import QUERIES
@@ -74,9 +74,6 @@ class Queries(UnpredictedRows):
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         return all(ids for ids, _ in sequences)
-
-    def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
-        return (lengths,)
 
     def unread(self, row: NamedRow) -> NamedRow:
         negatives = (NEGATIVES, *filter(_NUMBERED.fullmatch, row.values)) if self._negatives else ()
