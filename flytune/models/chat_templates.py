@@ -390,8 +390,11 @@ def _answer(upstream: Any, source: str, request: Any, longest: int) -> bytes:
         upstream._compile_jinja_template(source)
         return b"\n"
     messages, options = request
+    # A function among the options would reach the template as its text.
+    template = upstream._compile_jinja_template(source)
+    template.globals.pop("strftime_now", None)
     if day := options.pop("template_date", None):
-        options["strftime_now"] = datetime.datetime.fromisoformat(day).strftime
+        template.globals["strftime_now"] = datetime.datetime.fromisoformat(day).strftime
     texts, block_lists = upstream.render_jinja_template([messages], chat_template=source, **options)
     text, blocks = texts[0], block_lists[0] if block_lists else []
     if len(text) > longest:

@@ -70,6 +70,16 @@ CHATS = [
 DATED = CHATML.replace("{% for", "{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}{% for", 1)
 
 
+def test_the_date_of_the_recipe_is_written_into_chats_of_all_kinds() -> None:
+    question = {"role": "user", "content": "q"}
+    for message in (question, {**question, "name": "ann"}):
+        for tools in (None, TOOLS):
+            for day in ("2026-01-31", "2025-12-24"):
+                template = Template("{{ strftime_now('%Y-%m-%d') }}", {"template_date": day})
+                assert template.text([message], tools, "x") == day
+    assert Template("{{ strftime_now('%Y') }}", {}).text([question], None, "x") >= "2026"
+
+
 @pytest.mark.parametrize(("written", "verdict"), [({}, "warning"), ({"template_date": "2026-01-31"}, "ok")])
 def test_a_template_that_writes_a_date_is_told_and_takes_that_of_the_recipe(tmp_path, written, verdict):
     folder = tokenizer_folder(tmp_path / "base", DATED)
