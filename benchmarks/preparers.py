@@ -41,7 +41,6 @@ def flytune(job: dict[str, Any]) -> Way:
         return run
 
     contract.enforce = timed(contract.enforce)
-    contract.WrittenSamples.add = timed(contract.WrittenSamples.add)
 
     def work(rows: str, out: Path) -> Any:
         section = Data(path=rows, max_length=job["max_length"], packing=True)

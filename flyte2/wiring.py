@@ -13,7 +13,7 @@ from flyte2.stages import call
 from flytune.console import step_lines
 from flytune.failures.table import OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY
 from flytune.hardware import shape_named
-from flytune.planning import next_candidate
+from flytune.planning import planner
 from flytune.recipe import Recipe
 from flytune.stages.planned import first_values
 from flytune.stages.table import PLAN, REPORT, RUN, STORE, TRAIN, Phase, Stage
@@ -65,12 +65,12 @@ async def _train(values: dict[str, Any]) -> dict[str, Any]:
         # Flyte's own code is that of a killed process.
         lack = OUT_OF_GPU_MEMORY if error.code == failures.OUT_OF_MEMORY else OUT_OF_HOST_MEMORY
         recipe, plan = values["recipe"], values["plan"]
-        other = next_candidate.after(recipe, plan)
+        other = planner.next_candidate(recipe, plan)
         if other is None:
             raise
         planned_values = await planned(other, values["export_only"])
         instead = {name: planned_values[name] for name in ("route", "shape")}
-        instead["plan"] = next_candidate.adopted(plan, planned_values["plan"], lack)
+        instead["plan"] = planner.adopted(plan, planned_values["plan"], lack)
         step_lines.show(f"{recipe.name}: {instead['plan'].reasons[-1]}")
         return instead | await _train_once(values | instead)
 

@@ -21,7 +21,6 @@ from flytune.planning import (
     comparing,
     document,
     drawn,
-    first_rows,
     largest,
     planner,
     ranking,
@@ -174,7 +173,7 @@ def _read(
     if recipe.evaluation.tasks and importlib.util.find_spec("lm_eval"):
         with console.status("evaluation.tasks: reading the index"):
             tasks.jobs(recipe)
-    warnings = tuple(first_rows.warnings(recipe))
+    warnings = tuple(sample_count.doubts(recipe))
     if options.samples:
         origin = f"{counted(options.samples, 'training sample')}: as --samples says"
         return recipe, sample_count.SampleCount(options.samples, origin, warnings)

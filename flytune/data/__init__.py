@@ -3,22 +3,25 @@
 sources, hub           location of the data, and a fingerprint of its content
 windows                paths with one file a day or an hour
 readers                files -> rows
+columns, row_forms     names of columns, of all tools; rows of other tools
 rows                   the kinds of rows: answers (long ones in pieces), pairs, labelled answers
 formats, messages      rows -> chats, prompts with completions, or tokens
-chat_template, render  -> text, with the characters that are trained
-labels                 -> input_ids and labels
+chat_template, thoughts, render
+                       -> text, with the characters that are trained
+control_tokens, labels -> input_ids and labels
+image_rows             images of rows
 process                all of these steps for a chunk of rows, cut to max_length
-left_out, examples     content of rows that is in no sample; rows that were cut or dropped
-packing                -> blocks of complete samples, with data.packing
+left_out, missing_values
+                       content of rows that is in no sample, or is most likely none
+packing                -> blocks of complete samples, with data.packing; batches of them
 workers, mixture       chunks of all sources, on all cores, in order
-bad_rows               rows that are set aside, with their reasons
-counts, manifest       counts of each source and of the data set
+bad_rows, counts       rows that are set aside, with their reasons; counts of each source
 progress               the state from which a killed run resumes
-shards                 the stored files, written and loaded
+shards, stored_samples the stored files, written and loaded; their samples as arrays
 preparation            the complete preparation
-contract               checks of the stored samples
-heldout                the held-out samples for scoring
-order, collator        the order of samples in training, and batches of them
+contract, check        checks of the stored samples
+order                  the order of samples in training
+tokenizer              the base's tokenizer, with the recipe's changes
 harness_tasks          a recipe's own tasks of lm-evaluation-harness
 """
 

@@ -1,11 +1,13 @@
 """All names of columns: ours, those of other tools that stand for them, and those that a format does not
 read."""
 
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
-from flytune.data.messages import MEDIA
+from flytune.data.messages import MEDIA, text_of
 from flytune.errors import DataError
+from flytune.recipe import Source
 
 
 class Column(NamedTuple):
@@ -123,6 +125,95 @@ def likely_names(row: Collection[str]) -> dict[str, str]:
     return {"text": text} if text else {}
 
 
+SEPARATOR = "\n\n"
+"""Text between instruction and input, where data.input_separator has no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedRow:
+    """A row, whose columns are read by our names."""
+
+    values: dict[str, Any]
+    """Values by the data's names."""
+    columns: Mapping[str, str]
+    """The data's names of the columns that have others than ours, by ours (data.columns)."""
+    where: str
+    """Location of the row, for errors."""
+    separator: str = SEPARATOR
+    """Text between the columns instruction and input."""
+    format: str = "auto"
+    """Format that the recipe names (data.format)."""
+
+    @classmethod
+    def of(cls, row: dict[str, Any], source: Source, where: str) -> Self:
+        """Return a row of a source."""
+        return cls(row, source.columns, where, source.input_separator, source.format)
+
+    def name(self, ours: str) -> str:
+        """Return the data's name of our column."""
+        return self.columns.get(ours, ours)
+
+    def has(self, *ours: str) -> bool:
+        """Return whether the row has all of these columns."""
+        return all(self.name(name) in self.values for name in ours)
+
+    def get(self, ours: str) -> Any:
+        """Return the value of our column; None if the row has none."""
+        return self.values.get(self.name(ours))
+
+    def require(self, ours: str) -> Any:
+        """Return the value of our column.
+
+        Raises:
+            DataError: the row has no such column.
+        """
+        theirs = self.name(ours)
+        if theirs not in self.values:
+            label = f"{theirs} (data.columns.{ours})" if theirs != ours else ours
+            raise DataError(f"{self.where}: column {label} is missing; the columns are {self.listed}")
+        return self.values[theirs]
+
+    def text(self, ours: str) -> str:
+        """Return the value of our column, which must be text.
+
+        Raises:
+            DataError: the row has no such column, or it is not text.
+        """
+        return text_of(self.require(ours), self.name(ours), self.where)
+
+    @property
+    def listed(self) -> str:
+        """The names of all its columns, for errors."""
+        return ", ".join(self.values) or "none"
+
+    @property
+    def is_pair(self) -> bool:
+        """True if it has a chosen and a rejected answer."""
+        return self.with_aliases().has(*PAIR)
+
+    def without(self, *ours: str) -> Self:
+        """Return the row without these columns."""
+        theirs = {*map(self.name, ours)}
+        return replace(
+            self, values={name: value for name, value in self.values.items() if name not in theirs}
+        )
+
+    def with_aliases(self) -> Self:
+        """Return the row with the names that other tools have for columns of compared answers, where it has
+        those alone."""
+        added = {}
+        for ours in _COLUMNS:
+            if ours.name not in self.values and ours.name not in self.columns:
+                read = [
+                    alias
+                    for alias in ours.aliases
+                    if alias in self.values and alias not in self.columns.values()
+                ]
+                if read:
+                    added[ours.name] = read[0]
+        return replace(self, columns={**added, **self.columns}) if added else self
+
+
 def names_of(name: str) -> tuple[str, ...]:
     """Return our name of a column, and the other names that are read as it."""
     return (name, *COLUMNS[name].aliases)
@@ -204,7 +295,7 @@ ADVICE = {
 }
 
 
-def refuse_unread(row: dict[str, Any], columns: dict[str, str], where: str, names: Collection[str]) -> None:
+def refuse_unread(row: NamedRow, names: Collection[str]) -> None:
     """Refuse a row that has content in one of `names` and MEDIA, unless data.columns says that it means
     something else.
 
@@ -212,10 +303,10 @@ def refuse_unread(row: dict[str, Any], columns: dict[str, str], where: str, name
         DataError: it has; the message says what to write instead.
     """
     for name in (*MEDIA, *names):
-        if name in row and name not in columns.values() and row[name] not in (None, "", [], {}):
-            if name in PREFERENCES and set(names_of("chosen")) & set(columns.values()):
+        if name not in row.columns.values() and row.values.get(name) not in (None, "", [], {}):
+            if name in PREFERENCES and set(names_of("chosen")) & set(row.columns.values()):
                 continue  # the recipe trains the chosen answers alone
             raise DataError(
-                f"{where}: column {name} {ADVICE[name]}; or leave it out on purpose, data.remove_columns: "
-                f"[{name}]"
+                f"{row.where}: column {name} {ADVICE[name]}; or leave it out on purpose, "
+                f"data.remove_columns: [{name}]"
             )

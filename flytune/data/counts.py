@@ -3,7 +3,7 @@ or dropped, kept for the x-ray with their tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -161,7 +161,7 @@ class Tally:
         """Add the counts of more rows of the same source."""
         self.form, self.kind = self.form or other.form, self.kind or other.kind
         self.first_missing = self.first_missing or other.first_missing
-        for name in _COUNTS:
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.lengths.update(other.lengths)
         self.thoughts.update(other.thoughts)
@@ -185,24 +185,7 @@ def ends_of(numbers: Sequence[int]) -> list[int]:
     return [min(numbers), max(numbers)] if numbers else []
 
 
-_COUNTS = (
-    "rows",
-    "bad",
-    "truncated",
-    "split",
-    "dropped_too_long",
-    "dropped_untrained",
-    "duplicates",
-    "control_tokens",
-    "missing",
-    "contradicted",
-    "tokens_read",
-    "truncated_tokens",
-    "dropped_tokens",
-    "samples",
-    "tokens",
-    "trained_tokens",
-)
+COUNTS = [count.name for count in fields(Tally) if count.type is int]
 
 
 def count_tokens(
@@ -234,24 +217,3 @@ def count_tokens(
 def total(tallies: list[Tally], what: str) -> int:
     """Return the sum of one count."""
     return sum(getattr(tally, what) for tally in tallies)
-
-
-def to_json(tally: Tally) -> dict[str, Any]:
-    """Return the tally as JSON values."""
-    examples = [example.model_dump() for example in tally.examples]
-    counted = {"left_out": dict(tally.left_out), "thoughts": dict(tally.thoughts), "notes": dict(tally.notes)}
-    return {**vars(tally), "lengths": sorted(tally.lengths.items()), **counted, "examples": examples}
-
-
-def from_json(content: dict[str, Any]) -> Tally:
-    """Return the tally that `to_json` was given."""
-    counted = {"lengths": Counter(dict(content["lengths"])), "left_out": Counter(content["left_out"])}
-    counted["thoughts"] = Counter(content.get("thoughts", {}))
-    counted["notes"] = Counter(content.get("notes", {}))
-    return Tally(
-        **{
-            **content,
-            **counted,
-            "examples": [Example.model_validate(example) for example in content["examples"]],
-        }
-    )

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from flytune.data.columns import PROMPTS, READ, TEXTS
-from flytune.data.formats import Chat, Sample, prompt_of, with_other_names
+from flytune.data.columns import PROMPTS, READ, TEXTS, NamedRow
+from flytune.data.formats import Chat, Sample, prompt_of
 from flytune.data.messages import IN_TEMPLATES, THOUGHT_KEYS, is_answer
 
 MOST_NAMES = 50
@@ -92,9 +92,7 @@ def meaning(name: str) -> str:
     )
 
 
-def names(
-    row: dict[str, Any], form: str, columns: dict[str, str], samples: Sequence[Sample], text: str
-) -> Iterator[str]:
+def names(row: NamedRow, form: str, samples: Sequence[Sample], text: str) -> Iterator[str]:
     """Yield the names of the columns of a row, and of the keys of its messages, that have content and are in
     no sample.
 
@@ -103,17 +101,16 @@ def names(
     chats = [sample for sample in samples if isinstance(sample, Chat)]
     form = "preference" if form == "unpaired" and len(samples) > 1 else form  # made from a pair
     if form in ("preference", "unpaired"):
-        columns = with_other_names(row, columns)
-    read = {columns.get(name, name) for name in READ[form]}
-    if form in ("preference", "unpaired") and prompt_of(row, columns) is None:
-        read |= {columns.get(name, name) for name in PROMPTS}
+        row = row.with_aliases()
+    read = {*map(row.name, READ[form])}
+    if form in ("preference", "unpaired") and prompt_of(row) is None:
+        read |= {*map(row.name, PROMPTS)}
     if chats:
-        read.add(columns.get("tools", "tools"))
-    system = columns.get("system", "system")
-    if any(message["content"] == row.get(system) for chat in chats for message in chat.messages):
-        read.add(system)
-    if row.keys() - read:
-        for name, value in row.items():
+        read.add(row.name("tools"))
+    if any(message["content"] == row.get("system") for chat in chats for message in chat.messages):
+        read.add(row.name("system"))
+    if row.values.keys() - read:
+        for name, value in row.values.items():
             if name not in read and has_content(value) and not (name in TEXTS and _is_in(value, text)):
                 yield name
     if any(len(message) > 2 or not message["content"].strip() for chat in chats for message in chat.messages):

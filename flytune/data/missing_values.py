@@ -2,9 +2,9 @@
 tells it from an answer."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from flytune.data.check import Check, judged
+from flytune.data.columns import NamedRow
 from flytune.data.formats import Chat, Plain, Sample
 from flytune.data.sources import kind
 from flytune.records import Manifest
@@ -15,15 +15,19 @@ _TABLES = ("csv", "tsv")
 _WORDS = ("na", "n/a", "#n/a", "<na>", "nan", "none", "null")
 
 
-def cell_of(row: dict[str, Any], samples: Sequence[Sample], where: str, separator: str) -> str | None:
+def cell_of(row: NamedRow, samples: Sequence[Sample]) -> str | None:
     """Return the first cell of a table's row that is such a word, and a text of its samples, or the end of
-    one after the `separator` of instruction and input; None if there is none."""
-    if kind(where.rpartition(":")[0]) not in _TABLES:
+    one after the separator of instruction and input; None if there is none."""
+    if kind(row.where.rpartition(":")[0]) not in _TABLES:
         return None
-    cells = [cell for cell in row.values() if isinstance(cell, str) and cell.strip().lower() in _WORDS]
+    cells = [cell for cell in row.values.values() if isinstance(cell, str) and cell.strip().lower() in _WORDS]
     texts = [text for sample in samples for text in _texts(sample)] if cells else []
     return next(
-        (cell for cell in cells if any(text == cell or text.endswith(separator + cell) for text in texts)),
+        (
+            cell
+            for cell in cells
+            if any(text == cell or text.endswith(row.separator + cell) for text in texts)
+        ),
         None,
     )
 

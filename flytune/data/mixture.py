@@ -2,39 +2,21 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
 from flytune.data.bad_rows import BadRows
 from flytune.data.counts import Tally
 from flytune.data.formats import check_columns
-from flytune.data.process import Chunk, Samples, shares
+from flytune.data.process import Chunk, Samples, StoredSample, characters_of, shares
 from flytune.data.progress import Position
-from flytune.data.readers import Row, read, read_heldout, strict
+from flytune.data.readers import Row, rows_of
 from flytune.data.sources import size
 from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.recipe import Data
 from flytune.sentences import counted
-
-Split = Literal["train", "heldout"]
-
-
-class StoredSample(NamedTuple):
-    """A sample to be stored."""
-
-    split: Split
-    ids: Any
-    """int32 [tokens]; so are the labels."""
-    labels: Any
-    trained: int
-    """Number of trained tokens."""
-    digest: bytes | None
-    """Hash of the sample; None unless data.deduplicate is set."""
-    values: tuple[Any, ...]
-    """Values of the columns of its kind of rows, beside input_ids and labels."""
-
 
 _CHUNK_ROWS = 256
 _CHUNK_CHARACTERS = 500_000
@@ -75,7 +57,7 @@ class SourceStream:
                 taken = begin.row if number == begin.chunk else 0
                 if not taken:
                     self._count(samples, bad)
-                for row, kept in enumerate(islice(_rows(samples), taken, None), taken + 1):
+                for row, kept in enumerate(samples.rows[taken:], taken + 1):
                     self.position = Position(turn=turn, chunk=number, row=row)
                     yield kept
                 self.position = Position(turn=turn, chunk=number + 1)
@@ -84,11 +66,7 @@ class SourceStream:
 
     def _chunks(self, turn: int, share: float, bar: "tqdm[Any]") -> Iterator[Chunk]:
         advance = bar.update if bar.unit == "B" else None
-        if self.is_heldout:
-            rows = read_heldout(self._data, advance)
-        else:
-            rows = read(self._data.all_sources[self.key], self.key, advance)
-        for chunk in _chunked(rows if self._data.max_bad_fraction else strict(rows)):
+        for chunk in _chunked(rows_of(self._data, self.key, advance)):
             if advance is None:
                 bar.update(len(chunk))
             yield Chunk(self.key, chunk, self.tally.form, self.tally.kind, share, turn > 0)
@@ -140,23 +118,6 @@ def bytes_of(data: Data) -> int | None:
     return total
 
 
-def _rows(samples: Samples) -> Iterator[list[StoredSample]]:
-    sample = token = 0
-    for pieces, is_heldout in zip(samples.pieces, samples.heldout, strict=True):
-        kept: list[StoredSample] = []
-        for number in range(sample, sample + pieces):
-            end = token + samples.lengths[number]
-            digest = samples.digests[number] if samples.digests else None
-            split: Split = "heldout" if is_heldout else "train"
-            ids, labels = samples.ids[token:end], samples.labels[token:end]
-            kept.append(
-                StoredSample(split, ids, labels, samples.trained[number], digest, samples.values[number])
-            )
-            token = end
-        sample += pieces
-        yield kept
-
-
 def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """Yield lists of rows, always the same for the same rows; rows before an error are yielded before it is
     raised."""
@@ -166,7 +127,7 @@ def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
     try:
         for row in rows:
             if len(chunk) % _MEASURED == 0:
-                characters += _MEASURED * _characters(row[0])
+                characters += _MEASURED * characters_of(row[0])
             chunk.append(row)
             if len(chunk) >= _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
                 yield chunk
@@ -177,14 +138,3 @@ def _chunked(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield chunk
     if stopped is not None:
         raise stopped
-
-
-def _characters(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_characters, value.values()))
-    if isinstance(value, list):
-        # Numbers are tokens, with about four characters each.
-        return 4 * len(value) if value and isinstance(value[0], int) else sum(map(_characters, value))
-    return 1

@@ -12,23 +12,24 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from flytune.data import contract, progress, reference_answers
+from flytune.data import contract, progress
 from flytune.data.bad_rows import BadRows
-from flytune.data.counts import Tally, ends_of, from_json, to_json, total, write_examples
-from flytune.data.mixture import SourceStream, Split, StoredSample, bytes_of, mixed
-from flytune.data.process import digest
+from flytune.data.counts import COUNTS, Tally, ends_of, total, write_examples
+from flytune.data.mixture import SourceStream, bytes_of, mixed
+from flytune.data.process import Split, StoredSample, digest
 from flytune.data.progress import PROGRESS, Progress
 from flytune.data.rows import row_kind
+from flytune.data.rows.prompts import check_references
 from flytune.data.shards import MANIFEST, SplitWriter, content_hash
-from flytune.data.stored_samples import StoredSamples, part_of, parts
+from flytune.data.stored_samples import StoredSamples, parts
 from flytune.data.tokenizer import check_rows, load_tokenizer
 from flytune.data.workers import Workers
 from flytune.errors import DataError
 from flytune.files import written_atomically
 from flytune.models import config_json, images, tokenizers, trial
+from flytune.models.scoring import IGNORED
 from flytune.recipe import Data, DataRequest
 from flytune.records import Bin, Manifest, SourceCounts, SplitCounts
-from flytune.row_names import RowKindName
 from flytune.sentences import counted
 
 _BINS = 12
@@ -102,42 +103,24 @@ def split_at(data: Data, counts: dict[Split, SplitCounts], tallies: list[Tally])
 
 
 def manifest_of(
-    data: Data,
+    request: DataRequest,
     counts: dict[Split, SplitCounts],
     tallies: list[Tally],
     out: Path,
-    row_kind: RowKindName,
     other_tokens: str | None,
-    classes: list[str] | None = None,
-    negatives: int = 0,
 ) -> Manifest:
-    """Return the manifest of the data in `out`, which includes tokenizer/; `other_tokens`, `classes` and
-    `negatives` as in the record."""
+    """Return the manifest of the data in `out`, which includes tokenizer/; `other_tokens` as in the
+    record."""
+    data = request.data
     tokenizer = hashlib.sha256()
     for file in sorted(path for path in (out / "tokenizer").rglob("*") if path.is_file()):
         tokenizer.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     lengths = sum((tally.lengths for tally in tallies), Counter[int]())
     left_out = sum((tally.left_out for tally in tallies), Counter[str]())
-    summed = (
-        "rows",
-        "bad",
-        "truncated",
-        "split",
-        "dropped_too_long",
-        "dropped_untrained",
-        "duplicates",
-        "control_tokens",
-        "missing",
-        "contradicted",
-        "tokens_read",
-        "truncated_tokens",
-        "dropped_tokens",
-    )
-    kept = ("name", "weight", "rows", "bad", "samples", "tokens", "trained_tokens")
     return Manifest(
         source=", ".join(source.name for source in data.all_sources.values()),
         format=", ".join(dict.fromkeys(tally.form for tally in tallies if tally.form)),
-        **{what: total(tallies, what) for what in summed},
+        **{what: total(tallies, what) for what in COUNTS if what in Manifest.model_fields},
         max_length=data.max_length,
         longest=max(lengths),
         first_missing=next((tally.first_missing for tally in tallies if tally.first_missing), ""),
@@ -146,7 +129,7 @@ def manifest_of(
         left_out=dict(sorted(left_out.items(), key=lambda item: (-item[1], item[0]))),
         histogram=_histogram(lengths),
         sources=[
-            SourceCounts(format=tally.form, **{what: getattr(tally, what) for what in kept})
+            SourceCounts.model_validate(vars(tally) | {"format": tally.form}, extra="ignore")
             for tally in tallies
         ],
         train=counts["train"],
@@ -155,9 +138,9 @@ def manifest_of(
         other_tokens=other_tokens,
         content_sha256=content_hash(shard for split in counts.values() for shard in split.shards),
         max_pixels=data.max_pixels,
-        row_kind=row_kind,
-        classes=classes or [],
-        negatives=negatives,
+        row_kind=request.row_kind,
+        classes=request.classes,
+        negatives=request.negatives,
     )
 
 
@@ -219,19 +202,10 @@ def prepare(
             Workers(request, tokenizer, processes, size, before.heldout_below, out)
         )
         length = data.max_length if data.packing else None
-        tallies = {
-            key: from_json(before.tallies[key]) if before.tallies else tally
-            for key, tally in _tallies(data).items()
-        }
-        written = contract.WrittenSamples(
-            tokenizer,
-            request,
-            rows,
-            lambda: {form for tally in tallies.values() for form in tally.form.split(", ")},
-        )
+        tallies = before.tallies or _tallies(data)
         writers: dict[Split, SplitWriter] = {
-            "train": _writer(opened, out, "train", length, before.train, request, written),
-            "heldout": _writer(opened, out, "heldout", None, before.heldout, request, written),
+            "train": opened.enter_context(SplitWriter(out, "train", length, before.train, kind.columns)),
+            "heldout": opened.enter_context(SplitWriter(out, "heldout", None, before.heldout, kind.columns)),
         }
         streams = [
             SourceStream(key, data, workers, tally, before.places[key]) for key, tally in tallies.items()
@@ -260,21 +234,12 @@ def prepare(
     tokenizers.write_files(tokenizer, request.model, out / "tokenizer")
     if kind.has_images:
         images.write_files(request.model, out / "tokenizer", with_template=data.chat_template is None)
-    manifest = manifest_of(
-        data,
-        counts,
-        list(tallies.values()),
-        out,
-        request.row_kind,
-        tokenizer.otherwise,
-        request.classes,
-        request.negatives,
-    )
+    manifest = manifest_of(request, counts, list(tallies.values()), out, tokenizer.otherwise)
     write_examples(
         [example for tally in tallies.values() for example in tally.examples], data.max_length, out
     )
-    contract.enforce(out, manifest, data, written.statistics(out, manifest), trains_next)
-    reference_answers.check(request, [counts["train"], counts["heldout"]], out, tokenizer)
+    contract.enforce(out, manifest, data, tokenizer, rows, trains_next)
+    check_references(request, [counts["train"], counts["heldout"]], out, tokenizer)
     with written_atomically(out / MANIFEST) as temporary:
         manifest.write(temporary)
     (out / PROGRESS).unlink()
@@ -302,25 +267,6 @@ def _first_texts(tokenizer: Any, stored: Iterable[StoredSamples]) -> Iterator[st
         yield tokenizer.decode([number for number in ids.tolist() if 0 <= number < len(tokenizer)])
 
 
-def _writer(
-    opened: ExitStack,
-    out: Path,
-    split: Split,
-    length: int | None,
-    before: SplitCounts,
-    request: DataRequest,
-    samples: contract.WrittenSamples,
-) -> SplitWriter:
-    """Return the writer of a split, whose samples are counted for the contract: those of complete shards
-    now."""
-    for part in parts(out, before):
-        samples.add(split, part)
-    on_write = lambda file, table, row: samples.add(split, part_of(file, table, row))  # noqa: E731
-    return opened.enter_context(
-        SplitWriter(out, split, length, before, row_kind(request.row_kind).columns, on_write)
-    )
-
-
 def _bar(size: int | None) -> "tqdm[Any]":
     """Return a bar of bytes with the time left, or of rows if the size is unknown."""
     if size is None:
@@ -343,7 +289,7 @@ def _write(
                 continue
             seen.add(sample.digest)
         writers[sample.split].add((sample.ids, sample.labels, *sample.values), number)
-        tally.keep(len(sample.ids), sample.trained)
+        tally.keep(len(sample.ids), int((sample.labels != IGNORED).sum()))
 
 
 def _end_shards(
@@ -359,7 +305,7 @@ def _end_shards(
         Progress(
             request=progress.digest_of(request),
             places={stream.key: stream.position for stream in streams},
-            tallies={stream.key: to_json(stream.tally) for stream in streams},
+            tallies={stream.key: stream.tally for stream in streams},
             train=writers["train"].counts(),
             heldout=writers["heldout"].counts(),
             heldout_below=heldout_below,

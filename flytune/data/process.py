@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from flytune.data import left_out, missing_values, row_forms
+from flytune.data.columns import NamedRow
 from flytune.data.control_tokens import ControlTokens
 from flytune.data.counts import Tally, count_tokens, ends_of
 from flytune.data.formats import CHATS, RAW, Chat, Plain, Sample, Tokens
@@ -28,6 +29,7 @@ from flytune.models.scoring import IGNORED
 from flytune.recipe import DataRequest, Source
 from flytune.sentences import counted
 
+Split = Literal["train", "heldout"]
 _BATCH_CHARACTERS = 1_000_000
 """Characters of text that are tokenized at a time."""
 LARGEST_ROW = 4_000_000
@@ -59,27 +61,26 @@ class Chunk(NamedTuple):
     """True if the rows were read before (a weight above 1): their errors are already counted."""
 
 
+class StoredSample(NamedTuple):
+    """A sample to be stored."""
+
+    split: Split
+    ids: Any
+    """int32 [tokens]; so are the labels."""
+    labels: Any
+    digest: bytes | None
+    """Hash of the sample; None unless data.deduplicate is set."""
+    values: tuple[Any, ...]
+    """Values of the columns of its kind of rows, beside input_ids and labels."""
+
+
 @dataclass
 class Samples:
-    """The stored rows of a chunk, one after the other."""
+    """The samples of a chunk."""
 
     tally: Tally
-    ids: Any
-    """int32 [tokens]."""
-    labels: Any
-    """int32 [tokens]."""
-    lengths: list[int] = field(default_factory=list)
-    """Tokens of each sample."""
-    trained: list[int] = field(default_factory=list)
-    """Trained tokens of each sample."""
-    pieces: list[int] = field(default_factory=list)
+    rows: list[list[StoredSample]] = field(default_factory=list)
     """Samples of each row that has any: several where long ones are split."""
-    heldout: list[bool] = field(default_factory=list)
-    """True for each row in `pieces` whose samples are held out."""
-    values: list[tuple[Any, ...]] = field(default_factory=list)
-    """Values of the columns beside input_ids and labels of each stored row."""
-    digests: list[bytes] = field(default_factory=list)
-    """Hash of each sample; empty unless data.deduplicate is set."""
     bad: list[tuple[str, DataError]] = field(default_factory=list)
     """Location and error of each bad row."""
 
@@ -104,9 +105,7 @@ class Sampler:
         self._heldout_below = self._data.heldout_fraction * 2**64 if heldout_below is None else heldout_below
         self._kind = row_kind(request.row_kind).bound(request)
         self._images = ImageReader(request, out) if self._kind.has_images else None
-        self._sources: dict[str, Source] = dict(request.data.all_sources)
-        if request.data.heldout_key:
-            self._sources[request.data.heldout_key] = request.data
+        self._sources = request.data.all_read
         self._template: ChatTemplate | None = None
         self._controls: ControlTokens | None = None
         if request.data.system_prompt is not None and not request.data.system_prompt.strip():
@@ -119,12 +118,7 @@ class Sampler:
             DataError: a row is bad and none may be; a row is too long and data.too_long is error; or there is
                 no chat template.
         """
-        import numpy
-
-        source = self._sources[chunk.key]
-        none = numpy.zeros(0, numpy.int32)
-        samples = Samples(Tally(source.name, form=chunk.form, kind=chunk.kind), none, none)
-        kept: list[tuple[Any, Any, Label]] = []
+        samples = Samples(Tally(self._sources[chunk.key].name, form=chunk.form, kind=chunk.kind))
         each = self._kind.sequences
         if self._tokenizer is None:
             for _ in self._items(chunk, samples):
@@ -135,28 +129,14 @@ class Sampler:
             for item in batch:
                 for label in item.content.labels:
                     sequences = self._kind.aligned(list(islice(encoded, each)), item.content.samples)
-                    kept += self._kept(sequences, label, item, chunk, samples)
-        if kept:
-            samples.ids, samples.labels = (
-                numpy.concatenate([columns[place] for columns in kept]) for place in (0, 1)
-            )
-            samples.lengths = [len(ids) for ids, _, _ in kept]
-            starts = numpy.cumsum([0, *samples.lengths[:-1]])
-            samples.trained = numpy.add.reduceat(
-                samples.labels != IGNORED, starts, dtype=numpy.int64
-            ).tolist()
-        if self._data.deduplicate:
-            samples.digests = [
-                digest(ids, labels != IGNORED, label, values[0] if self._images else "")
-                for (ids, labels, label), values in zip(kept, samples.values, strict=True)
-            ]
+                    self._keep(sequences, label, item, chunk, samples)
         return samples
 
-    def _kept(
+    def _keep(
         self, sequences: list[Encoded], label: Label, item: _Item, chunk: Chunk, samples: Samples
-    ) -> list[tuple[Any, Any, Label]]:
-        """Return the stored rows of the sequences of one, as int32 arrays: none, one, or its pieces, which
-        stay together."""
+    ) -> None:
+        """Add what is stored of the sequences of a row to the samples: nothing, one sample, or its pieces,
+        which stay together."""
         import numpy
 
         data, tally, longest = self._data, samples.tally, max(len(ids) for ids, _ in sequences)
@@ -172,16 +152,13 @@ class Sampler:
         def joined(row: list[Encoded], place: int) -> Any:
             return numpy.asarray([number for value in row for number in value[place]], dtype="<i4")
 
-        stored = [(joined(row, 0), joined(row, 1), label) for row in trained]
-        is_heldout = False
-        if self._data.heldout_key:
-            is_heldout = bool(stored) and chunk.key == self._data.heldout_key
-        elif stored:
-            number = self._split_number(self._identity(item.content, stored[0][0]))
-            is_heldout = number < self._heldout_below
+        split: Split = "heldout" if chunk.key == data.heldout_key else "train"
+        if trained and not data.heldout_key:
+            number = self._split_number(self._identity(item.content, joined(trained[0], 0)))
+            split = "heldout" if number < self._heldout_below else "train"
             tally.split_range = ends_of([*tally.split_range, number])
-        if chunk.again and (is_heldout or not stored):
-            return []  # held-out samples are stored once
+        if chunk.again and (split == "heldout" or not trained):
+            return  # held-out samples are stored once
         tally.lengths[longest] += 1
         if not chunk.again:
             tally.truncated += is_long and bool(rows) and data.too_long == "truncate"
@@ -191,13 +168,15 @@ class Sampler:
             count_tokens(tally, sequences, [value for row in trained for value in row], item.where, data)
             for row in trained:
                 tally.notes.update(self._kind.notes(row, item.content.samples, self._request))
+        stored = []
+        for row in trained:
+            ids, labels = joined(row, 0), joined(row, 1)
+            values = self._kind.values([len(part) for part, _ in row], label, item.content.fields)
+            images = values[0] if self._images else ""
+            hashed = digest(ids, labels != IGNORED, label, images) if data.deduplicate else None
+            stored.append(StoredSample(split, ids, labels, hashed, values))
         if stored:
-            samples.pieces.append(len(stored))
-            samples.heldout.append(is_heldout)
-            samples.values += [
-                self._kind.values([len(ids) for ids, _ in row], label, item.content.fields) for row in trained
-            ]
-        return stored
+            samples.rows.append(stored)
 
     def _items(self, chunk: Chunk, samples: Samples) -> Iterator[_Item]:
         source, tally = self._sources[chunk.key], samples.tally
@@ -212,8 +191,9 @@ class Sampler:
                 row, pictures = self._images.read(row, source, where) if self._images else (row, [])
                 if self._images is not None:
                     _refuse_large(row, where)
-                form = tally.form or self._kind.form(row, source, where)
-                item = self._item(row, form, source, where, tally, chunk.again, pictures)
+                named = NamedRow.of(row, source, where)
+                form = tally.form or self._kind.form(named)
+                item = self._item(named, form, tally, chunk.again, pictures)
             except _RequestError:
                 raise
             except DataError as error:
@@ -238,18 +218,11 @@ class Sampler:
         return self._kind.known(row_forms.known(row, source.columns, where), source.columns)
 
     def _item(
-        self,
-        row: dict[str, Any],
-        form: str,
-        source: Source,
-        where: str,
-        tally_so_far: Tally,
-        again: bool,
-        pictures: Sequence[Picture],
+        self, row: NamedRow, form: str, tally_so_far: Tally, again: bool, pictures: Sequence[Picture]
     ) -> _Item:
         """Return the content of a row; its counts are made where it is not read `again`."""
-        tally = None if again else tally_so_far
-        content = self._kind.content(row, form, source, where, self._data.system_prompt)
+        tally, where = None if again else tally_so_far, row.where
+        content = self._kind.content(row, form, self._data.system_prompt)
         samples = content.samples
         if self._images is not None:
             content = content._replace(fields=" ".join(picture.digest for picture in pictures))
@@ -279,12 +252,13 @@ class Sampler:
         if tally:
             # A row is counted once.
             tally.control_tokens = min(tally.control_tokens, before + 1)
-            others = self._kind.unread(row, source)
-            _count_left_out(others, "" if self._kind.keeps_columns else form, source, samples, texts, tally)
-            if word := missing_values.cell_of(row, samples, where, source.input_separator):
+            _count_left_out(
+                self._kind.unread(row), "" if self._kind.keeps_columns else form, samples, texts, tally
+            )
+            if word := missing_values.cell_of(row, samples):
                 tally.missing += 1
                 tally.first_missing = tally.first_missing or f"{where}: {word!r}"
-            tally.contradicted += self._kind.contradicts_itself(row)
+            tally.contradicted += self._kind.contradicts_itself(row.values)
             for text in texts:
                 tally.thoughts.update(text.thoughts._asdict() if isinstance(text, Rendered) else {})
         tally_so_far.kind = variant
@@ -385,22 +359,24 @@ class Sampler:
 
 def _refuse_large(row: dict[str, Any], where: str) -> None:
     """Refuse a row before it is rendered: tokenizing 10 MB takes 2 GB of memory."""
-    if (size := _size(row)) > LARGEST_ROW:
+    if (size := characters_of(row)) > LARGEST_ROW:
         raise DataError(
             f"{where}: a row of {size:,} characters, and at most {LARGEST_ROW:,} are tokenized; divide it "
             "into several"
         )
 
 
-def _size(value: Any) -> int:
+def characters_of(value: Any) -> int:
     """Return the characters of all texts in a value of JSON; a number counts as four."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        return sum(map(_size, value.values()))
+        return sum(map(characters_of, value.values()))
     if isinstance(value, list):
         # Lists of numbers are tokens, or features that are not read.
-        return 4 * len(value) if value and isinstance(value[0], int | float) else sum(map(_size, value))
+        return (
+            4 * len(value) if value and isinstance(value[0], int | float) else sum(map(characters_of, value))
+        )
     return 1
 
 
@@ -413,9 +389,8 @@ def digest(ids: Any, labelled: Any, label: Label = None, images: str = "") -> by
 
 
 def _count_left_out(
-    row: dict[str, Any],
+    row: NamedRow,
     form: str,
-    source: Source,
     samples: Sequence[Sample],
     texts: Sequence[Rendered | Encoded],
     tally: Tally,
@@ -423,11 +398,7 @@ def _count_left_out(
     """Count what no sample has; without a `form` keys of messages alone."""
     text = "\n".join(text.text for text in texts if isinstance(text, Rendered))
     chats = [sample for sample in samples if isinstance(sample, Chat)]
-    names = (
-        left_out.names(row, form, source.columns, samples, text)
-        if form
-        else left_out.of_messages(chats, text)
-    )
+    names = left_out.names(row, form, samples, text) if form else left_out.of_messages(chats, text)
     left_out.count(names, tally.left_out)
 
 

@@ -4,10 +4,10 @@ ones."""
 import hashlib
 import logging
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
+from flytune.data.counts import Tally
 from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
 from flytune.files import sha256_of, written_atomically
@@ -39,7 +39,8 @@ class Progress(Record):
     """Hash of the request."""
     places: dict[str, Position]
     """Positions by the recipe's keys of the sources."""
-    tallies: dict[str, dict[str, Any]]
+    tallies: dict[str, Tally]
+    """Counts by the same keys; empty until the first shards are complete."""
     train: SplitCounts
     heldout: SplitCounts
     heldout_below: int | None = Field(default=None, exclude_if=lambda number: number is None)

@@ -13,7 +13,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -99,12 +99,22 @@ def read(source: Source, key: str = "data", advance: Advance | None = None) -> G
     yield from islice(rows, source.max_samples)
 
 
-def read_heldout(data: Data, advance: Advance | None = None) -> Generator[Row, None, None]:
-    """Yield the rows of the held-out data that the recipe names: of data.heldout_path, or of data.eval_split.
+def rows_of(
+    data: Data, key: str, advance: Advance | None = None, most: int | None = None
+) -> Generator[Row, None, None]:
+    """Yield the rows of a source of a recipe, or of held-out data of its own, by their key in the recipe; at
+    most `most` of them. Those that cannot be read are errors, where data.max_bad_fraction allows some.
 
     Raises:
-        DataError: as `read`.
+        DataError: as `read`; or no row may be bad, and one cannot be read.
     """
+    stored = _heldout(data, advance) if key == data.heldout_key else read(data.all_sources[key], key, advance)
+    with closing(stored):
+        rows = islice(stored, most)
+        yield from rows if data.max_bad_fraction else strict(rows)
+
+
+def _heldout(data: Data, advance: Advance | None) -> Generator[Row, None, None]:
     if data.heldout_path is not None:
         yield from read_path(data.heldout_path, "data.heldout_path", data, advance)
         return

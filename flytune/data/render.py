@@ -45,6 +45,7 @@ from flytune.data.formats import Chat, Plain
 from flytune.data.messages import Message, is_answer, with_suffix
 from flytune.data.thoughts import (
     NO_THOUGHTS,
+    Render,
     ThoughtCounts,
     ThoughtForms,
     ThoughtSpans,
@@ -55,8 +56,6 @@ from flytune.data.thoughts import (
 from flytune.errors import DataError
 from flytune.models.chat_templates import IMAGE
 
-Render = Callable[[list[Message], list[dict[str, Any]] | None], str]
-"""Function that renders messages and tools; it raises a DataError where the template refuses them."""
 _FIRST_MARK = 0xF0000
 _MOST_MARKS = 0xFFFE
 """Characters for private use from _FIRST_MARK on: the most messages that are marked."""
@@ -266,7 +265,7 @@ class ChatTemplate:
         def prompt(messages: list[Message], tools: Tools) -> str:
             return self._template.prompt(_bare(messages), tools, "")
 
-        self._forms = ThoughtForms(lambda messages: text(messages, None))
+        self._forms = ThoughtForms(text)
         self._thoughts = ThoughtSpans(text, prompt, trains_thoughts)
         self.completeness = Completeness(text)
         """The check that the text has all of a chat."""

@@ -4,7 +4,7 @@ manifest."""
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -42,8 +42,7 @@ class SplitWriter:
     With `block_length` a row is a block of samples, with a column seq_lengths (see packing; its window is in
     memory as well); `columns` are further ones of its kind of rows (rows/base.py). Held-out samples have a
     column source, the index of their source in the manifest. `written` counts the complete shards of an
-    earlier writer of the same split. `on_write` is called with the file, each table that is written to it,
-    and the number of rows before it.
+    earlier writer of the same split.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class SplitWriter:
         block_length: int | None = None,
         written: SplitCounts | None = None,
         columns: Mapping[str, str] = MappingProxyType({}),
-        on_write: Callable[[str, Any, int], object] | None = None,
     ) -> None:
         import pyarrow
 
@@ -77,7 +75,6 @@ class SplitWriter:
         if "label" in columns:
             self._desirable = (written.desirable or 0) if written else 0
         self._classes = Counter(dict(enumerate(written.classes if written else ())))
-        self._rows, self._on_write = 0, on_write
         (folder / split).mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
@@ -133,7 +130,7 @@ class SplitWriter:
         self._writer = None
         sha256 = sha256_of(self._folder / self._file)
         self._shards.append(Shard(file=self._file, samples=self._samples, tokens=self._tokens, sha256=sha256))
-        self._samples = self._tokens = self._rows = 0
+        self._samples = self._tokens = 0
         pyarrow.default_memory_pool().release_unused()
 
     @property
@@ -171,11 +168,7 @@ class SplitWriter:
             self._desirable += sum(row[2] for row in self._pending)
         if CLASSES in self._schema.names:
             self._classes.update(place for row in self._pending for place in row[2])
-        table = pyarrow.Table.from_arrays(columns, schema=self._schema)
-        self._writer.write_table(table)
-        if self._on_write is not None:
-            self._on_write(self._file, table, self._rows)
-        self._rows += len(table)
+        self._writer.write_table(pyarrow.Table.from_arrays(columns, schema=self._schema))
         self._blocks += len(self._pending)
         self._pending, self._pending_tokens = [], 0
 

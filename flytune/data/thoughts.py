@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from flytune.data.chat_template import Span, Tools
 from flytune.data.formats import Chat
 from flytune.data.messages import THOUGHT_KEYS, Message, thoughts_in
 from flytune.errors import DataError
@@ -21,7 +22,9 @@ from flytune.errors import DataError
 _CONTENT = "content"
 _MARK = "\uf8ff"
 """A private-use character."""
-Render = Callable[[list[Message]], str]
+_QUESTION: list[Message] = [{"role": "user", "content": "a"}]
+Render = Callable[[list[Message], Tools], str]
+"""Function that renders messages and tools; it raises a DataError where the template refuses them."""
 
 
 class Parts(NamedTuple):
@@ -124,38 +127,38 @@ class ThoughtForms:
     def _writes(self, form: str) -> bool:
         answer: dict[str, Any] = {"role": "assistant", "content": f"b{_MARK}"}
         try:
-            text = self._render(
-                [
-                    {"role": "user", "content": "a"},
-                    in_form(answer, Parts(_MARK, answer["content"], form, 0), form),
-                ]
-            )
+            thought = in_form(answer, Parts(_MARK, answer["content"], form, 0), form)
+            text = self._render([*_QUESTION, thought], None)
         except DataError:
             return False
         return text.count(_MARK) > 1
 
 
-Span = tuple[int, int]
-RenderWithTools = Callable[[list[Message], list[dict[str, Any]] | None], str]
-_PROBE = "\uf8ff"
-"""A private-use character."""
-
-
 class ThoughtSpans:
     """The spans of one chat template's answers, with their thoughts or without them."""
 
-    def __init__(self, text: RenderWithTools, prompt: RenderWithTools, are_trained: bool) -> None:
+    def __init__(self, text: Render, prompt: Render, are_trained: bool) -> None:
         """`text` renders messages, `prompt` also the generation prompt after them."""
         self._text, self._prompt, self._are_trained = text, prompt, are_trained
+
+    @cached_property
+    def _begins(self) -> tuple[str, str]:
+        """A question with the generation prompt, and with what is written before an answer without thoughts;
+        both empty where the template requires other messages."""
+        answer: Message = {"role": "assistant", "content": _MARK}
+        try:
+            prompt = self._prompt(_QUESTION, None)
+            return prompt, self._text([*_QUESTION, answer], None).partition(_MARK)[0]
+        except DataError:
+            return "", ""
 
     @cached_property
     def _around_prompt(self) -> tuple[str, str]:
         """The generation prompt, and the text between it and an answer without thoughts; both empty where
         that is space."""
-        question, answer = [{"role": "user", "content": "a"}], {"role": "assistant", "content": _PROBE}
+        prompt, answered = self._begins
         try:
-            before, prompt = self._text(question, None), self._prompt(question, None)
-            answered = self._text([*question, answer], None).partition(_PROBE)[0]
+            before = self._text(_QUESTION, None)
         except DataError:  # the template requires other messages
             return "", ""
         between = answered.removeprefix(prompt)
@@ -174,12 +177,7 @@ class ThoughtSpans:
     def before_thoughts(self) -> str:
         """Text that the generation prompt ends with, and that is not before an answer without thoughts, as an
         opening tag; empty where there is none but space."""
-        question, answer = [{"role": "user", "content": "a"}], {"role": "assistant", "content": _PROBE}
-        try:
-            prompt = self._prompt(question, None)
-            answered = self._text([*question, answer], None).partition(_PROBE)[0]
-        except DataError:  # the template requires other messages
-            return ""
+        prompt, answered = self._begins
         return prompt.removeprefix(answered).strip() if prompt.startswith(answered) else ""
 
     def widened(self, spans: list[Span], text: str) -> list[Span]:

@@ -17,7 +17,7 @@ from flytune.errors import DoesNotFit, RecipeError
 from flytune.hardware import Shape, shape_named
 from flytune.models import config_json
 from flytune.models.config_json import config_file
-from flytune.planning import candidates, evidence
+from flytune.planning import candidates, planner
 from flytune.planning.base_sizes import read_geometry
 from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe
@@ -135,7 +135,7 @@ def confirmed(recipe: Recipe, plan: Plan) -> Plan:
                 changes |= {
                     "needs": [need, *fit.needs[1:]],
                     "reasons": reasons,
-                    "intervals": evidence.of(fit, plan.steps),
+                    "intervals": planner.intervals_of(fit, plan.steps),
                 }
                 return plan.model_copy(update=changes)
     raise DoesNotFit(

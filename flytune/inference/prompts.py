@@ -15,15 +15,8 @@ from tqdm import tqdm
 from flytune import json_core
 from flytune.data import BadRows, image_rows, read_path, text_of, tools_of
 from flytune.data.bad_rows import BAD_ROWS
-from flytune.data.columns import TURNS
-from flytune.data.formats import (
-    SEPARATOR,
-    optional_column,
-    prompt_of,
-    turns_of,
-    with_other_names,
-    with_system,
-)
+from flytune.data.columns import SEPARATOR, TURNS, NamedRow
+from flytune.data.formats import prompt_of, turns_of, with_system
 from flytune.data.messages import MEDIA, Message
 from flytune.data.rows.pairs import other_prompt
 from flytune.data.sources import kind
@@ -149,11 +142,11 @@ class Columns:
         ):
             reads = "text and images" if self.with_images else "text alone"
             raise DataError(f"{where}: column {media} has content, and this model was trained on {reads}")
-        names = with_other_names(row, dict(self.names))
-        turns = _turns(row, names, where)
-        prompt = None if turns else prompt_of(row, names)
+        named = NamedRow(row, self.names, where, self.separator).with_aliases()
+        turns = _turns(named)
+        prompt = None if turns else prompt_of(named)
         if isinstance(prompt, list):
-            turns = turns_of(prompt, "messages", names, where)
+            turns = turns_of(prompt, "messages", named)
         elif prompt is not None:
             text = text_of(prompt, "prompt", where)
             if not text:
@@ -162,25 +155,23 @@ class Columns:
                 raise DataError(f"{where}: prompt is text to continue, without images; write messages")
             return text
         elif not turns:
-            turns = other_prompt(row, names, where, self.separator)
+            turns = other_prompt(named)
         if turns is None:
-            raise DataError(
-                f"{where}: neither prompt nor messages nor question; there are {', '.join(row) or 'none'}"
-            )
+            raise DataError(f"{where}: neither prompt nor messages nor question; there are {named.listed}")
         if turns[-1]["role"] == "assistant":
             raise DataError(
                 f"{where}: messages end with the assistant's turn, so there is nothing to answer; remove "
                 "that turn"
             )
-        return with_system(turns, row, names, where, self.system_prompt)
+        return with_system(turns, named, self.system_prompt)
 
 
-def _turns(row: dict[str, Any], names: dict[str, str], where: str) -> list[Message] | None:
+def _turns(row: NamedRow) -> list[Message] | None:
     """Return the turns of a row's column of turns; None if it has none."""
     for name in TURNS:
-        value = optional_column(row, name, names)
+        value = row.get(name)
         if value is not None:
-            return turns_of(value, name, names, where)
+            return turns_of(value, name, row)
     return None
 
 

@@ -30,7 +30,7 @@ class Texts:
         samples = self._sampler.samples(Chunk(self._key, [(labelled, where)], "", "", 1.0, False))
         for _, error in samples.bad:
             raise error
-        return [int(token) for token in samples.ids]
+        return [token for row in samples.rows for sample in row for token in sample.ids.tolist()]
 
 
 def is_classifier(recipe: Recipe) -> bool:

@@ -226,6 +226,16 @@ def check_tensors(model: Any, folder: Path, name: str) -> None:
         )
 
 
+def trained(model: Any) -> dict[str, Any]:
+    """Return the trained parameters of a model with an adapter, by their names in an adapter's file."""
+    from peft import get_peft_model_state_dict
+
+    by_name = model.named_parameters(remove_duplicate=False)
+    state = {name: parameter for name, parameter in by_name if parameter.requires_grad}
+    named: dict[str, Any] = get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
+    return named
+
+
 def _listed(names: list[str]) -> str:
     return names[0] + (f" and {counted(len(names) - 1, 'other')}" if names[1:] else "")
 

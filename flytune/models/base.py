@@ -218,6 +218,15 @@ def local_name(model: Model, weights: bool = True) -> str:
     return name
 
 
+def configuration(model: Model) -> Any:
+    """Return transformers' configuration of a base model; raises as `local_name` and transformers do."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(
+        local_name(model, weights=False), revision=model.revision, trust_remote_code=model.trust_remote_code
+    )
+
+
 def refuse_adapter(model: Model, ask: bool = False) -> None:
     """Refuse a model of the hub with an adapter beside its config.json, in this machine's cache or, where it
     may `ask`, on the hub.

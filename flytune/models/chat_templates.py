@@ -54,23 +54,21 @@ class TemplateError(DataError):
         self.kind, self.line = kind, line
 
 
-def render(
-    source: str, messages: Sequence[Any], is_text: bool = False, tools: Any = None, **options: Any
-) -> tuple[str, list[Span]]:
+def render(source: str, messages: Sequence[Any], tools: Any = None, **options: Any) -> tuple[str, list[Span]]:
     """Return the text of a chat, and the characters of each generation block if
     `return_assistant_tokens_mask` is given.
 
     Args:
-        source: the template. messages: the chat. is_text: True for messages of nothing but texts, and no
-        option but special tokens: this takes a third of the time. tools: as `options`, what transformers'
-        render_jinja_template takes; also `template_date`, the day (2026-01-31) that the
-            template's strftime_now writes in place of today.
+        source: the template.
+        messages: the chat.
+        tools: as `options`, what transformers' render_jinja_template takes; also `template_date`, the day
+            (2026-01-31) that the template's strftime_now writes in place of today.
 
     Raises:
         TemplateError: the template fails with these messages, or has reached a limit.
     """
     try:
-        return _ask(source, (messages, is_text, {"tools": tools, **options}))
+        return _ask(source, (messages, {"tools": tools, **options}))
     except TemplateError as error:
         roles = ", ".join(str(message.get("role")) for message in messages[:8] if isinstance(message, dict))
         verb = "refuses" if error.kind else "cannot be used for"
@@ -391,16 +389,14 @@ def _answer(upstream: Any, source: str, request: Any, longest: int) -> bytes:
     if request is None:
         upstream._compile_jinja_template(source)
         return b"\n"
-    messages, is_text, options = request
+    messages, options = request
+    # A function among the options would reach the template as its text.
+    template = upstream._compile_jinja_template(source)
+    template.globals.pop("strftime_now", None)
     if day := options.pop("template_date", None):
-        options["strftime_now"] = datetime.datetime.fromisoformat(day).strftime
-    blocks: list[Any] = []
-    if is_text:
-        # render_jinja_template takes three times as long, for values that are not text.
-        text = upstream._compile_jinja_template(source).render(messages=messages, documents=None, **options)
-    else:
-        texts, block_lists = upstream.render_jinja_template([messages], chat_template=source, **options)
-        text, blocks = texts[0], block_lists[0] if block_lists else []
+        template.globals["strftime_now"] = datetime.datetime.fromisoformat(day).strftime
+    texts, block_lists = upstream.render_jinja_template([messages], chat_template=source, **options)
+    text, blocks = texts[0], block_lists[0] if block_lists else []
     if len(text) > longest:
         raise _TooLong(
             f"it makes {len(text):,} characters of a chat, and {longest:,} are the most; {_ADVICE}"

@@ -86,23 +86,26 @@ _KNOWN_FILE = _SHIPPED_FILE.with_name("known_models.json")
 def table_rows(model: Model) -> int | None:
     """Return the rows of the embedding that config.json describes; None where it grows with added tokens, or
     is unknown."""
-    if model.extra_special_tokens:
-        return None
+    config = {} if model.extra_special_tokens else _readable(model)
     try:
-        config = shipped_config(model) or read(config_file(model))
         rows = text_part(config, model.name_or_path).content.get("vocab_size")
     except RecipeError:
-        return None  # a folder of a tokenizer alone
+        return None
     return rows if isinstance(rows, int) else None
 
 
 def model_type(model: Model) -> str | None:
     """Return the model type in a model's config.json; None where it cannot be read, or names none."""
-    try:
-        kind = (shipped_config(model) or read(config_file(model))).get("model_type")
-    except RecipeError:
-        return None  # a folder of a tokenizer alone
+    kind = _readable(model).get("model_type")
     return kind if isinstance(kind, str) else None
+
+
+def _readable(model: Model) -> dict[str, Any]:
+    """Return the content of a model's config.json; empty of a folder of a tokenizer alone."""
+    try:
+        return shipped_config(model) or read(config_file(model))
+    except RecipeError:
+        return {}
 
 
 def shipped_config(model: Model) -> dict[str, Any] | None:

@@ -11,59 +11,20 @@ from flytune import json_core
 from flytune.errors import ExportError
 from flytune.models import towers, vectors, vocabulary
 from flytune.models.safetensors_files import ParameterPart
-from flytune.models.scoring import CLASSES, Row, finite_loss, innermost, padded
+from flytune.models.scoring import CLASSES, Row, evaluating, finite_loss, innermost, padded
 from flytune.recipe import Classify, Embed, ObjectiveSection, Recipe, Reward
 from training_estimates import meta_model
 from training_estimates.sizes import Geometry
 
 NAME = "score.weight"
 """Name of the head's weight, float of shape (outputs, hidden size)."""
-TYPES = frozenset(
-    (
-        "arcee",
-        "cohere_compass_text",
-        "deepseek_v2",
-        "deepseek_v3",
-        "diffllama",
-        "doge",
-        "exaone4",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "glm",
-        "glm4",
-        "gpt_oss",
-        "helium",
-        "hunyuan_v1_dense",
-        "hunyuan_v1_moe",
-        "jamba",
-        "jetmoe",
-        "llama",
-        "minimax",
-        "ministral",
-        "ministral3",
-        "mistral",
-        "mixtral",
-        "nemotron",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "persimmon",
-        "phi",
-        "phi3",
-        "phimoe",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_5_text",
-        "qwen3_moe",
-        "qwen3_next",
-        "seed_oss",
-        "smollm3",
-        "stablelm",
-        "starcoder2",
-    )
+_TYPES = (
+    "arcee cohere_compass_text deepseek_v2 deepseek_v3 diffllama doge exaone4 gemma gemma2 gemma3_text "
+    "glm glm4 gpt_oss helium hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe llama minimax ministral "
+    "ministral3 mistral mixtral nemotron olmo olmo2 olmo3 persimmon phi phi3 phimoe qwen2 qwen2_moe "
+    "qwen3 qwen3_5_text qwen3_moe qwen3_next seed_oss smollm3 stablelm starcoder2"
 )
+TYPES = frozenset(_TYPES.split())
 """Model types of text whose sequence classifier in transformers 5 is GenericForSequenceClassification, with
 that head."""
 PROBABILITIES = "probabilities"
@@ -131,24 +92,19 @@ def scores(
     Under ZeRO-3 and FSDP every process must call it with equally many sequences.
     """
     import numpy
-    import torch
     from tqdm import tqdm
 
     all_scores = numpy.zeros((len(sequences), innermost(model).config.num_labels))
     order = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
-    device, was_training = next(model.parameters()).device, model.training
-    model.eval()
-    try:
-        with torch.no_grad(), tqdm(total=len(order), desc=label, unit=" texts", delay=2) as bar:
-            for start in range(0, len(order), batch_size):
-                batch = order[start : start + batch_size]
-                ids = padded([sequences[index] for index in batch], pad_token_id).to(device)
-                mask = padded([[1] * len(sequences[index]) for index in batch], 0).to(device)
-                logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-                all_scores[batch] = logits.double().cpu().numpy()
-                bar.update(len(batch))
-    finally:
-        model.train(was_training)
+    device = next(model.parameters()).device
+    with evaluating(model), tqdm(total=len(order), desc=label, unit=" texts", delay=2) as bar:
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            ids = padded([sequences[index] for index in batch], pad_token_id).to(device)
+            mask = padded([[1] * len(sequences[index]) for index in batch], 0).to(device)
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            all_scores[batch] = logits.double().cpu().numpy()
+            bar.update(len(batch))
     return all_scores
 
 

@@ -134,7 +134,6 @@ def load_weights(model: Any, method: Method) -> None:
         TrainingError: they are missing, truncated or not finite, or belong to other layers.
     """
     import torch
-    from peft import get_peft_model_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -145,12 +144,7 @@ def load_weights(model: Any, method: Method) -> None:
         state = load(_verified(storage, WEIGHTS))
     except (FileNotFoundError, SafetensorError, ValueError) as error:
         raise TrainingError(f"{where}: {WEIGHTS} cannot be read; the run stops: {error}") from error
-    trained = {
-        name: weight
-        for name, weight in model.named_parameters(remove_duplicate=False)
-        if weight.requires_grad
-    }
-    parameters = get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False)
+    parameters = adapter_files.trained(model)
     wrong = sorted(parameters.keys() ^ state.keys())
     wrong += [
         name for name in parameters.keys() & state.keys() if parameters[name].shape != state[name].shape
@@ -168,7 +162,7 @@ def load_weights(model: Any, method: Method) -> None:
                 "the run stops: start from another adapter"
             )
     names: dict[int, list[str]] = {}
-    for name, parameter in trained.items():
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     with torch.no_grad():
         for name, parameter in parameters.items():

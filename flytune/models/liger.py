@@ -4,40 +4,12 @@ from importlib.util import find_spec
 
 from flytune.errors import RecipeError
 
-MODEL_TYPES = frozenset(
-    {
-        "deepseek_v2",
-        "deepseek_v3",
-        "deepseek_v4",
-        "exaone4",
-        "falcon_h1",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gemma4_text",
-        "glm4",
-        "gpt_oss",
-        "granite",
-        "hunyuan_v1_dense",
-        "hunyuan_v1_moe",
-        "llama",
-        "llama4_text",
-        "ministral",
-        "mistral",
-        "mixtral",
-        "nemotron",
-        "olmo2",
-        "olmo3",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "qwen3_5_moe_text",
-        "qwen3_5_text",
-        "qwen3_moe",
-        "qwen3_next",
-        "smollm3",
-    }
+_TYPES = (
+    "deepseek_v2 deepseek_v3 deepseek_v4 exaone4 falcon_h1 gemma gemma2 gemma3_text gemma4_text glm4 "
+    "gpt_oss granite hunyuan_v1_dense hunyuan_v1_moe llama llama4_text ministral mistral mixtral "
+    "nemotron olmo2 olmo3 phi3 qwen2 qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next smollm3"
 )
+MODEL_TYPES = frozenset(_TYPES.split())
 """Decoders of liger-kernel 0.8.5 (transformers/monkey_patch.py, MODEL_TYPE_TO_APPLY_LIGER_FN)."""
 
 

@@ -9,19 +9,15 @@ import copy
 import math
 from typing import Any
 
+from flytune.models import adapter_files
+
 
 def snapshot(model: Any) -> dict[str, Any]:
     """Return the factors of a new adapter, float32 in host memory, by their names in an export."""
-    from peft import get_peft_model_state_dict
-
-    trained = {
-        name: parameter
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if parameter.requires_grad
-    }
-    named = get_peft_model_state_dict(model, state_dict=trained, save_embedding_layers=False)
     factors = {
-        name: parameter for name, parameter in named.items() if ".lora_A." in name or ".lora_B." in name
+        name: parameter
+        for name, parameter in adapter_files.trained(model).items()
+        if ".lora_A." in name or ".lora_B." in name
     }
     return {name: factor.detach().float().cpu().clone() for name, factor in factors.items()}
 

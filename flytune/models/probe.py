@@ -8,7 +8,7 @@ from typing import Any
 
 from flytune.models import chat_templates, heads, images, vectors
 from flytune.models.experts import fingerprints
-from flytune.models.scoring import padded, tiles_of_logits
+from flytune.models.scoring import evaluating, padded, tiles_of_logits
 
 PROBE = "gate/probe.safetensors"
 """Path of the record, in a folder of its own: servers load every *.safetensors next to a config.json as
@@ -166,13 +166,9 @@ def ask(model: Any, prompts: list[list[int]]) -> Answers:
     import torch
 
     lengths = torch.tensor([len(prompt) for prompt in prompts])
-    if heads.has_score(model):
-        answers = heads.answers(model, heads.scores(model, prompts, 0))
-        return Answers(
-            padded(prompts, 0), lengths, torch.from_numpy(answers).float(), torch.zeros(len(prompts))
-        )
-    if vectors.are_made_by(model):
-        return Answers(padded(prompts, 0), lengths, _units(model, prompts), torch.zeros(len(prompts)))
+    wordless = _wordless(model, prompts)
+    if wordless is not None:
+        return Answers(padded(prompts, 0), lengths, wordless, torch.zeros(len(prompts)))
     last, losses = [], []
     for ids, logits in logits_of(model, prompts):
         last.append(logits[-1])
@@ -187,20 +183,23 @@ def ask_long(model: Any, prompt: list[int]) -> dict[str, Any]:
     """Return a long prompt and a model's answers after its last tokens, fields of Answers."""
     import torch
 
-    ids = torch.tensor([prompt])
-    if heads.has_score(model):
-        logits = torch.from_numpy(heads.answers(model, heads.scores(model, [prompt], 0))).float()
-        return {"long_ids": ids[0], "long_logits": logits}
-    if vectors.are_made_by(model):
-        return {"long_ids": ids[0], "long_logits": _units(model, [prompt])}
-    return {"long_ids": ids[0], "long_logits": _last_logits(model, {"input_ids": ids}, LONG_ENDS)}
+    ids, logits = torch.tensor([prompt]), _wordless(model, [prompt])
+    if logits is None:
+        logits = _last_logits(model, {"input_ids": ids}, LONG_ENDS)
+    return {"long_ids": ids[0], "long_logits": logits}
 
 
-def _units(model: Any, prompts: list[list[int]]) -> Any:
-    """Return the vectors of prompts by an embedding model, of length 1: float32 (prompts, size)."""
+def _wordless(model: Any, prompts: list[list[int]]) -> Any:
+    """Return the answers of a model without a head of words, float32 (prompts, outputs), vectors of length 1;
+    None of others."""
+    import torch
     from torch.nn.functional import normalize
 
-    return normalize(vectors.of_texts(model, prompts, 0, _BATCH), dim=-1).float()
+    if heads.has_score(model):
+        return torch.from_numpy(heads.answers(model, heads.scores(model, prompts, 0))).float()
+    if vectors.are_made_by(model):
+        return normalize(vectors.of_texts(model, prompts, 0, _BATCH), dim=-1).float()
+    return None
 
 
 def ask_image(model: Any, tokenizer: Any, processor: images.Processor) -> dict[str, Any]:
@@ -222,17 +221,13 @@ def _last_logits(model: Any, inputs: dict[str, Any], count: int) -> Any:
     memory. The training mode is restored afterwards."""
     import torch
 
-    device, was_training = next(model.parameters()).device, model.training
+    device = next(model.parameters()).device
     inputs = inputs | {"attention_mask": torch.ones_like(inputs["input_ids"])}
     inputs = {name: values.to(device) for name, values in inputs.items()}
     length = inputs["input_ids"].shape[1]
     ends = torch.arange(max(0, length - count), length, device=device)
-    model.eval()
-    try:
-        with torch.no_grad():
-            tiles = [logits[0] for _, logits in tiles_of_logits(model, inputs | {"use_cache": False}, ends)]
-    finally:
-        model.train(was_training)
+    with evaluating(model):
+        tiles = [logits[0] for _, logits in tiles_of_logits(model, inputs | {"use_cache": False}, ends)]
     return torch.cat(tiles).float().cpu()
 
 

@@ -86,10 +86,7 @@ def write_config(config: Any, model: Model, dtype: str, architecture: str, folde
         architecture: name of the model's class.
         folder: the folder, which exists.
     """
-    from transformers import AutoConfig
-
-    code = model.trust_remote_code
-    before = AutoConfig.from_pretrained(base_name(model), revision=model.revision, trust_remote_code=code)
+    before = base.configuration(model)
     content = config_json.read(config_json.config_file(model))
     for key in getattr(before, "sub_configs", ()):
         # Of a model of texts and images, the language model alone may be loaded.

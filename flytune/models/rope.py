@@ -92,7 +92,7 @@ def arguments(model: Model) -> dict[str, Any]:
     """
     if model.rope_scaling is None:
         return {}
-    config = _config(model)
+    config = base.configuration(model)
     before = config.to_dict()
     after = scaled(before, model)
     frequencies = _frequencies(config, after["rope_parameters"])
@@ -133,20 +133,10 @@ def tokens_beyond(recipe: Recipe) -> int:
     data.max_length; 0 if samples are shorter, or nothing is scaled."""
     if recipe.model.rope_scaling is None:
         return 0
-    before = positions.of(_config(recipe.model).to_dict(), recipe.model.name_or_path)
+    before = positions.of(base.configuration(recipe.model).to_dict(), recipe.model.name_or_path)
     if before is None or recipe.data.max_length <= before.tokens:
         return 0
     return min(recipe.data.max_length, before.tokens + _PROBED)
-
-
-def _config(model: Model) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.from_pretrained(
-        base.local_name(model, weights=False),
-        revision=model.revision,
-        trust_remote_code=model.trust_remote_code,
-    )
 
 
 def _frequencies(config: Any, parameters: dict[str, Any]) -> int:

@@ -110,46 +110,54 @@ def heldout_loss(
         predicted and not scored.
     """
     import numpy
-    import torch
 
     rows = list(rows)
     nll, tokens = numpy.zeros(len(rows)), numpy.zeros(len(rows), dtype=numpy.int64)
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]["input_ids"]))
     device = next(model.parameters()).device
     log_probs_of = _of_training if fused_head else _of_own_head
+    with evaluating(model), tqdm(total=len(rows), desc=label, unit=" samples", delay=2) as bar:
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            multiple = sequence.part.parts if sequence else 1
+            inputs = {
+                "input_ids": padded(
+                    [rows[index]["input_ids"] for index in batch], pad_token_id, multiple=multiple
+                ),
+                "attention_mask": padded(
+                    [[1] * len(rows[index]["input_ids"]) for index in batch], 0, multiple=multiple
+                ),
+            }
+            inputs |= images.inputs_of([rows[index] for index in batch], inputs["input_ids"])
+            inputs = {name: values.to(device) for name, values in inputs.items()}
+            labels = padded([rows[index]["labels"] for index in batch], IGNORED, multiple=multiple)
+            labels = labels.to(device)
+            bar.update(len(batch))
+            scored = labels[:, 1:] != IGNORED
+            if not scored.any():
+                continue
+            inputs["use_cache"] = False
+            if sequence:
+                log_probs, scored = sequence.log_probs(model, inputs | {"labels": labels})
+            else:
+                log_probs = log_probs_of(model, inputs, labels)
+            nll[batch] = -log_probs.double().sum(dim=1).cpu().numpy()
+            tokens[batch] = scored.sum(dim=1).cpu().numpy()
+    return nll, tokens
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Compute without gradients and dropout in the block; the training mode is restored afterwards."""
+    import torch
+
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad(), tqdm(total=len(rows), desc=label, unit=" samples", delay=2) as bar:
-            for start in range(0, len(order), batch_size):
-                batch = order[start : start + batch_size]
-                multiple = sequence.part.parts if sequence else 1
-                inputs = {
-                    "input_ids": padded(
-                        [rows[index]["input_ids"] for index in batch], pad_token_id, multiple=multiple
-                    ),
-                    "attention_mask": padded(
-                        [[1] * len(rows[index]["input_ids"]) for index in batch], 0, multiple=multiple
-                    ),
-                }
-                inputs |= images.inputs_of([rows[index] for index in batch], inputs["input_ids"])
-                inputs = {name: values.to(device) for name, values in inputs.items()}
-                labels = padded([rows[index]["labels"] for index in batch], IGNORED, multiple=multiple)
-                labels = labels.to(device)
-                bar.update(len(batch))
-                scored = labels[:, 1:] != IGNORED
-                if not scored.any():
-                    continue
-                inputs["use_cache"] = False
-                if sequence:
-                    log_probs, scored = sequence.log_probs(model, inputs | {"labels": labels})
-                else:
-                    log_probs = log_probs_of(model, inputs, labels)
-                nll[batch] = -log_probs.double().sum(dim=1).cpu().numpy()
-                tokens[batch] = scored.sum(dim=1).cpu().numpy()
+        with torch.no_grad():
+            yield
     finally:
         model.train(was_training)
-    return nll, tokens
 
 
 def _of_training(model: Any, inputs: dict[str, Any], labels: Any) -> Any:

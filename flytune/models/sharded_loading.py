@@ -41,14 +41,12 @@ def meta_model(model: Model, dtype: str, head: Head = LANGUAGE_MODEL, seed: int 
         RecipeError: the model's weights are quantized already.
     """
     import torch
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.initialization import meta_device_safe_creation_ops
 
     name = models_base.local_name(model, weights=False)
-    config = AutoConfig.from_pretrained(
-        name, revision=model.revision, trust_remote_code=model.trust_remote_code
-    )
+    config = models_base.configuration(model)
     if quantization := getattr(config, "quantization_config", None):
         raise RecipeError(
             f"model.name_or_path {model.name_or_path}: its weights are quantized "

@@ -5,16 +5,14 @@ A file begins with 8 bytes, the length of a JSON object that describes each tens
 documentation, "Format").
 """
 
-import json
 import logging
 from pathlib import Path
-from typing import Any
 
 from flytune import json_core
 from flytune.errors import RecipeError
 from flytune.files import read_regular
-from flytune.models import base
-from flytune.models.remote import INDEX
+from flytune.models import base, weight_index
+from flytune.models.weight_index import INDEX
 from flytune.recipe import Model
 from flytune.sentences import counted
 from flytune.storage import Storage
@@ -191,20 +189,6 @@ def _parse(header: bytes, length: int, where: str, size: int) -> dict[str, Tenso
 def _files_of(index: bytes, where: str) -> list[str]:
     """Return the names of files in an index, sorted."""
     try:
-        table: Any = json_core.load(index)
-        names = sorted(set(table["weight_map"].values()))
-        if not names or any(
-            not isinstance(name, str) or "/" in name or "\\" in name or name.startswith(".") for name in names
-        ):
-            raise ValueError("weight_map does not name files of its folder")
-    except (
-        json_core.JSONError,
-        json.JSONDecodeError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-    ) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise RecipeError(f"{_KEY}: {where}: not an index of safetensors files ({reason:.200})") from None
-    return names
+        return sorted(set(weight_index.weight_map(index).values()))
+    except weight_index.IndexRefused as error:
+        raise RecipeError(f"{_KEY}: {where}: not an index of safetensors files ({error!s:.200})") from None

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flytune.errors import DataError
-from flytune.models import published, rope, tokenizers
+from flytune.models import base, published, rope, tokenizers
 from flytune.models.generation import end_markers
 from flytune.models.library_errors import named
 from flytune.recipe import Model
@@ -35,9 +35,7 @@ def save_all(model: Model, tokenizer: Any) -> None:
         if published.cached(published.base_name(model), model.revision, published.CONFIG) is None:
             return  # a folder of a tokenizer alone
         with named(f"{where}: its {published.CONFIG} cannot be saved; {advice}", DataError):
-            config = AutoConfig.from_pretrained(
-                published.base_name(model), revision=model.revision, trust_remote_code=code
-            )
+            config = base.configuration(model)
             rope.put(config, model)
             config.get_text_config().pad_token_id = tokenizer.pad_token_id
             config.save_pretrained(folder)

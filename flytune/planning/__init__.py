@@ -10,7 +10,6 @@ __all__ = [
     "comparing",
     "document",
     "drawn",
-    "evaluation_shape",
     "largest",
     "planner",
     "sample_count",

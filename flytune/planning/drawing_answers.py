@@ -86,18 +86,27 @@ def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
         needs=requirements.of(bound, fit.shape, other, states),
         time=workloads.time_of(other, fit.shape, states),
     )
-    if fit.time is None or with_other.time is None or not with_other.fits:
+    if not with_other.fits:
         return []
-    ours, theirs = (
-        time.seconds / 3600 * fit.shape.total_price_per_hour for time in (fit.time, with_other.time)
-    )
-    word = "cheaper" if theirs < ours else "dearer"
     # A server of one's own may be on any machine.
     is_elsewhere = drawn.by_vllm and draws.gpu_share is None
     beside = ", without the machine of the server" if is_elsewhere else ""
     return [
-        f"objective.engine: {engine.name} would be {word}: {with_other.time.drawing:.3g} s of drawing, and "
-        f"${theirs:.2g} a step instead of ${ours:.2g}{beside}; {_where_vllm_is_faster(fit, drawn)}"
+        f"objective.engine: {engine.name} {price}{beside}; {_where_vllm_is_faster(fit, drawn)}"
+        for price in _price(fit, with_other)
+    ]
+
+
+def _price(fit: Fit, other: Fit) -> list[str]:
+    """Return how the price of a step changes with another way to draw, as a clause; none where it is not
+    known."""
+    if fit.time is None or other.time is None:
+        return []
+    ours, theirs = (time.seconds / 3600 * fit.shape.total_price_per_hour for time in (fit.time, other.time))
+    word = "cheaper" if theirs < ours else "dearer"
+    return [
+        f"would be {word}: {other.time.drawing:.3g} s of drawing, and ${theirs:.2g} a step instead of "
+        f"${ours:.2g}"
     ]
 
 
@@ -108,14 +117,9 @@ def _by_all_gpus(fit: Fit) -> list[str]:
     engine = section.engine.model_copy(update={"gpus": 0})
     recipe = fit.recipe.model_copy(update={"objective": section.model_copy(update={"engine": engine})})
     other = candidates.best_fit(recipe, fit.shape, fit.workload.geometry)
-    if isinstance(other, str) or other.time is None or fit.time is None:
+    if isinstance(other, str):
         return []
-    ours, theirs = (time.seconds / 3600 * fit.shape.total_price_per_hour for time in (fit.time, other.time))
-    word = "cheaper" if theirs < ours else "dearer"
-    return [
-        f"objective.engine.gpus: 0, where all GPUs train, would be {word}: {other.time.drawing:.3g} s of "
-        f"drawing, and ${theirs:.2g} a step instead of ${ours:.2g}"
-    ]
+    return [f"objective.engine.gpus: 0, where all GPUs train, {price}" for price in _price(fit, other)]
 
 
 def _where_vllm_is_faster(fit: Fit, drawn: Decoding) -> str:

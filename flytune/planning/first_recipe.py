@@ -5,14 +5,13 @@ import math
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from itertools import islice
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from flytune import data, yaml_core
 from flytune.data import formats, image_rows
-from flytune.data.columns import REFERENCES, TURNS, likely_names
+from flytune.data.columns import REFERENCES, TURNS, NamedRow, likely_names
 from flytune.data.rows import classified, queries
 from flytune.errors import DataError, DoesNotFit, RecipeError
 from flytune.hardware import Shape, load_shapes, this_machine
@@ -178,9 +177,9 @@ def look(asked: Asked) -> Looked:
 
 
 def _first_rows(named: str, count: int) -> list[dict[str, Any]]:
-    source = _draft(Asked(named, "any", "", "price"), "sft", {"max_samples": ROWS}).data.all_sources["data"]
-    with closing(data.readers.read(source)) as stored:
-        rows = [row for row, _ in islice(data.readers.strict(stored), count) if isinstance(row, dict)]
+    draft = _draft(Asked(named, "any", "", "price"), "sft", {})
+    stored = data.readers.rows_of(draft.data, "data", most=count)
+    rows = [row for row, _ in stored if isinstance(row, dict)]
     if not rows:
         raise DataError(f"{named}: has no row; name a file with samples")
     return rows
@@ -191,10 +190,10 @@ def _has_images(rows: Sequence[dict[str, Any]]) -> bool:
 
 
 def _objective(row: dict[str, Any]) -> str:
-    if formats.is_pair(row, {}):
+    named = NamedRow(row, {}, "").with_aliases()
+    if named.is_pair:
         return "dpo"
-    names = formats.with_other_names(row, {})
-    has_answer = any(names.get(name, name) in row for name in ("completion", *TURNS))
+    has_answer = any(map(named.has, ("completion", *TURNS)))
     if has_answer and formats.label_column(row):
         return "kto"
     if queries.are_in(row):
@@ -205,7 +204,8 @@ def _objective(row: dict[str, Any]) -> str:
 def _is_read(row: dict[str, Any], objective: str) -> bool:
     """Return whether the names of a row's columns are known; other objectives than sft know those of other
     tools."""
-    return objective != "sft" or bool(formats.fitting(row, {})) or formats.is_pair(row, {})
+    named = NamedRow(row, {}, "")
+    return objective != "sft" or bool(formats.fitting(named)) or named.is_pair
 
 
 def _prepared(draft: Recipe) -> tuple[int, str]:

@@ -15,7 +15,6 @@ from flytune.planning import (
     candidates,
     choosing,
     drawing_answers,
-    evidence,
     largest,
     ranking,
     requirements,
@@ -29,9 +28,10 @@ from flytune.planning.candidates import Fit
 from flytune.pods import disk
 from flytune.recipe import Hardware, Recipe, learning_rates, run_length
 from flytune.records import Calibration, Plan
-from flytune.records.plan import TIGHT
+from flytune.records.plan import TIGHT, Estimate
 from flytune.sentences import counted, sharers
-from training_estimates import towers
+from training_estimates import intervals, memory, towers
+from training_estimates.intervals import Band
 from training_estimates.sizes import Geometry
 from training_estimates.workload import Workload
 
@@ -291,7 +291,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
         hours=hours,
         interruptions=lost,
         loading=requirements.loading_forecast(fit, shape, work, load_cluster()),
-        intervals=evidence.of(fit, steps),
+        intervals=intervals_of(fit, steps),
         calibration=calibration,
         reasons=[
             f"shape {shape.name}: {chosen or choosing.reason(fit, steps)}",
@@ -370,4 +370,85 @@ def _calibrated(factor: Calibration) -> str:
     return (
         f"calibrated by {runs} on this shape (calibration.yaml): memory x {factor.memory:.2f}, speed x "
         f"{factor.speed:.2f}"
+    )
+
+
+def next_candidate(recipe: Recipe, plan: Plan) -> Recipe | None:
+    """Return the recipe to plan instead of one that was out of memory when it ran: half the micro batch on
+    the same shape, else the next row with more memory.
+
+    The global batch stays. None if the recipe's wishes allow neither.
+    """
+    if (smaller := plan.halved()) is not None:
+        size = smaller.per_device_train_batch_size
+        training = recipe.training.model_copy(update={"per_device_train_batch_size": size})
+        return on_shape(recipe.model_copy(update={"training": training}), plan.shape)
+    allowed = candidates.wished(recipe, load_shapes())
+    now = next((shape for shape in allowed if shape.name == plan.shape), None)
+    memory = now.world_size * now.gpu_memory_gib if now else 0.0
+    larger = [
+        larger_shape
+        for larger_shape in allowed
+        if larger_shape.world_size * larger_shape.gpu_memory_gib > memory
+    ]
+    return on_shape(recipe, larger[0].name) if now and larger else None
+
+
+def adopted(first: Plan, other: Plan, lack: str) -> Plan:
+    """Return the plan of the next candidate, which continues the checkpoints of the first, with the reason:
+    what it lacked."""
+    size = other.per_device_train_batch_size
+    reason = (
+        f"{lack} on {first.shape} with {counted(first.per_device_train_batch_size, 'sample')} a pass; "
+        f"once more on {other.shape} with {size}"
+    )
+    return other.model_copy(
+        update={"recipe": first.recipe, "key": first.key, "reasons": [*other.reasons, reason]}
+    )
+
+
+def intervals_of(fit: Fit, steps: int | None) -> dict[str, Estimate]:
+    """Return the intervals of a fit by name (flytune/records/plan.py: Plan.intervals).
+
+    None where nothing was published: on a CPU, and for models that the closed form does not know; of runs
+    that draw their answers none of time.
+    """
+    work, time, shape = fit.workload, fit.time, fit.shape
+    if not shape.is_gpu or work.geometry.unsupported:
+        return {}
+    measured = load_factors().get(shape.name)
+    is_calibrated, factor = measured is not None, measured.memory if measured else 1.0
+    table, capacity = memory.memory(work), work.gpu_memory_gib * memory.GIB
+    room = capacity - sum(table.outside.values())
+    intervals_by_name = {
+        "allocated_bytes": _estimate(
+            factor * table.allocated, intervals.allocated(work, is_calibrated), room
+        ),
+        "reserved_bytes": _estimate(
+            min(factor * table.reserved(capacity), room), intervals.reserved(work, is_calibrated), room
+        ),
+    }
+    # No published run that draws its answers was compared.
+    if time is None or work.decoding:
+        return intervals_by_name
+    band = intervals.speed(work, is_calibrated)
+    rate = _estimate(work.gpus * time.tokens_per_second, band)
+    intervals_by_name["tokens_per_second"] = rate
+    if not is_calibrated:
+        intervals_by_name["after_a_run"] = _estimate(rate.value, intervals.after_a_run())
+    step = _estimate(time.seconds, band).model_copy(
+        update={"low": time.seconds / band.high, "high": time.seconds / band.low}
+    )
+    intervals_by_name["step_seconds"] = step
+    if steps:
+        intervals_by_name["hours"] = step.times(steps / 3600)
+        intervals_by_name["price"] = step.times(steps / 3600 * shape.total_price_per_hour)
+    return intervals_by_name
+
+
+def _estimate(value: float, band: Band, most: float | None = None) -> Estimate:
+    """Return an estimate with its interval, which ends at `most` at the latest."""
+    high = value * band.high if most is None else max(value, min(value * band.high, most))
+    return Estimate(
+        low=value * band.low, value=value, high=high, held_out=band.held_out, coverage=round(band.coverage, 3)
     )

@@ -14,7 +14,7 @@ from flytune.planning.base_sizes import read_geometry
 from flytune.planning.candidates import Fit
 from flytune.recipe import Method, Recipe
 from flytune.records import Plan
-from training_estimates import model_states
+from training_estimates import Workload, model_states
 from training_estimates.model_states import quantized_bytes
 from training_estimates.sizes import Geometry
 
@@ -140,14 +140,10 @@ def reference_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[
     if fit.objective.teacher():
         return _teacher_reasons(fit, samples, steps)
     task = _cheapest(recipe, shape, work.geometry) if "precomputed" in fit.objective.references else None
-    passes = [
-        workloads.time_of(replace(work, frozen_passes=number), shape, model_states.of(work))
-        for number in (0, 1)
-    ]
-    if task is None or passes[0] is None or passes[1] is None or not samples or not steps:
+    seconds = _pass_seconds(work, shape)
+    if task is None or seconds is None or not samples or not steps:
         return []
-    seconds = passes[1].seconds - passes[0].seconds
-    before = seconds * samples / work.degrees.samples(recipe.training.global_batch_size) / 3600
+    before = _hours_before(seconds, fit, samples)
     prices = before * task.price_per_hour, seconds * steps / 3600 * shape.total_price_per_hour
     held = (
         f" and {model_states.reference_bytes(work) / GIB:.1f} GiB in each process"
@@ -160,6 +156,20 @@ def reference_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[
         f"{seconds * steps / 3600:.2g} h, ${prices[1]:.2f}{held}: cheaper {cheaper} "
         "(objective.precompute_ref_log_probs)"
     ]
+
+
+def _pass_seconds(work: Workload, shape: Shape) -> float | None:
+    """Return the seconds that a frozen model's pass adds to a step; None where the time is not known."""
+    without, beside = (
+        workloads.time_of(replace(work, frozen_passes=number), shape, model_states.of(work))
+        for number in (0, 1)
+    )
+    return None if without is None or beside is None else beside.seconds - without.seconds
+
+
+def _hours_before(seconds: float, fit: Fit, samples: int) -> float:
+    """Return the hours of a pass over all samples before training, of the seconds that it takes in a step."""
+    return seconds * samples / fit.workload.degrees.samples(fit.recipe.training.global_batch_size) / 3600
 
 
 def _teacher_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[str]:
@@ -177,15 +187,10 @@ def _teacher_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[s
     task, held = _cheapest(frozen, shape, geometry), weights(frozen, geometry) / GIB
     if task is None or not samples or not steps:
         return reasons
-    work = replace(fit.workload, geometry=geometry)
-    passes = [
-        workloads.time_of(replace(work, frozen_passes=number), shape, model_states.of(work))
-        for number in (0, 1)
-    ]
-    if passes[0] is None or passes[1] is None:
+    seconds = _pass_seconds(replace(fit.workload, geometry=geometry), shape)
+    if seconds is None:
         return reasons
-    seconds = passes[1].seconds - passes[0].seconds
-    before = seconds * samples / work.degrees.samples(fit.recipe.training.global_batch_size) / 3600
+    before = _hours_before(seconds, fit, samples)
     if (draws := fit.objective.draws()) is not None:
         known = draws.share < 1
         stored = known * samples * length * fit.recipe.objective.bytes_of_a_token / GIB

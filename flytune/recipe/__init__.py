@@ -2,7 +2,6 @@
 
 from flytune.recipe import fields, patterns
 from flytune.recipe.data import OF_HELDOUT, Data, Source
-from flytune.recipe.evaluation_tasks import EvaluationTask, HarnessTask, TaskSection
 from flytune.recipe.method import Method
 from flytune.recipe.named_files import read_recipe
 from flytune.recipe.objectives import (
@@ -24,11 +23,14 @@ from flytune.recipe.sections import (
     TRACKER_NAMES,
     Checkpoints,
     Evaluation,
+    EvaluationTask,
     Guard,
     Hardware,
+    HarnessTask,
     Model,
     Notify,
     Sharding,
+    TaskSection,
 )
 from flytune.recipe.training import Training
 from flytune.schema import Positive

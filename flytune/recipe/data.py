@@ -73,11 +73,7 @@ class Source(Section):
         return self
 
     def _check_files(self) -> None:
-        changed = [
-            name
-            for name in ("exclude", "sample_by")
-            if getattr(self, name) != Source.model_fields[name].get_default()
-        ]
+        changed = self.changed("exclude", "sample_by")
         if self.dataset_name is not None and changed:
             raise ValueError(
                 f"{', '.join(changed)}: no effect on dataset_name, which has no files of yours; for path "
@@ -178,6 +174,12 @@ class Data(Source):
         return "data.heldout_path" if self.heldout_path else "data.eval_split" if self.eval_split else None
 
     @property
+    def all_read(self) -> dict[str, Source]:
+        """All sources, and held-out data of its own, by their keys in the recipe."""
+        heldout: dict[str, Source] = {self.heldout_key: self} if self.heldout_key else {}
+        return {**self.all_sources, **heldout}
+
+    @property
     def holds_out(self) -> bool:
         """True if some samples are held out."""
         return self.heldout_fraction > 0 or self.heldout_key is not None
@@ -203,8 +205,8 @@ class Data(Source):
                 "completion_only_loss: false trains every token, also thoughts, and train_on: answers leaves "
                 "them out"
             )
-        fields = [name for name in Source.model_fields if not self.heldout_path or name not in OF_HELDOUT]
-        changed = [name for name in fields if getattr(self, name) != Source.model_fields[name].default]
+        kept = OF_HELDOUT if self.heldout_path else ()
+        changed = self.changed(*(name for name in Source.model_fields if name not in kept))
         if self.deduplicate and any(source.weight > 1 for source in self.sources):
             raise ValueError("deduplicate removes the samples that a weight above 1 repeats; use one of them")
         if self.sources and changed:
@@ -225,10 +227,7 @@ class Data(Source):
             raise ValueError(
                 "eval_split names a split of dataset_name; for files and several sources use heldout_path"
             )
-        if (
-            self.heldout_path is not None
-            or self.heldout_fraction != type(self).model_fields["heldout_fraction"].default
-        ):
+        if self.heldout_path is not None or self.changed("heldout_fraction"):
             other = "heldout_fraction" if self.heldout_path is None else "heldout_path"
             raise ValueError(f"eval_split and {other} both name the held-out data; remove one of them")
         if self.eval_split in ("", self.dataset_split):

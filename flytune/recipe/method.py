@@ -45,10 +45,7 @@ class Quantization(Section):
     @model_validator(mode="after")
     def _one_format(self) -> Self:
         given, without = (self._of_4_bit, "in") if self.load_in_8bit else (self._of_8_bit, "without")
-        # A recipe that went through JSON carries every field; only changed ones are a decision.
-        if changed := [
-            name for name in given if getattr(self, name) != type(self).model_fields[name].default
-        ]:
+        if changed := self.changed(*given):
             remedy = "remove one of them" if self.load_in_8bit else "write load_in_8bit: true beside it"
             raise ValueError(f"{', '.join(changed)}: no effect {without} 8 bits (load_in_8bit); {remedy}")
         return self
@@ -116,10 +113,7 @@ class Method(Quantization):
 
     @model_validator(mode="after")
     def _adapter_fields(self) -> Self:
-        given = sorted(self.model_fields_set - {"name"})
-        # A recipe that went through JSON (between tasks) carries every field; only changed ones are a
-        # decision.
-        changed = [name for name in given if getattr(self, name) != type(self).model_fields[name].default]
+        changed = sorted({*self.changed()} - {"name"})
         if self.name != "qlora" and (
             quantized := [name for name in changed if name in Quantization.model_fields]
         ):

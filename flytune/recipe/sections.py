@@ -6,12 +6,11 @@ accumulation steps. A field that is added after 0.1.0 is marked with its version
 
 import re
 import tempfile
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from flytune import limits
-from flytune.recipe.evaluation_tasks import EvaluationTask
 from flytune.recipe.rope import RopeScaling
 from flytune.schema import PathOrAddress, Positive, Strict
 
@@ -34,6 +33,12 @@ TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)
 
 class Section(Strict):
     """A part of a recipe."""
+
+    def changed(self, *names: str) -> list[str]:
+        """Return those of some fields (by default of all) whose values are not the defaults: a recipe that
+        went through JSON carries every field, and only changed ones are a decision."""
+        fields = type(self).model_fields
+        return [name for name in names or fields if getattr(self, name) != fields[name].get_default()]
 
     def refusals(self, recipe: Any) -> list[str]:
         """List what a plan refuses of it beside the rest of the recipe, a line each."""
@@ -167,6 +172,29 @@ class Sharding(Section):
 
 HUB_ADDRESS = re.compile(r"hf://(?!(?:datasets|spaces|buckets)/)[\w-][\w.-]*/[\w.-]+")
 """Address of a model repository on the Hugging Face Hub."""
+
+
+class TaskSection(Strict):
+    """A task on base and tuned model; flytune/evaluation has a module for each kind."""
+
+    module: ClassVar[str]
+    """Name of that module. A further kind has a required field `kind`, by which a recipe says that it means
+    this one."""
+    name: Annotated[str, Field(min_length=1)]
+
+
+class HarnessTask(TaskSection):
+    """A task or group of lm-evaluation-harness."""
+
+    module = "harness"
+    num_fewshot: Annotated[int, Field(ge=0, le=limits.LISTED)] | None = None
+    """Number of few-shot examples; by default the task's own."""
+    limit: Positive | None = None
+    """Largest number of documents of each task."""
+
+
+EvaluationTask = HarnessTask
+"""All kinds of tasks, a union where there are several."""
 
 
 class Guard(Strict):

@@ -114,8 +114,7 @@ class Training(Section):
 
     @model_validator(mode="after")
     def _optimizer_has_its_arguments(self) -> Self:
-        given = {name: value for name, value in self if value != type(self).model_fields[name].default}
-        if wrong := optimizers.problem(self.optim, given):
+        if wrong := optimizers.problem(self.optim, self.changed()):
             raise ValueError(wrong)
         return self
 

@@ -4,7 +4,6 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from html import escape
 from itertools import groupby, islice
 from pathlib import Path
@@ -14,7 +13,7 @@ from flytune import data
 from flytune.data.bad_rows import BAD_ROWS, BadRow, read_list, write_list
 from flytune.data.contract import CONTRACT, Contract, check, stored
 from flytune.data.formats import CHATS
-from flytune.data.readers import read_heldout, strict
+from flytune.data.readers import rows_of
 from flytune.data.stored_samples import parts
 from flytune.errors import DataError
 from flytune.files import new_output
@@ -181,8 +180,7 @@ def _with_few_heldout(section: Data, rows: int, cut: Path) -> _Heldout:
     """Limit held-out data of its own to its first `rows` rows, which are written to `cut` if it has more."""
     if section.heldout_key is None:
         return _Heldout(section, cut, [], [])
-    with closing(read_heldout(section)) as stored:
-        first = list(islice(stored if section.max_bad_fraction else strict(stored), rows + 1))
+    first = list(rows_of(section, section.heldout_key, most=rows + 1))
     if len(first) <= rows:
         return _Heldout(section, cut, [], [])
     readable = [(row, where) for row, where in first[:rows] if not isinstance(row, DataError)]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flytune.data.columns import NamedRow
 from flytune.data.formats import Chat, Plain
 from flytune.data.formats import convert as sample_of
 from flytune.data.rows.pairs import pair_of
@@ -40,7 +41,7 @@ QUESTION = {"instruction": "q", "input": "i", "output": "a"}
 )
 def test_a_types_question_has_all_of_its_columns(kind, row, question, template, tmp_path):
     data = converted(tmp_path, datasets=[{"path": "a/b", "type": kind}])[0].data
-    sample = sample_of(row, data.format, data.columns, "here", separator=data.input_separator)
+    sample = sample_of(NamedRow(row, data.columns, "here", data.input_separator), data.format)
     asked, answered = (
         {"role": role, "content": said} for role, said in (("user", question), ("assistant", "a"))
     )
@@ -86,10 +87,12 @@ def test_words_around_questions_are_kept_in_a_jinja_file_or_refused(kind, rl, tm
 def test_a_type_of_texts_without_words_is_text(tmp_path):
     recipe, _ = converted(tmp_path, datasets=[{"path": "a/b", "type": WORDS | {"format": "{instruction}"}}])
     row = {"q": "Question: ", "a": "Answer."}
-    assert sample_of(row, recipe.data.format, recipe.data.columns, "here") == Plain("Question: ", "Answer.")
+    assert sample_of(NamedRow(row, recipe.data.columns, "here"), recipe.data.format) == Plain(
+        "Question: ", "Answer."
+    )
     own = {"field_prompt": "q", "field_chosen": "a", "field_rejected": "b", "prompt_format": "{q}"}
     recipe, _ = converted(tmp_path, rl="dpo", datasets=[{"path": "a/b", "type": own}])
-    pair = pair_of(row | {"b": "Wrong."}, recipe.data.columns, "here")
+    pair = pair_of(NamedRow(row | {"b": "Wrong."}, recipe.data.columns, "here"))
     assert (pair.chosen, pair.rejected) == (Plain("Question: ", "Answer."), Plain("Question: ", "Wrong."))
 
 
@@ -243,7 +246,9 @@ def test_held_out_rows_have_a_form_of_their_own(tmp_path):
     test = {"path": "t.jsonl", "type": "alpaca"}
     found = converted(tmp_path, datasets=[CHATS | {"path": "c.jsonl"}], test_datasets=[test])[0].data
     assert [(source.path, source.format) for source in found.sources] == [("c.jsonl", "messages")]
-    assert sample_of(QUESTION | {"input": ""}, found.format, found.columns, "here") == Chat([asked, answered])
+    assert sample_of(NamedRow(QUESTION | {"input": ""}, found.columns, "here"), found.format) == Chat(
+        [asked, answered]
+    )
     same = converted(tmp_path, datasets=[CHATS], test_datasets=[CHATS | {"path": "t.jsonl"}])[0].data
     assert (same.dataset_name, same.format, same.heldout_path) == ("c/d", "messages", "t.jsonl")
     other = {"path": "c/d", "name": "other", "type": "chat_template", "split": "test"}

@@ -9,6 +9,7 @@ import pytest
 from flytune import yaml_core
 from flytune.cli import main
 from flytune.conversion import convert
+from flytune.data.columns import NamedRow
 from flytune.data.formats import Chat
 from flytune.data.formats import convert as sample_of
 from flytune.data.rows.labelled import labelled_of
@@ -195,7 +196,7 @@ OWN = {"field_prompt": "query", "field_chosen": "yes", "field_rejected": "no", "
 )
 def test_pairs_of_axolotl_are_a_question_and_two_answers(kind, row, more, tmp_path):
     recipe, _ = axolotl(tmp_path, rl="dpo", datasets=[{"path": "a/b", "type": kind} | more])
-    found = pair_of(row, recipe.data.columns, "here")
+    found = pair_of(NamedRow(row, recipe.data.columns, "here"))
     assert (found.chosen, found.rejected) == (Chat([ASKED, RIGHT]), Chat([ASKED, WRONG]))
 
 
@@ -222,7 +223,9 @@ def test_pairs_of_axolotl_are_a_question_and_two_answers(kind, row, more, tmp_pa
 def test_labelled_answers_of_axolotl_are_a_question_and_an_answer(kind, row, tmp_path):
     more = {} if isinstance(kind, str) else {"chat_template_jinja": "own.jinja"}
     recipe, _ = axolotl(tmp_path, rl="kto", datasets=[{"path": "a/b", "type": kind} | more])
-    found = labelled_of({"label": True, **row}, recipe.data.format, recipe.data.columns, "here")
+    found = labelled_of(
+        NamedRow({"label": True, **row}, recipe.data.columns, "here", format=recipe.data.format)
+    )
     assert (found.samples, found.labels) == ([Chat([ASKED, RIGHT])], [True])
 
 
@@ -239,7 +242,7 @@ def test_labelled_answers_of_axolotl_are_a_question_and_an_answer(kind, row, tmp
 )
 def test_chats_of_axolotl_are_a_question_and_an_answer(kind, row, tmp_path):
     recipe, _ = axolotl(tmp_path, datasets=[{"path": "a/b", "type": kind}])
-    assert sample_of(row, recipe.data.format, recipe.data.columns, "here") == Chat([ASKED, RIGHT])
+    assert sample_of(NamedRow(row, recipe.data.columns, "here"), recipe.data.format) == Chat([ASKED, RIGHT])
 
 
 @pytest.mark.parametrize(
@@ -298,11 +301,13 @@ def test_rows_of_llama_factory_are_a_question_and_answers(stage, entry, row, tmp
     found, columns = recipe.data, recipe.data.columns
     assert found.max_samples == 7
     if stage == "sft":
-        assert sample_of(row, found.format, columns, "here") == Chat([ASKED, RIGHT])
+        assert sample_of(NamedRow(row, columns, "here"), found.format) == Chat([ASKED, RIGHT])
     elif stage == "kto":
-        assert labelled_of(row, found.format, columns, "here").samples == [Chat([ASKED, RIGHT])]
+        assert labelled_of(NamedRow(row, columns, "here", format=found.format)).samples == [
+            Chat([ASKED, RIGHT])
+        ]
     else:
-        assert pair_of(row, columns, "here").rejected == Chat([ASKED, WRONG])
+        assert pair_of(NamedRow(row, columns, "here")).rejected == Chat([ASKED, WRONG])
 
 
 def test_held_out_rows_of_llama_factory_have_a_form_of_their_own(tmp_path):
@@ -312,7 +317,9 @@ def test_held_out_rows_of_llama_factory_have_a_form_of_their_own(tmp_path):
     }
     found = llamafactory(tmp_path, entries, dataset="chats", eval_dataset="questions")[0].data
     assert [source.format for source in found.sources] == ["sharegpt"]
-    assert sample_of({"q": "q", "a": "a"}, found.format, found.columns, "here") == Chat([ASKED, RIGHT])
+    assert sample_of(NamedRow({"q": "q", "a": "a"}, found.columns, "here"), found.format) == Chat(
+        [ASKED, RIGHT]
+    )
 
 
 def test_speakers_of_llama_factory_that_are_not_known_are_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Generation marks, printed and taken out again, beside where transformers itself finds them."""
+"""Generation marks, where transformers itself finds them."""
 
 from typing import Any
 
@@ -63,18 +63,21 @@ def test_blocks_are_those_of_transformers(name: str, texts: list[str], with_tool
     assert template.text(messages, tools, "x") == asked(MARKED[name], messages, tools)[0]
 
 
-def test_which_templates_are_printed() -> None:
-    """What captures a block moves it: transformers' places are taken, wrong as they may be."""
-    printed = {name for name, source in MARKED.items() if Template(source, {})._printing is not None}
-    assert printed == MARKED.keys() - {"captured"}
-    assert Template("{{ messages[0]['content'] }}", {})._printing is None
-
-
 CHATS = [
     {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}]}
     for n in range(40)
 ]
 DATED = CHATML.replace("{% for", "{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}{% for", 1)
+
+
+def test_the_date_of_the_recipe_is_written_into_chats_of_all_kinds() -> None:
+    question = {"role": "user", "content": "q"}
+    for message in (question, {**question, "name": "ann"}):
+        for tools in (None, TOOLS):
+            for day in ("2026-01-31", "2025-12-24"):
+                template = Template("{{ strftime_now('%Y-%m-%d') }}", {"template_date": day})
+                assert template.text([message], tools, "x") == day
+    assert Template("{{ strftime_now('%Y') }}", {}).text([question], None, "x") >= "2026"
 
 
 @pytest.mark.parametrize(("written", "verdict"), [({}, "warning"), ({"template_date": "2026-01-31"}, "ok")])

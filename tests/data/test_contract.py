@@ -324,27 +324,6 @@ def test_copies_of_one_sample_are_not_held(loaded, tmp_path, monkeypatch):
     assert found.equal % 400 == found.overlap % 30 == 0
 
 
-@pytest.mark.parametrize("packing", [False, True])
-def test_what_is_counted_while_it_is_written_is_what_is_stored(
-    tokenizer, loaded, tmp_path, monkeypatch, packing
-):
-    for name, value in {"HASHES": 150, "NEAR_TOKENS": 600, "TRIP_SAMPLES": 20}.items():
-        monkeypatch.setattr(f"flytune.data.contract.statistics.{name}", value)
-    monkeypatch.setattr("flytune.data.shards._TOKENS_A_WRITE", 100)
-    monkeypatch.setattr("flytune.data.shards.SAMPLES_A_SHARD", 90)
-    rows = [{"prompt": f"ask {n}:", "completion": f" say {n} fox {n * n}"} for n in range(200)]
-    path = write_rows(
-        tmp_path / "rows.jsonl",
-        [*rows, *rows[:50], *[{"prompt": "a", "completion": f"{n}"} for n in range(60)]],
-    )
-    asked = request(tokenizer, path=str(path), packing=packing, max_length=64)
-    made = data.prepare(asked, tmp_path / "out")
-    assert len(made.train.shards) > 2
-    counted = Contract.read(tmp_path / "out" / CONTRACT)
-    assert counted == contract.check(tmp_path / "out", made, asked.data, loaded)
-    assert line(counted, "duplicates").of < made.train.samples
-
-
 def test_hashes_are_held_once():
     import numpy
 
@@ -357,8 +336,7 @@ def test_hashes_are_held_once():
     assert (len(found), counts.sum()) == (500, 750)
     assert counts.tolist() == [2, 1] * 250
     assert held.contains(values).tolist() == [value % 4 < 2 for value in range(1000)]
-    held.add(values)
-    held.keep(0.5)  # all of these are below half of 2**64
+    held.add(values, 0.5)  # all of these are below half of 2**64
     assert held.counts()[1].sum() == 1750
 
 

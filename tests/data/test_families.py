@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flytune.data import Collator
+from flytune.data.columns import NamedRow
 from flytune.data.formats import Chat, Plain, convert
 from flytune.data.labels import IGNORED, encode
 from flytune.data.render import ChatTemplate, render
@@ -123,7 +124,7 @@ def test_the_trained_tokens_say_the_answers(name: str, trim: bool, of_family: An
 @pytest.mark.parametrize("name", ["llama-2", "mistral", "gemma"])
 def test_templates_that_want_speakers_in_turn_refuse_two_answers_in_a_row(name: str, of_family: Any) -> None:
     turns = [{"from": speaker, "value": speaker} for speaker in ("human", "gpt", "gpt")]
-    asked = convert({"conversations": turns}, "sharegpt", {}, "x:1")
+    asked = convert(NamedRow({"conversations": turns}, {}, "x:1"), "sharegpt")
     with pytest.raises(
         DataError,
         match=r"x:1: the chat template refuses these messages \(user, assistant, assistant\): .* in turn",
@@ -137,7 +138,10 @@ def test_two_answers_in_a_row_of_sharegpt_are_both_trained(name: str, of_family:
         {"from": speaker, "value": said} for speaker, said in (("human", "q"), ("gpt", "one"), ("gpt", "two"))
     ]
     rendered = render(
-        convert({"conversations": turns}, "sharegpt", {}, "x:1"), ChatTemplate(of_family(name)), True, "x:1"
+        convert(NamedRow({"conversations": turns}, {}, "x:1"), "sharegpt"),
+        ChatTemplate(of_family(name)),
+        True,
+        "x:1",
     )
     end = FAMILIES[name].end
     assert [rendered.text[start:stop] for start, stop in rendered.spans] == ["one" + end, "two" + end]
@@ -151,7 +155,9 @@ def test_a_template_that_wants_arguments_as_text_gets_them(of_family: Any) -> No
             {"role": "assistant", "content": None, "tool_calls": [call]},
         ]
     }
-    rendered = render(convert(row, "messages", {}, "x:1"), ChatTemplate(of_family("deepseek")), True, "x:1")
+    rendered = render(
+        convert(NamedRow(row, {}, "x:1"), "messages"), ChatTemplate(of_family("deepseek")), True, "x:1"
+    )
     ((start, end),) = rendered.spans
     assert rendered.text[start:end] == '<｜tool▁call▁begin｜>weather\n{"city": "Köln"}<｜tool▁call▁end｜></s>'
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from flytune.data.columns import NamedRow
 from flytune.data.formats import Chat, Tokens, choose, convert
 from flytune.data.labels import IGNORED, encode, validated
 from flytune.data.readers import read
@@ -88,9 +89,9 @@ def turns(*said: tuple[str, str]) -> list[dict[str, str]]:
     ],
 )
 def test_sharegpt_is_messages(row: dict[str, Any], columns: dict[str, str], sample: Chat) -> None:
-    assert convert(row, "sharegpt", columns, "x:1") == sample
+    assert convert(NamedRow(row, columns, "x:1"), "sharegpt") == sample
     if "messages" not in row:
-        assert choose(row, "auto", columns, "x:1") == "sharegpt"
+        assert choose(NamedRow(row, columns, "x:1"), "auto") == "sharegpt"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_sharegpt_is_messages(row: dict[str, Any], columns: dict[str, str], samp
 )
 def test_chats_that_do_not_fit_are_told(row: dict[str, Any], form: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        convert(row, form, {}, "x:1")
+        convert(NamedRow(row, {}, "x:1"), form)
 
 
 CONTEXT = {**SAID, "train": False}
@@ -199,7 +200,7 @@ CONTEXT = {**SAID, "train": False}
 def test_turns_say_themselves_whether_they_are_trained(
     row: Any, form: str, messages: list[dict[str, Any]]
 ) -> None:
-    assert convert(row, form, {}, "x:1") == Chat(messages)
+    assert convert(NamedRow(row, {}, "x:1"), form) == Chat(messages)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_turns_say_themselves_whether_they_are_trained(
 )
 def test_turns_that_say_something_else_are_told(turn: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        convert({"messages": [turn]}, "messages", {}, "x:1")
+        convert(NamedRow({"messages": [turn]}, {}, "x:1"), "messages")
 
 
 def test_content_may_be_parts_of_text_and_null_beside_tool_calls() -> None:
@@ -242,7 +243,9 @@ def test_content_may_be_parts_of_text_and_null_beside_tool_calls() -> None:
         {"messages": [parts, {"role": "assistant", "tool_calls": [as_text]}]},
     ]
     for row in rows:
-        assert convert(row, "messages", {}, "x:1") == Chat([{"role": "user", "content": "one two"}, CALLING])
+        assert convert(NamedRow(row, {}, "x:1"), "messages") == Chat(
+            [{"role": "user", "content": "one two"}, CALLING]
+        )
 
 
 def test_the_recipes_system_prompt_stands_before_chats_that_have_none(
@@ -419,7 +422,7 @@ def test_tokens_that_do_not_fit_are_told(ids: Any, labels: Any, message: str) ->
     ],
 )
 def test_masks_of_tokens_are_read(row: dict[str, Any], ids: list[int], labels: list[int]) -> None:
-    sample = convert(row, "tokens", {}, "x:1")
+    sample = convert(NamedRow(row, {}, "x:1"), "tokens")
     assert validated(sample, 100, "x:1") == (ids, labels)
     assert validated(sample, 100, "x:1", completion_only=False)[0] == ids
 
@@ -449,7 +452,7 @@ def test_masks_of_tokens_are_read(row: dict[str, Any], ids: list[int], labels: l
 )
 def test_masks_of_tokens_that_contradict_are_refused(more: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"^x:1: {message}"):
-        validated(convert({"input_ids": [5, 6, 7], **more}, "tokens", {}, "x:1"), 100, "x:1")
+        validated(convert(NamedRow({"input_ids": [5, 6, 7], **more}, {}, "x:1"), "tokens"), 100, "x:1")
 
 
 @pytest.mark.parametrize(
@@ -473,9 +476,9 @@ def test_masks_of_tokens_that_contradict_are_refused(more: dict[str, Any], messa
 )
 def test_unknown_roles_and_media_are_refused(row: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=f"^x:1: {message}"):
-        convert(row, choose(row, "auto", {}, "x:1"), {}, "x:1")
+        convert(NamedRow(row, {}, "x:1"), choose(NamedRow(row, {}, "x:1"), "auto"))
     fine = {"messages": [USER, SAID], "images": [], "video": None}
-    assert convert(fine, "messages", {}, "x:1") == Chat([USER, SAID])
+    assert convert(NamedRow(fine, {}, "x:1"), "messages") == Chat([USER, SAID])
 
 
 SHIPPED = (ROOT / "chat_templates/chatml.jinja").read_text()
@@ -573,11 +576,11 @@ def test_calls_that_are_written_are_no_false_alarm(tokenizers: Any) -> None:
     ],
 )
 def test_text_parts_have_their_text_under_any_of_three_names(part: dict[str, str]) -> None:
-    assert convert({"messages": [{"role": "user", "content": [part]}, SAID]}, "messages", {}, "x:1") == Chat(
-        [USER, SAID]
-    )
+    assert convert(
+        NamedRow({"messages": [{"role": "user", "content": [part]}, SAID]}, {}, "x:1"), "messages"
+    ) == Chat([USER, SAID])
     row = {"conversations": [{"from": "human", "value": [part]}, {"from": "gpt", "value": "a"}]}
-    assert convert(row, "sharegpt", {}, "x:1") == Chat([USER, SAID])
+    assert convert(NamedRow(row, {}, "x:1"), "sharegpt") == Chat([USER, SAID])
 
 
 def test_instruction_and_input_are_joined_as_asked() -> None:
@@ -587,7 +590,7 @@ def test_instruction_and_input_are_joined_as_asked() -> None:
         "output": "3",
         "history": [["Hi", "Yes?"], ["Can you add?", "I can."]],
     }
-    first = convert(row, "instruction", {}, "x:1").messages
+    first = convert(NamedRow(row, {}, "x:1"), "instruction").messages
     assert [message["content"] for message in first] == [
         "Hi",
         "Yes?",
@@ -597,15 +600,15 @@ def test_instruction_and_input_are_joined_as_asked() -> None:
         "3",
     ]
     assert [message["role"] for message in first] == ["user", "assistant"] * 3
-    assert convert(row, "instruction", {}, "x:1", None, "\n").messages[4]["content"] == "Add.\n1 and 2"
+    assert convert(NamedRow(row, {}, "x:1", "\n"), "instruction").messages[4]["content"] == "Add.\n1 and 2"
     with pytest.raises(DataError, match=r"x:1: history must be a list of \[question, answer\], found 'Hi'"):
-        convert(row | {"history": "Hi"}, "instruction", {}, "x:1")
+        convert(NamedRow(row | {"history": "Hi"}, {}, "x:1"), "instruction")
 
 
 def test_turns_may_have_other_keys() -> None:
     row = {"said": [{"speaker": "user", "text": "q"}, {"speaker": "assistant", "text": "a"}]}
     columns = {"messages": "said", "role": "speaker", "content": "text"}
-    assert convert(row, "messages", columns, "x:1") == Chat([USER, SAID])
+    assert convert(NamedRow(row, columns, "x:1"), "messages") == Chat([USER, SAID])
 
 
 @pytest.mark.parametrize(
@@ -637,13 +640,13 @@ def test_turns_may_have_other_keys() -> None:
 )
 def test_compared_answers_are_not_trained_by_mistake(row: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError) as caught:
-        choose(row, "auto", {}, "x:1")
+        choose(NamedRow(row, {}, "x:1"), "auto")
     assert said in str(caught.value)
 
 
 def test_chats_with_preferences_beside_them_are_trained_where_they_end_with_an_answer() -> None:
     row = {"prompt": "q", "messages": [USER, SAID], "chosen": [USER, SAID], "rejected": [USER, SAID]}
-    assert choose(row, "auto", {}, "x:1") == "messages"
+    assert choose(NamedRow(row, {}, "x:1"), "auto") == "messages"
 
 
 PROMPT = [USER, SAID, {"role": "user", "content": "r"}]
@@ -663,7 +666,7 @@ ANSWER = {"role": "assistant", "content": "b"}
     ],
 )
 def test_prompt_and_completion_of_messages_are_a_chat_of_which_the_completion_is_trained(row, messages, form):
-    assert convert(row, choose(row, form, {}, "x"), {}, "x") == Chat(messages)
+    assert convert(NamedRow(row, {}, "x"), choose(NamedRow(row, {}, "x"), form)) == Chat(messages)
 
 
 def test_prompts_of_text_after_those_of_messages_are_refused(tokenizer, tmp_path):
@@ -677,5 +680,7 @@ def test_turns_of_sharegpt_in_messages_say_the_format():
     with pytest.raises(
         DataError, match=r"write data.format: sharegpt and data.columns: \{conversations: messages\}"
     ):
-        convert({"messages": turns}, "messages", {}, "x")
-    assert convert({"messages": turns}, "sharegpt", {"conversations": "messages"}, "x") == Chat([USER, SAID])
+        convert(NamedRow({"messages": turns}, {}, "x"), "messages")
+    assert convert(NamedRow({"messages": turns}, {"conversations": "messages"}, "x"), "sharegpt") == Chat(
+        [USER, SAID]
+    )

@@ -8,6 +8,7 @@ import pytest
 
 from flytune import data
 from flytune.data import left_out
+from flytune.data.columns import NamedRow
 from flytune.data.formats import convert
 from flytune.errors import DataError
 from tests.support.chats import checks_of, request
@@ -67,15 +68,17 @@ def part(**more: Any) -> dict[str, Any]:
 )
 def test_content_that_would_change_a_sample_is_refused(row: dict[str, Any], form: str, said: str) -> None:
     with pytest.raises(DataError, match=said):
-        convert(row, form, {}, "here")
+        convert(NamedRow(row, {}, "here"), form)
 
 
 def test_parts_and_turns_without_such_content_are_taken() -> None:
     assert convert(
-        part(image=None, cache_control={"type": "ephemeral"}), "messages", {}, "here"
+        NamedRow(part(image=None, cache_control={"type": "ephemeral"}), {}, "here"), "messages"
     ).messages == [ASK, ANSWER]
     calls = [{"function": {"name": "f", "arguments": "{}"}}]
-    chat = convert({"conversations": [TURNS[0], TURNS[1] | {"tool_calls": calls}]}, "sharegpt", {}, "here")
+    chat = convert(
+        NamedRow({"conversations": [TURNS[0], TURNS[1] | {"tool_calls": calls}]}, {}, "here"), "sharegpt"
+    )
     assert chat.messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}, (
         "calls of a turn are not dropped"
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flytune import data
+from flytune.data.columns import NamedRow
 from flytune.data.formats import Chat, Plain
 from flytune.data.rows.pairs import Pairs, pair_of
 from flytune.errors import DataError, RecipeError
@@ -19,7 +20,7 @@ LED = [ASKED, {"role": "assistant", "content": "Hm.", "train": False}, ASKED]
 
 
 def pair(row, **columns):
-    return pair_of(row, columns, "here")
+    return pair_of(NamedRow(row, columns, "here"))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,9 @@ ANSWERS = {"chosen": "This.", "rejected": "That."}
     ],
 )
 def test_the_forms_of_other_tools_are_the_same_pair(row, columns):
-    assert pair_of(row, columns, "here") == pair({"prompt": [ASKED], "chosen": [YES], "rejected": [NO]})
+    assert pair_of(NamedRow(row, columns, "here")) == pair(
+        {"prompt": [ASKED], "chosen": [YES], "rejected": [NO]}
+    )
 
 
 def test_a_question_has_its_input_and_the_turns_before_it():
@@ -94,7 +97,7 @@ def test_a_question_has_its_input_and_the_turns_before_it():
         "system": "Be short.",
         **ANSWERS,
     }
-    found = pair_of(row, {}, "here", None, "\n")
+    found = pair_of(NamedRow(row, {}, "here", "\n"))
     before = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hm.", "train": False}]
     asked = {"role": "user", "content": "Which?\nOf two."}
     assert found.rejected.messages == [{"role": "system", "content": "Be short."}, *before, asked, NO]
@@ -307,4 +310,4 @@ def test_contradictions_are_refused_with_the_recipe(changes, said):
 def test_a_question_that_the_recipe_names_is_not_left_out():
     row = {"instruction": "q", "chosen": "a", "rejected": "b"}
     with pytest.raises(DataError, match=r"column prompt \(data.columns.instruction\) is missing"):
-        pair_of(row, {"instruction": "prompt"}, "here")
+        pair_of(NamedRow(row, {"instruction": "prompt"}, "here"))

@@ -16,6 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from flytune.data import readers
+from flytune.data.columns import NamedRow
 from flytune.data.formats import Chat, Plain, check_columns, choose, convert
 from flytune.data.readers import read, strict
 from flytune.data.sources import fingerprint
@@ -320,8 +321,8 @@ ASKED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 def test_columns_say_the_format(
     row: dict[str, object], columns: dict[str, str], form: str, sample: Chat | Plain
 ) -> None:
-    assert choose(row, "auto", columns, "x:1") == form
-    assert convert(row, form, columns, "x:1") == sample
+    assert choose(NamedRow(row, columns, "x:1"), "auto") == form
+    assert convert(NamedRow(row, columns, "x:1"), form) == sample
 
 
 @pytest.mark.parametrize(
@@ -384,7 +385,7 @@ def test_rows_that_do_not_fit_are_told(
 ) -> None:
     with pytest.raises(DataError, match=message):
         check_columns(columns)
-        convert(row, choose(row, form, columns, "x:1"), columns, "x:1")
+        convert(NamedRow(row, columns, "x:1"), choose(NamedRow(row, columns, "x:1"), form))
 
 
 def test_columns_of_one_name_in_parquet_and_arrow_are_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from flytune import data
 from flytune.data import row_kind
-from flytune.data.columns import ADVICE, PREFERENCES
+from flytune.data.columns import ADVICE, PREFERENCES, NamedRow
 from flytune.data.formats import Chat, Plain
 from flytune.data.messages import FLAGS, MEDIA, THOUGHT_KEYS
 from flytune.data.process import Sampler
@@ -47,7 +47,8 @@ def samples(row: dict[str, Any], kind: str = "answers", **source: Any) -> list[A
     found = row_kind(kind)
     sampler = Sampler(request(Path("x"), path="x"), None)  # type: ignore[arg-type]
     read = sampler._read(row, asked, "x:1", None) if kind == "answers" else found.known(row, asked.columns)
-    return found.content(read, found.form(read, asked, "x:1"), asked, "x:1", None).samples
+    named = NamedRow.of(read, asked, "x:1")
+    return found.content(named, found.form(named), None).samples
 
 
 @pytest.mark.parametrize(

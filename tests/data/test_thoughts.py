@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from flytune import data
+from flytune.data.columns import NamedRow
 from flytune.data.formats import convert
 from flytune.data.render import ChatTemplate, render
 from flytune.data.rows.pairs import pair_of
@@ -67,7 +68,7 @@ def trained(tokenizers: Any) -> Any:
     left out."""
 
     def get(messages: list[Any], source: str, trains: bool = True) -> tuple[list[str], tuple[int, ...]]:
-        chat = convert({"messages": messages}, "messages", {}, "x:1")
+        chat = convert(NamedRow({"messages": messages}, {}, "x:1"), "messages")
         made = render(chat, ChatTemplate(tokenizers(source), trains), True, "x:1")
         return [made.text[start:end].replace("</s>", "") for start, end in made.spans], tuple(made.thoughts)
 
@@ -159,7 +160,9 @@ def test_text_that_is_taken_for_thoughts_is_not_lost(trained):
 )
 def test_thoughts_that_contradict_each_other_are_refused(more, said):
     with pytest.raises(DataError, match=said):
-        convert({"messages": [{"role": "assistant", "content": "yes"} | more]}, "messages", {}, "x:1")
+        convert(
+            NamedRow({"messages": [{"role": "assistant", "content": "yes"} | more]}, {}, "x:1"), "messages"
+        )
 
 
 @pytest.mark.parametrize(
@@ -209,7 +212,7 @@ def test_compared_answers_begin_where_those_of_trl_do(source, tokenizers):
     )
     row = {"prompt": [USER], "chosen": [chosen], "rejected": [{"role": "assistant", "content": "no"}]}
     texts = apply_chat_template(row, tokenizer)
-    found = pair_of(row, {}, "x:1")
+    found = pair_of(NamedRow(row, {}, "x:1"))
     for name, sample in (("chosen", found.chosen), ("rejected", found.rejected)):
         made = render(sample, ChatTemplate(tokenizer), True, "x:1")
         assert [made.text[start:end] for start, end in made.spans] == [texts[name].removesuffix("\n")]
@@ -250,7 +253,7 @@ def test_thoughts_of_a_compared_answer_are_no_context(tokenizers):
     with pytest.raises(
         DataError, match=r"^x:1: the answer has thoughts, which data.train_on: answers .*different prompts"
     ):
-        render(pair_of(row, {}, "x:1").chosen, ChatTemplate(tokenizers(QWEN3), False), True, "x:1")
+        render(pair_of(NamedRow(row, {}, "x:1")).chosen, ChatTemplate(tokenizers(QWEN3), False), True, "x:1")
 
 
 def test_raw_text_has_no_thoughts_to_leave_out(tokenizer, tmp_path):

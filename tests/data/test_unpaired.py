@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 
 from flytune import data
+from flytune.data.columns import NamedRow
 from flytune.data.formats import Chat, Plain
 from flytune.data.rows.labelled import labelled_of, weight_advice
 from flytune.errors import DataError, RecipeError
@@ -21,7 +22,7 @@ ASKED, YES = {"role": "user", "content": "Which?"}, {"role": "assistant", "conte
 
 
 def labelled(row, form="auto", **columns):
-    return labelled_of(row, form, columns, "here")
+    return labelled_of(NamedRow(row, columns, "here", format=form))
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def second(monkeypatch):
 )
 def test_a_template_ends_at_a_limit_and_the_next_one_is_rendered(template, said, second):
     with pytest.raises(DataError, match=said):
-        chat_templates.render(template, CHAT, is_text=True)
-    assert chat_templates.render(PLAIN, CHAT, is_text=True) == ("<user>hi<assistant>ho", [])
+        chat_templates.render(template, CHAT)
+    assert chat_templates.render(PLAIN, CHAT) == ("<user>hi<assistant>ho", [])
 
 
 def test_a_template_that_is_slow_to_compile_or_no_text_is_refused(second):
@@ -87,10 +87,7 @@ def test_generation_blocks_and_halves_of_surrogate_pairs_are_as_in_one_process()
         "hiho",
         [(0, 2), (2, 4)],
     )
-    assert (
-        chat_templates.render(PLAIN, [{"role": "user", "content": "\ud800"}], is_text=True)[0]
-        == "<user>\ud800"
-    )
+    assert chat_templates.render(PLAIN, [{"role": "user", "content": "\ud800"}])[0] == "<user>\ud800"
 
 
 def test_more_templates_than_are_kept_and_a_process_that_somebody_kills():

@@ -44,6 +44,23 @@ def test_what_a_plan_counts_as_frozen_is_what_is_frozen(model_type, tmp_path):
 
 
 @pytest.mark.parametrize("model_type", TYPES)
+def test_gradients_pass_the_frozen_layers_of_a_language_model(model_type, tmp_path):
+    base = vision_models.write(tmp_path / model_type, model_type)
+    _, inputs = inputs_of(base, "See")
+    gradients = []
+    for is_quantized in (False, True):
+        model = loaded(base)
+        for name, parameter in model.named_parameters():
+            if is_quantized and "proj" in name:
+                # Of a matrix in 4 bits.
+                parameter.requires_grad_(False)
+        towers.freeze(model)
+        model(**inputs).logits.square().sum().backward()
+        gradients.append(model.get_input_embeddings().weight.grad)
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
 def test_a_frozen_tower_drops_nothing_out_and_keeps_nothing(model_type, tmp_path):
     base = vision_models.write(tmp_path / model_type, model_type)
     _, inputs = inputs_of(base, "See IMAGE", Image.new("RGB", (48, 56), (200, 20, 20)))

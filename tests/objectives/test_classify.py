@@ -8,6 +8,7 @@ import pytest
 
 from flytune import data
 from flytune.artifacts import build
+from flytune.data.columns import NamedRow
 from flytune.data.rows.classified import Classified
 from flytune.errors import DataError, DoesNotFit, RecipeError
 from flytune.evaluation import score
@@ -365,7 +366,7 @@ def request_for(row, section, **changes):
 )
 def test_labels_are_names_or_places(section, row, places, tmp_path):
     kind, source = Classified().bound(request_for(tmp_path, section)), Source(path="rows.jsonl")
-    assert kind.labels_of(row, source, "rows.jsonl:1") == places
+    assert kind.labels_of(NamedRow.of(row, source, "rows.jsonl:1")) == places
 
 
 @pytest.mark.parametrize(
@@ -388,7 +389,7 @@ def test_labels_are_names_or_places(section, row, places, tmp_path):
 def test_other_labels_are_refused(section, row, message, tmp_path):
     kind, source = Classified().bound(request_for(tmp_path, section)), Source(path="rows.jsonl")
     with pytest.raises(DataError) as refused:
-        kind.labels_of(row, source, "rows.jsonl:1")
+        kind.labels_of(NamedRow.of(row, source, "rows.jsonl:1"))
     assert message in str(refused.value)
     assert str(refused.value).startswith("rows.jsonl:1: ")
 

@@ -85,7 +85,7 @@ def test_intervals_are_the_estimates_times_the_bands():
 def test_a_calibrated_shape_has_the_interval_of_calibrated_runs(monkeypatch):
     before = made("lora", "ddp", "a100-80gb-8", 5_000)
     factor = Factor(name="a100-80gb-8", memory=1.0, speed=1.0, runs=1)
-    for module in ("evidence", "candidates", "workloads", "requirements", "planner"):
+    for module in ("candidates", "workloads", "requirements", "planner"):
         monkeypatch.setattr(f"flytune.planning.{module}.load_factors", lambda: {"a100-80gb-8": factor})
     after = made("lora", "ddp", "a100-80gb-8", 5_000)
     band = BANDS["speed, calibrated"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flytune.errors import DataError, RecipeError
-from flytune.planning import first_rows, planner
+from flytune.planning import planner, sample_count
 from flytune.recipe import Recipe, learning_rates
 from tests.support.tiny import tiny_base, tiny_recipe, write_pairs, write_rows
 
@@ -26,7 +26,7 @@ def recipe(base: Path, data: Path, **changes: Any) -> Recipe:
 
 
 def test_rows_that_can_be_trained_are_nothing_to_tell(base: Path, tmp_path: Path) -> None:
-    assert first_rows.warnings(recipe(base, write_pairs(tmp_path / "rows.jsonl", 20))) == []
+    assert sample_count.doubts(recipe(base, write_pairs(tmp_path / "rows.jsonl", 20))) == []
 
 
 @pytest.mark.parametrize("is_here", [True, False])
@@ -49,7 +49,7 @@ def test_columns_are_read_with_and_without_the_base(
     rows = write_rows(tmp_path / "rows.jsonl", [row])
     changes = {"data.columns": columns, "model.name_or_path": str(base) if is_here else "owner/not-here"}
     with pytest.raises(DataError) as caught:
-        first_rows.warnings(recipe(base, rows, **changes))
+        sample_count.doubts(recipe(base, rows, **changes))
     assert str(caught.value).startswith(f"{rows}:1: ")
     assert said in str(caught.value)
 
@@ -59,19 +59,19 @@ def test_rows_of_which_none_is_trained(base: Path, tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"all 3 rows: none has a trained token: 3 are longer than data\.max_length 32 \("
     ):
-        first_rows.warnings(recipe(base, few, **{"data.max_length": 32}))
+        sample_count.doubts(recipe(base, few, **{"data.max_length": 32}))
     many = write_rows(tmp_path / "many.jsonl", [{"instruction": "Add the numbers.", "output": ""}] * 300)
     with pytest.raises(
         DataError, match=r"the first 256 rows: none has a trained token: the answers are missing or empty; "
     ):
-        first_rows.warnings(recipe(base, many))
+        sample_count.doubts(recipe(base, many))
 
 
 def test_rows_that_all_stay_together(base: Path, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"instruction": "a", "output": "b"}] * 3)
     with pytest.raises(DataError, match="3 samples with the same content, or the same prompt, which stay"):
-        first_rows.warnings(recipe(base, rows))
-    assert first_rows.warnings(recipe(base, rows, **{"data.heldout_fraction": 0})) == []
+        sample_count.doubts(recipe(base, rows))
+    assert sample_count.doubts(recipe(base, rows, **{"data.heldout_fraction": 0})) == []
 
 
 def test_a_base_without_a_tokenizer(base: Path, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_base_without_a_tokenizer(base: Path, tmp_path: Path) -> None:
     bare.mkdir()
     (bare / "config.json").write_bytes((base / "config.json").read_bytes())
     with pytest.raises(DataError) as caught:
-        first_rows.warnings(recipe(bare, write_pairs(tmp_path / "rows.jsonl", 3)))
+        sample_count.doubts(recipe(bare, write_pairs(tmp_path / "rows.jsonl", 3)))
     assert "the folder has no tokenizer: none of tokenizer.json, " in str(caught.value)
     assert str(caught.value).endswith("copy them from where its weights come from")
 
@@ -88,7 +88,7 @@ def test_a_base_without_weights(base: Path, tmp_path: Path) -> None:
     half = tmp_path / "half"
     shutil.copytree(base, half)
     (half / "model.safetensors").rename(half / "pytorch_model.bin")
-    doubts = first_rows.warnings(recipe(half, write_pairs(tmp_path / "rows.jsonl", 3)))
+    doubts = sample_count.doubts(recipe(half, write_pairs(tmp_path / "rows.jsonl", 3)))
     assert "found only pytorch_model.bin, which must be converted first" in doubts[0]
 
 
@@ -134,7 +134,7 @@ def test_a_learning_rate_that_leaves_nothing_of_the_base_is_refused(base: Path, 
 )
 def test_most_rows_are_longer(too_long: str, said: str, base: Path, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"text": "A long text. " * 40}] * 3 + [{"text": "A text."}])
-    told = first_rows.warnings(recipe(base, rows, **{"data.max_length": 32, "data.too_long": too_long}))
+    told = sample_count.doubts(recipe(base, rows, **{"data.max_length": 32, "data.too_long": too_long}))
     assert len(told) == bool(said)
     assert all(
         line.startswith(f"{rows}: all 4 rows: 3 are longer than data.max_length 32 (") and said in line
@@ -149,7 +149,7 @@ def test_rows_that_may_be_bad(is_here: bool, base: Path, tmp_path: Path) -> None
 
     def of(lines: list[str]) -> list[str]:
         (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-        return first_rows.warnings(recipe(base, tmp_path / "rows.jsonl", **changes))
+        return sample_count.doubts(recipe(base, tmp_path / "rows.jsonl", **changes))
 
     assert of([bad, good, bad]) == []
     with pytest.raises(DataError, match=r"rows\.jsonl:1: not JSON"):
@@ -173,7 +173,7 @@ def test_every_source_is_read_and_those_elsewhere_are_not(base: Path, tmp_path: 
         content = tiny_recipe(base, tmp_path) | {
             "data": {"sources": [*elsewhere, *sources], "max_length": 32}
         }
-        return first_rows.warnings(Recipe.model_validate(content))
+        return sample_count.doubts(Recipe.model_validate(content))
 
     packed_source = {"path": str(tmp_path / "good.jsonl.gz")}
     assert of(packed_source) == []

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flytune.data.columns import NamedRow
 from flytune.data.formats import CHATS, Tokens, choose, convert
 from flytune.data.labels import encode, validated
 from flytune.data.readers import read
@@ -51,7 +52,7 @@ FLAT = ("instruction", "prompt_completion", "text")
 
 
 def sample_of(row: dict[str, Any], form: str, tokenizer: Any) -> tuple[list[int], list[int]]:
-    sample = convert(row, choose(row, form, {}, "x:1"), {}, "x:1")
+    sample = convert(NamedRow(row, {}, "x:1"), choose(NamedRow(row, {}, "x:1"), form))
     if isinstance(sample, Tokens):
         return validated(sample, len(tokenizer), "x:1")
     template = ChatTemplate(tokenizer) if form in CHATS else None

@@ -1,7 +1,6 @@
 """The data contract: checks of prepared data before a GPU is requested, made on the stored samples alone."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from flytune.data.check import Check, Verdict
 from flytune.data.contract import checks as contract_checks
 from flytune.data.contract.statistics import Statistics
 from flytune.data.rows import row_kind
-from flytune.data.stored_samples import StoredSamples
 from flytune.errors import DataError
-from flytune.recipe import Data, DataRequest
+from flytune.recipe import Data
 from flytune.records import Manifest
 from flytune.schema import Record
 from flytune.sentences import counted
@@ -63,39 +61,13 @@ class Contract(Record):
         return any(check.name == "vocabulary" and check.verdict == "stop" for check in self.checks)
 
 
-class WrittenSamples:
-    """Statistics that are counted while samples are written, so that they need not be read again."""
-
-    def __init__(
-        self, tokenizer: Any, request: DataRequest, rows: int | None, formats: Callable[[], set[str]]
-    ) -> None:
-        """`formats` returns the formats of the rows so far; `rows` as in `Statistics`."""
-        kind = row_kind(request.row_kind, request.negatives)
-        self._arguments = tokenizer, request.data.max_length, formats, kind, rows
-        self._statistics: Statistics | None = None
-
-    def add(self, split: str, part: StoredSamples) -> None:
-        """Count samples of a split, in stored order."""
-        if self._statistics is None:
-            tokenizer, max_length, formats, kind, rows = self._arguments
-            self._statistics = Statistics(tokenizer, max_length, formats(), kind, rows)
-        self._statistics.add(split, part)
-
-    def statistics(self, folder: Path, manifest: Manifest) -> Statistics:
-        """Return the statistics of all samples, which are read from `folder` if chats came after other rows
-        only."""
-        tokenizer, _, _, kind, rows = self._arguments
-        counted = self._statistics
-        if counted is None or counted.is_chat != kind.has_template(
-            set(manifest.format.split(", ")), tokenizer
-        ):
-            return Statistics.read(folder, manifest, tokenizer, rows)
-        counted.packed = manifest.train.blocks is not None
-        return counted
-
-
 def enforce(
-    folder: Path, manifest: Manifest, data: Data, statistics: Statistics, trains_next: bool = False
+    folder: Path,
+    manifest: Manifest,
+    data: Data,
+    tokenizer: Any,
+    rows: int | None,
+    trains_next: bool = False,
 ) -> Contract:
     """Check the prepared data in `folder`, and write contract.json there; `manifest` need not be written yet.
 
@@ -103,14 +75,15 @@ def enforce(
         folder: folder of the data, with its shards and its tokenizer.
         manifest: its counts.
         data: section of the recipe.
-        statistics: counts of its samples.
+        tokenizer: its tokenizer.
+        rows: as in `Statistics`.
         trains_next: whether the run that trains on it shows the faults in the same terminal.
 
     Raises:
         DataError: checks stop the run, and data.contract is not `warn`, or tokens have no row; the message
             has all of them.
     """
-    contract = _checked(statistics, manifest, data)
+    contract = check(folder, manifest, data, tokenizer, rows)
     contract.write(folder / CONTRACT)
     warnings, stops = (
         [str(check) for check in contract.checks if check.verdict == verdict]
@@ -149,10 +122,7 @@ def stored(folder: Path) -> Contract | None:
 def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: int | None = None) -> Contract:
     """Return the results of all checks. Reads each shard once, one row group at a time; `rows` as in
     `Statistics`."""
-    return _checked(Statistics.read(folder, manifest, tokenizer, rows), manifest, data)
-
-
-def _checked(statistics: Statistics, manifest: Manifest, data: Data) -> Contract:
+    statistics = Statistics.read(folder, manifest, tokenizer, rows)
     return Contract(
         checks=[
             *contract_checks.answers(statistics, manifest, data),

@@ -6,7 +6,8 @@ hashing: Leskovec, Rajaraman and Ullman, "Mining of Massive Datasets", chapter 3
 least 80 % of its 5-grams, by the signatures.
 """
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Container
+from typing import Any
 
 GRAM = 5
 """Tokens of a gram."""
@@ -48,23 +49,14 @@ class Hashes:
     def __init__(self, waiting: int) -> None:
         import numpy
 
-        self._waiting, self._parts, self._share = waiting, list[Any](), 1.0
+        self._waiting, self._parts = waiting, list[Any]()
         self._merged = numpy.zeros(0, numpy.uint64), numpy.zeros(0, numpy.int64)
 
     def add(self, hashes: Any, share: float = 1.0) -> None:
-        """Add those of a share, which may only fall; they are merged once more than `waiting` are
-        unmerged."""
-        if share < 0.8 * self._share:
-            self.keep(share)
+        """Add those of a share drawn by content; they are merged once more than `waiting` are unmerged."""
         self._parts.append(hashes[below(hashes, share)])
         if sum(map(len, self._parts)) > self._waiting:
             self.counts()
-
-    def keep(self, share: float) -> None:
-        """Remove all hashes that do not belong to a share drawn by content."""
-        values, counts = self.counts()
-        kept = below(values, share)
-        self._merged, self._share = (values[kept], counts[kept]), share
 
     def counts(self) -> tuple[Any, Any]:
         """Return all different hashes in order (uint64), and how often each was added (int64)."""
@@ -72,7 +64,7 @@ class Hashes:
 
         if self._parts:
             values, counts = self._merged
-            added = sorted_counts(numpy.concatenate(self._parts))
+            added = numpy.unique(numpy.concatenate(self._parts), return_counts=True)
             values, order = numpy.unique(numpy.concatenate([values, added[0]]), return_inverse=True)
             total = numpy.zeros(len(values), numpy.int64)
             numpy.add.at(total, order, numpy.concatenate([counts, added[1]]))
@@ -89,20 +81,6 @@ class Hashes:
         return known[numpy.minimum(numpy.searchsorted(known, hashes), len(known) - 1)] == hashes
 
 
-def sorted_counts(values: Any) -> tuple[Any, Any]:
-    """Return the different values in order, and the number of each: numpy.unique, whose hash table takes ten
-    times as long."""
-    import numpy
-
-    values = numpy.sort(values)
-    begins = (
-        numpy.flatnonzero(numpy.concatenate([[True], values[1:] != values[:-1]]))
-        if len(values)
-        else numpy.zeros(0, int)
-    )
-    return values[begins], numpy.diff(begins, append=len(values))
-
-
 def below(hashes: Any, share: float) -> Any:
     """Return for each hash whether it belongs to a share drawn by content (bool)."""
     import numpy
@@ -110,41 +88,14 @@ def below(hashes: Any, share: float) -> Any:
     return numpy.ones(len(hashes), bool) if share >= 1 else hashes < numpy.uint64(int(share * 2**64))
 
 
-Kept = TypeVar("Kept")
+def new(hashes: Any, share: float, kept: Container[int]) -> list[int]:
+    """Return the numbers of the samples to keep beside those kept already, by their hashes: the first of each
+    group of equal ones, in a share drawn by content."""
+    import numpy
 
-
-class Draw(Generic[Kept]):
-    """Samples kept while their number grows: the first of each group of equal ones, in a share drawn by
-    content.
-
-    The share may only fall, and then the samples outside of it are dropped: what is left is what the last
-    share alone keeps.
-    """
-
-    def __init__(self) -> None:
-        self.kept: dict[int, Kept] = {}
-        """The kept part of each sample, by its hash, in order."""
-        self._share = 1.0
-
-    def new(self, hashes: Any, share: float) -> list[int]:
-        """Return the numbers of the samples to keep now."""
-        import numpy
-
-        if share < 0.8 * self._share:
-            self.shrink(share)
-        drawn = numpy.flatnonzero(below(hashes, share))
-        firsts = drawn[numpy.sort(numpy.unique(hashes[drawn], return_index=True)[1])]
-        return [sample for sample in firsts.tolist() if int(hashes[sample]) not in self.kept]
-
-    def shrink(self, share: float) -> None:
-        """Drop the samples outside of this share."""
-        self._share = share
-        if share < 1:
-            self.kept = {
-                number: kept_samples
-                for number, kept_samples in self.kept.items()
-                if number < int(share * 2**64)
-            }
+    drawn = numpy.flatnonzero(below(hashes, share))
+    firsts = drawn[numpy.sort(numpy.unique(hashes[drawn], return_index=True)[1])]
+    return [sample for sample in firsts.tolist() if int(hashes[sample]) not in kept]
 
 
 def signatures(samples: list[Any]) -> tuple[Any, Any]:
@@ -228,8 +179,8 @@ def _without_common(grams: Any, counts: Any) -> tuple[Any, Any]:
     if len(some) < _COMMON_SAMPLES // 10:
         return grams, counts
     owners = numpy.repeat(numpy.arange(len(some), dtype=numpy.uint64), some)
-    different, _ = sorted_counts((owners << numpy.uint64(32)) | grams[: len(owners)])
-    values, samples = sorted_counts(different & numpy.uint64(2**32 - 1))
+    different = numpy.unique((owners << numpy.uint64(32)) | grams[: len(owners)])
+    values, samples = numpy.unique(different & numpy.uint64(2**32 - 1), return_counts=True)
     common = values[samples > COMMON * len(some)].astype(numpy.uint32)
     if not len(common):
         return grams, counts

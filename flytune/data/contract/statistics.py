@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from flytune.data.contract.duplicates import Draw, Hashes, earlier, signatures
+from flytune.data.contract.duplicates import Hashes, earlier, new, signatures
 from flytune.data.render import ChatTemplate
-from flytune.data.rows import RowKind, row_kind
+from flytune.data.rows import row_kind
 from flytune.data.stored_samples import StoredSamples, parts
 from flytune.records import Manifest
 
@@ -19,6 +19,7 @@ NEAR_TOKENS = 2_000_000
 """Tokens of training samples that are searched for near duplicates; a quarter of it for held-out samples."""
 TRIP_SAMPLES, TRIP_TOKENS = 256, 200_000
 """Approximate numbers of samples and tokens that are decoded and tokenized again."""
+_SIZES = ("samples", "tokens")
 _EXCERPT = 60
 _SECOND = 0x9E3779B97F4A7C15
 """Odd factor that joins the hashes of a row's sequences, in their order; by the golden ratio (Knuth, TAOCP 3,
@@ -59,31 +60,25 @@ class Duplicates:
 class _Split:
     """Counts and kept samples of one split."""
 
-    samples: int = 0
-    """Samples, or pairs."""
-    tokens: int = 0
+    near_share: float
+    """Share of its samples that is searched for near duplicates."""
     examples: dict[str, str] = field(default_factory=dict)
     ends: Counter[str] = field(default_factory=Counter)
     hashes: Hashes = field(default_factory=lambda: Hashes(HASHES))
-    trip: Draw[tuple[str, Any] | None] = field(default_factory=Draw)
-    """Location and tokens of samples that will be tokenized again; None for those that were cut."""
-    near: Draw[Any] = field(default_factory=Draw)
-    """Tokens of samples that are searched for near duplicates."""
+    trip: dict[int, tuple[str, Any] | None] = field(default_factory=dict)
+    """Location and tokens of samples that will be tokenized again, by their hashes; None for those that were
+    cut."""
+    near: dict[int, Any] = field(default_factory=dict)
+    """Tokens of samples that are searched for near duplicates, by their hashes."""
 
 
 class Statistics:
     """Counts of a prepared data set, of both splits together unless noted."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        max_length: int,
-        formats: set[str],
-        kind: RowKind,
-        rows: int | None = None,
-    ) -> None:
-        """Begin to count samples of these formats; `rows` are the embedding's, where known."""
-        self._tokenizer, self._max_length, self._kind = tokenizer, max_length, kind
+    def __init__(self, manifest: Manifest, tokenizer: Any, rows: int | None = None) -> None:
+        """Begin to count the samples of a manifest; `rows` are the embedding's, where known."""
+        kind, splits = row_kind(manifest.row_kind, manifest.negatives), (manifest.train, manifest.heldout)
+        self._tokenizer, self._max_length, self._kind = tokenizer, manifest.max_length, kind
         self._rows = min(len(tokenizer), rows or len(tokenizer))
         self.bos, self.eos, self.pad = tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token
         special = {
@@ -93,10 +88,9 @@ class Statistics:
         self.named = {token for token in (self.bos, self.eos, self.pad) if token}
         # The pad token is only used by its number.
         self.written = {token for token in (self.bos, self.eos) if token}
-        self.is_chat = kind.has_template(formats, tokenizer)
-        """True if answers end with the marks of the chat template."""
-        self.template = ChatTemplate(tokenizer) if self.is_chat else None
-        """The chat template of the samples; None for other formats."""
+        is_chat = kind.has_template(set(manifest.format.split(", ")), tokenizer)
+        self.template = ChatTemplate(tokenizer) if is_chat else None
+        """The chat template of the samples, with whose marks answers end; None for other formats."""
         marks = (
             self.template.marks
             if self.template
@@ -108,7 +102,7 @@ class Statistics:
             if str(token) in marks
         }
         self._marks[tokenizer.eos_token_id] = self.eos
-        written = set(_MARKER.findall(tokenizer.get_chat_template())) if self.is_chat else set()
+        written = set(_MARKER.findall(tokenizer.get_chat_template())) if is_chat else set()
         # A token may begin with a mark: <|im_start|>user.
         written -= {
             mark for mark in written for token in special.values() if token != mark and token.startswith(mark)
@@ -117,7 +111,14 @@ class Statistics:
         self.special = len(tested)
         self.in_pieces = [token for token in tested if len(self._encode(token)) != 1]
         self._blank: dict[int, bool] = {}
-        self._splits = {"train": _Split(), "heldout": _Split()}
+        samples, tokens = (max(1, sum(getattr(split, name) for split in splits)) for name in _SIZES)
+        # Samples are drawn by content, so that the same ones are drawn each time.
+        self._hashed_share = min(1.0, HASHES / samples)
+        self._trip_share = min(1.0, TRIP_SAMPLES / samples, TRIP_TOKENS / tokens)
+        self._splits = {
+            "train": _Split(min(1.0, NEAR_TOKENS / max(1, manifest.train.tokens))),
+            "heldout": _Split(min(1.0, NEAR_TOKENS // 4 / max(1, manifest.heldout.tokens))),
+        }
         self._split = self._splits["train"]
         """The split whose samples are counted at this moment."""
         self.samples = self.tokens = self.trained = self.inconsistent = self.untrained = self.double_bos = (
@@ -126,24 +127,19 @@ class Statistics:
         self.answers = self.last_answers = self.unended = self.unended_inside = self.masked = self.unknown = (
             self.outside
         ) = 0
-        self.packed = False
+        self.packed = manifest.train.blocks is not None
         self._sides = Hashes(HASHES), Hashes(HASHES)
         """Hashes of rows that may contradict each other, by their side (RowKind.sides)."""
 
     @classmethod
     def read(cls, folder: Path, manifest: Manifest, tokenizer: Any, rows: int | None = None) -> Self:
         """Return the statistics of the shards in `folder`, each read once, one row group at a time."""
-        read = cls(
-            tokenizer,
-            manifest.max_length,
-            set(manifest.format.split(", ")),
-            row_kind(manifest.row_kind, manifest.negatives),
-            rows,
-        )
+        read = cls(manifest, tokenizer, rows)
         for split, counts in (("train", manifest.train), ("heldout", manifest.heldout)):
+            read._split = read._splits[split]
             for part in parts(folder, counts):
-                read.add(split, part)
-        read.packed = manifest.train.blocks is not None
+                read._count(part)
+                read._draw(part)
         return read
 
     @property
@@ -155,12 +151,6 @@ class Statistics:
     def ends(self) -> Counter[str]:
         """Number of answers by the special token that ends them."""
         return self._splits["train"].ends + self._splits["heldout"].ends
-
-    def add(self, split: str, part: StoredSamples) -> None:
-        """Count more samples of a split, in stored order."""
-        self._split = self._splits[split]
-        self._count(part)
-        self._draw(part)
 
     def _count(self, part: StoredSamples) -> None:
         import numpy
@@ -250,33 +240,26 @@ class Statistics:
         return f"{part.where(sample)}: {'...' if len(text) > _EXCERPT else ''}{text[-_EXCERPT:]!r}"
 
     def _draw(self, part: StoredSamples) -> None:
-        """Keep samples for the later checks, drawn by content so that the same samples are drawn each time.
-
-        The shares are of the samples so far, and fall with each part: the samples that are left in the end
-        are those that the last shares draw.
-        """
+        """Keep samples for the later checks."""
         import numpy
 
         hashes, split = part.hashes, self._split
-        split.tokens += len(part.ids)
         # Rows equal each other if all of their sequences do.
         each = self._kind.sequences
         rows = hashes[::each].copy()
         for place in range(1, each):
             rows = rows * numpy.uint64(_SECOND) + hashes[place::each]
-        split.samples += len(rows)
         split.hashes.add(rows, self._hashed_share)
         self._add_sides(part)
-        for sample in split.trip.new(hashes, self._trip_share):
+        for sample in new(hashes, self._trip_share, split.trip):
             # A sample that was cut may give other tokens.
             is_cut = part.lengths[sample] >= self._max_length
-            split.trip.kept[int(hashes[sample])] = (
-                None if is_cut else (part.where(sample), part.tokens(sample).copy())
-            )
+            kept = None if is_cut else (part.where(sample), part.tokens(sample).copy())
+            split.trip[int(hashes[sample])] = kept
         # Equal samples are already counted. The sequences of a row share their prompt: the first one is
         # compared.
-        for sample in split.near.new(hashes[::each], self._near_share(split)):
-            split.near.kept[int(hashes[each * sample])] = part.compared_tokens(each * sample)
+        for sample in new(hashes[::each], split.near_share, split.near):
+            split.near[int(hashes[each * sample])] = part.compared_tokens(each * sample)
 
     def _add_sides(self, part: StoredSamples) -> None:
         if (hashed := self._kind.sides(part)) is None:
@@ -287,35 +270,16 @@ class Statistics:
 
     def contradictions(self) -> int:
         """Return the number of rows that contradict another one (RowKind.sides)."""
-        for side in self._sides:
-            side.keep(self._hashed_share)
         (values, counts), (others, other_counts) = (side.counts() for side in self._sides)
         first, second = self._sides
         return int(counts[second.contains(values)].sum() + other_counts[first.contains(others)].sum())
 
-    @property
-    def _hashed_share(self) -> float:
-        return min(1.0, HASHES / max(1, sum(split.samples for split in self._splits.values())))
-
-    @property
-    def _trip_share(self) -> float:
-        samples, tokens = (
-            sum(getattr(split, name) for split in self._splits.values()) for name in ("samples", "tokens")
-        )
-        return min(1.0, TRIP_SAMPLES / max(1, samples), TRIP_TOKENS / max(1, tokens))
-
-    def _near_share(self, split: "_Split") -> float:
-        most = NEAR_TOKENS if split is self._splits["train"] else NEAR_TOKENS // 4
-        return min(1.0, most / max(1, split.tokens))
-
     def round_trip(self) -> RoundTrip:
         """Tokenize the text of the drawn samples again; compare tokens if plain sentences keep theirs,
         otherwise texts."""
-        for split in self._splits.values():
-            split.trip.shrink(self._trip_share)
-        kept = self._splits["heldout"].trip.kept | self._splits["train"].trip.kept
-        order = dict.fromkeys((*self._splits["train"].trip.kept, *self._splits["heldout"].trip.kept))
-        tried = [tried_sample for number in order if (tried_sample := kept[number]) is not None]
+        train, heldout = (self._splits[name].trip for name in ("train", "heldout"))
+        # In stored order; of a sample that is in both, training's.
+        tried = [sample for sample in (train | heldout | train).values() if sample is not None]
         by_tokens = all(self._agree([self._encode(probe.format(eos=self.eos)) for probe in _PROBES], True))
         agree = self._agree([ids.tolist() for _, ids in tried], by_tokens)
         failed = [tried_sample for tried_sample, is_equal in zip(tried, agree, strict=True) if not is_equal]
@@ -342,13 +306,10 @@ class Statistics:
 
         examples = dict[str, str]()
         both = self._splits["train"], self._splits["heldout"]
-        for split in both:
-            split.near.shrink(self._near_share(split))
-            split.hashes.keep(self._hashed_share)
-        train, heldout = (len(split.near.kept) for split in both)
-        samples = [tokens for split in both for tokens in split.near.kept.values()]
+        train, heldout = (len(split.near) for split in both)
+        samples = [tokens for split in both for tokens in split.near.values()]
         drawn = {"duplicates", "overlap"} if self._hashed_share < 1 else set()
-        drawn |= {"near duplicates", "near overlap"} if both[0].tokens > NEAR_TOKENS else set()
+        drawn |= {"near duplicates", "near overlap"} if both[0].near_share < 1 else set()
         signed, which = signatures(samples)
         kind = (which >= train).astype(numpy.int64)
         before = earlier(signed)

@@ -1,10 +1,9 @@
 """The kinds of rows that objectives train on, by name. A new kind is a file in this folder, and a row of the
 table."""
 
-from flytune.data.rows.answers import TrainedAnswers
+from flytune.data.rows.answers import ImageAnswers, TrainedAnswers
 from flytune.data.rows.base import RowKind
 from flytune.data.rows.classified import Classified
-from flytune.data.rows.image_answers import ImageAnswers
 from flytune.data.rows.labelled import LabelledAnswers, weight_advice
 from flytune.data.rows.pairs import Pairs
 from flytune.data.rows.prompts import Prompts

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from flytune.data import left_out, row_forms
 from flytune.data.check import Check
+from flytune.data.columns import NamedRow
 from flytune.data.formats import CHATS, Chat, Sample
 from flytune.data.labels import Encoded
 from flytune.models.scoring import IGNORED, Row
@@ -78,17 +79,15 @@ class RowKind:
         """Return a row of another tool in the form that this kind reads; others as they are."""
         return row
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
-        """Return the format that a row of a source is read as.
+    def form(self, row: NamedRow) -> str:
+        """Return the format that a row is read as.
 
         Raises:
             DataError: the row has no such format.
         """
         raise NotImplementedError
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
         """Return the content of a row, which `form` has named.
 
         Raises:
@@ -106,10 +105,9 @@ class RowKind:
         known."""
         return 1
 
-    def unread(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
-        """Return the columns of a row without those that it reads beside those of the format."""
-        own_columns = {source.columns.get(name, name) for name in self.own_columns}
-        return {name: value for name, value in row.items() if name not in own_columns}
+    def unread(self, row: NamedRow) -> NamedRow:
+        """Return a row without the columns that it reads beside those of the format."""
+        return row.without(*self.own_columns)
 
     def contradicts_itself(self, row: dict[str, Any]) -> bool:
         """Return whether a row's own figures say that another answer is the better one."""
@@ -151,7 +149,7 @@ class RowKind:
     def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         """Return the values of `columns` of a stored row with sequences of these lengths; `fields` are its
         content's."""
-        return ()
+        return (lengths,) if "seq_lengths" in self.columns else ()
 
     def sides(self, part: Any) -> tuple[Any, Any] | None:
         """Return a hash (uint64) of each row of StoredSamples, and a bool: rows of one hash and other bools
@@ -169,8 +167,11 @@ class RowKind:
     def longest(self, dataset: Any) -> Any:
         """Return the length of the longest sequence of each row of a `datasets.Dataset`: int [rows]; None if
         the order cannot put long rows first, because rows are packed blocks."""
+        import numpy
         from pyarrow import compute
 
+        if "seq_lengths" in self.columns:
+            return numpy.asarray([max(lengths) for lengths in dataset.data.column("seq_lengths").to_pylist()])
         if "seq_lengths" in dataset.column_names:
             return None
         return compute.list_value_length(dataset.data.column("input_ids")).to_numpy()
@@ -189,20 +190,34 @@ class RowKind:
         }
 
 
-class ComparedRows(RowKind):
-    """Rows of better and worse answers, of text or of messages; all of one source are alike."""
+class UnpredictedRows(RowKind):
+    """Rows of texts of which no token is predicted."""
 
     cuts = "truncate or drop"
+    trains_labels = False
 
-    def known(self, row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-        return row_forms.compared(row, columns)
+    def aligned(self, sequences: list[Encoded], samples: Sequence[Sample]) -> list[Encoded]:
+        return [(ids, [IGNORED] * len(ids)) for ids, _ in sequences]
+
+
+class AnsweredRows(RowKind):
+    """Rows of prompts and answers, of text or of messages; all of one source are alike."""
+
+    cuts = "truncate or drop"
 
     def variant(self, samples: Sequence[Sample]) -> str:
         return "messages" if isinstance(samples[0], Chat) else "text"
 
-    def contradicts_itself(self, row: dict[str, Any]) -> bool:
-        return "chosen" in row and left_out.contradicts(row)
-
     def has_template(self, formats: set[str], tokenizer: Any) -> bool:
         # Of messages or of text: the marks of a template are a superset of those of text.
-        return super().has_template(formats, tokenizer) or bool(tokenizer.chat_template)
+        return bool(tokenizer.chat_template)
+
+
+class ComparedRows(AnsweredRows):
+    """Rows of better and worse answers."""
+
+    def known(self, row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+        return row_forms.compared(row, columns)
+
+    def contradicts_itself(self, row: dict[str, Any]) -> bool:
+        return "chosen" in row and left_out.contradicts(row)

@@ -10,20 +10,11 @@ from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 from flytune.data.check import Check, judged
-from flytune.data.formats import (
-    SEPARATOR,
-    Plain,
-    choose,
-    column,
-    convert,
-    is_pair,
-    optional_column,
-)
+from flytune.data.columns import SEPARATOR, NamedRow
+from flytune.data.formats import Plain, choose, convert
 from flytune.data.labels import Encoded
-from flytune.data.messages import text_of
-from flytune.data.rows.base import Content, Label, RowKind
+from flytune.data.rows.base import Content, Label, UnpredictedRows
 from flytune.errors import DataError
-from flytune.models.scoring import IGNORED
 from flytune.recipe import DataRequest, Source
 from flytune.records import Manifest
 from flytune.row_names import CLASSIFIED
@@ -38,15 +29,13 @@ MOST_NAMED = 12
 """Labels that an error or a check names."""
 
 
-class Classified(RowKind):
+class Classified(UnpredictedRows):
     """A stored row is a text, none of whose tokens is predicted; `classes` are the places of its labels."""
 
     name = CLASSIFIED
     meaning = "texts with labels"
     title = "Text"
     columns: ClassVar[Mapping[str, str]] = {"classes": "list"}
-    cuts = "truncate or drop"
-    trains_labels = False
     own_columns: ClassVar[tuple[str, ...]] = (*LABELS, SECOND)
 
     def __init__(self, classes: Sequence[str] = (), has_several: bool = False) -> None:
@@ -68,37 +57,30 @@ class Classified(RowKind):
         some = [] if self._has_several else self._classes[0]
         return dict(row) | {source.columns.get(name, name): some}
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
-        if is_pair(row, source.columns):
+    def form(self, row: NamedRow) -> str:
+        if row.is_pair:
             raise DataError(
-                f"{where}: the columns chosen and rejected are preferences, which objective: classify does "
-                "not train; write objective: reward, or data.columns: {text: chosen} for one of them"
+                f"{row.where}: the columns chosen and rejected are preferences, which objective: classify "
+                "does not train; write objective: reward, or data.columns: {text: chosen} for one of them"
             )
-        return choose(self._unlabelled(row, source), source.format, source.columns, where)
+        return choose(self.unread(row), row.format)
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
-        labels = self.labels_of(row, source, where)
-        unlabelled = self._unlabelled(row, source)
-        sample = convert(unlabelled, form, source.columns, where, system_prompt, source.input_separator)
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
+        labels = self.labels_of(row)
+        sample = convert(self.unread(row), form, system_prompt)
         if isinstance(sample, Plain):
-            second = optional_column(row, SECOND, source.columns)
-            parts = [sample.text]
-            if second is not None:
-                parts.append(text_of(second, source.columns.get(SECOND, SECOND), where))
-            sample = Plain((source.input_separator or SEPARATOR).join(parts), None)
+            second = [] if row.get(SECOND) is None else [row.text(SECOND)]
+            sample = Plain((row.separator or SEPARATOR).join([sample.text, *second]), None)
         return Content([sample], labels=[labels])
 
-    def labels_of(self, row: Mapping[str, Any], source: Source, where: str) -> tuple[int, ...]:
+    def labels_of(self, row: NamedRow) -> tuple[int, ...]:
         """Return the places of a row's labels, ascending.
 
         Raises:
             DataError: the row has no label, an unknown one, one twice, or several where one is expected.
         """
-        names = [name for name in LABELS if source.columns.get(name, name) in row]
-        ours = names[0] if names else LABELS[self._has_several]
-        value, theirs = column(dict(row), ours, source.columns, where), source.columns.get(ours, ours)
+        ours, where = next(filter(row.has, LABELS), LABELS[self._has_several]), row.where
+        value, theirs = row.require(ours), row.name(ours)
         if not self._has_several:
             return (self._place(value, theirs, where),)
         if not isinstance(value, list | tuple):
@@ -134,14 +116,6 @@ class Classified(RowKind):
                 else ""
             )
         )
-
-    def _unlabelled(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
-        """Return a row without its labels and second text, which no format has."""
-        of_labels = {source.columns.get(name, name) for name in self.own_columns}
-        return {name: value for name, value in row.items() if name not in of_labels}
-
-    def aligned(self, sequences: list[Encoded], samples: Sequence[Any]) -> list[Encoded]:
-        return [(ids, [IGNORED] * len(ids)) for ids, _ in sequences]
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         return bool(sequences[0][0])

@@ -11,17 +11,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from flytune.data.check import Check, judged
-from flytune.data.columns import TURNS, refuse_unread
-from flytune.data.formats import (
-    SEPARATOR,
-    Chat,
-    Plain,
-    column,
-    is_pair,
-    optional_column,
-    prompt_of,
-    with_other_names,
-)
+from flytune.data.columns import TURNS, NamedRow, refuse_unread
+from flytune.data.formats import Chat, Plain, prompt_of
 from flytune.data.messages import Message, text_of
 from flytune.data.rows.base import ComparedRows, Content, Label
 from flytune.data.rows.pairs import (
@@ -30,6 +21,7 @@ from flytune.data.rows.pairs import (
     conversation,
     other_prompt,
     pair_of,
+    require_answer,
     scores_of_pairs,
     unread_of_compared,
 )
@@ -53,70 +45,56 @@ class Labelled:
     """Identity of the prompt: answers to equal prompts are always in the same split."""
 
 
-def labelled_of(
-    row: dict[str, Any],
-    form: str,
-    columns: dict[str, str],
-    where: str,
-    system_prompt: str | None = None,
-    separator: str = SEPARATOR,
-) -> Labelled:
-    """Return a row's answers; `form` is the format in the recipe, `columns` maps our names to those in the
-    data.
+def labelled_of(row: NamedRow, system_prompt: str | None = None) -> Labelled:
+    """Return a row's answers.
 
     Raises:
         DataError: a column is missing, its content does not fit, or the label is neither true nor false.
     """
-    if is_two_answers(row, form, columns):
-        pair = pair_of(row, columns, where, system_prompt, separator)
+    if is_two_answers(row):
+        pair = pair_of(row, system_prompt)
         return Labelled([pair.chosen, pair.rejected], [True, False], pair.prompt)
-    refuse_unread(row, columns, where, unread_of_compared(row, columns))
-    columns = with_other_names(row, columns)
-    prompt, answer = _prompt_and_answer(row, columns, where, separator)
-    label = _label(column(row, "label", columns, where), columns.get("label", "label"), where)
+    refuse_unread(row, unread_of_compared(row))
+    row = row.with_aliases()
+    prompt, answer = _prompt_and_answer(row)
+    label = _label(row.require("label"), row.name("label"), row.where)
     if isinstance(prompt, str) and isinstance(answer, str):
-        names = [columns.get(name, name) for name in ("prompt", "completion")]
-        plain = Plain(text_of(prompt, names[0], where), text_of(answer, names[1], where))
+        plain = Plain(
+            text_of(prompt, row.name("prompt"), row.where), text_of(answer, row.name("completion"), row.where)
+        )
         return Labelled([plain], [label], plain.prompt)
     before: list[Message] = (
-        [{"role": "user", "content": text_of(prompt, columns.get("prompt", "prompt"), where)}]
+        [{"role": "user", "content": text_of(prompt, row.name("prompt"), row.where)}]
         if isinstance(prompt, str)
-        else conversation(prompt, "prompt", columns, where)
+        else conversation(prompt, "prompt", row)
     )
-    messages = conversation(answer, "completion", columns, where)
+    messages = conversation(answer, "completion", row)
     if messages[: len(before)] == before:
         messages = messages[len(before) :]
-    if not messages or messages[0]["role"] != "assistant":
-        instead = f"a message of {messages[0]['role']!r:.40}" if messages else "nothing"
-        raise DataError(
-            f"{where}: after the prompt, completion has {instead}; it must be an answer of the assistant"
-        )
-    context, tools, identity = context_of(before, row, columns, where, system_prompt)
+    require_answer(messages, f"{row.where}: after the prompt, completion")
+    context, tools, identity = context_of(before, row, system_prompt)
     return Labelled([Chat([*context, *messages], tools, len(context))], [label], identity)
 
 
-def is_two_answers(row: dict[str, Any], form: str, columns: dict[str, str]) -> bool:
-    """Return whether a row of the format `form` in a recipe is a pair, and not one answer with its label."""
-    label = with_other_names(row, columns).get("label", "label")
-    return form == PREFERENCE or (form == "auto" and is_pair(row, columns) and label not in row)
+def is_two_answers(row: NamedRow) -> bool:
+    """Return whether a row is a pair, and not one answer with its label."""
+    is_unlabelled = row.is_pair and not row.with_aliases().has("label")
+    return row.format == PREFERENCE or (row.format == "auto" and is_unlabelled)
 
 
-def _prompt_and_answer(
-    row: dict[str, Any], columns: dict[str, str], where: str, separator: str
-) -> tuple[Any, Any]:
+def _prompt_and_answer(row: NamedRow) -> tuple[Any, Any]:
     """Return the prompt and the answer of a row, each text or turns."""
-    prompt = prompt_of(row, columns)
-    other = other_prompt(row, columns, where, separator) if prompt is None else None
-    has_turns = any(optional_column(row, name, columns) for name in TURNS)
-    if other and has_turns and columns.get("completion", "completion") not in row:
+    prompt = prompt_of(row)
+    other = other_prompt(row) if prompt is None else None
+    if other and any(row.get(name) for name in TURNS) and not row.has("completion"):
         if len(other) < 2 or other[-1]["role"] != "assistant":
             raise DataError(
-                f"{where}: the turns end with a message of {other[-1]['role']!r:.40}; they must end with the "
-                "answer"
+                f"{row.where}: the turns end with a message of {other[-1]['role']!r:.40}; they must end with "
+                "the answer"
             )
         return other[:-1], other[-1:]
-    answer = column(row, "completion", columns, where)
-    return other if other is not None else column(row, "prompt", columns, where), answer
+    answer = row.require("completion")
+    return other if other is not None else row.require("prompt"), answer
 
 
 def _label(value: Any, name: str, where: str) -> bool:
@@ -147,22 +125,18 @@ class LabelledAnswers(ComparedRows):
     title = "Answer"
     contradiction = "equal one with the other label"
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
+    def form(self, row: NamedRow) -> str:
         return UNPAIRED
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
-        answers = labelled_of(
-            row, source.format, source.columns, where, system_prompt, source.input_separator
-        )
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
+        answers = labelled_of(row, system_prompt)
         return Content([*answers.samples], answers.prompt, answers.labels)
 
     def rows_of(self, first: Mapping[str, Any], source: Source) -> int:
         if source.format == PREFERENCE:
             return 2
-        row = self.known(dict(first), source.columns)
-        return 2 if first and is_two_answers(row, source.format, source.columns) else 1
+        row = NamedRow.of(self.known(dict(first), source.columns), source, "")
+        return 2 if first and is_two_answers(row) else 1
 
     def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         return (int(bool(label)),)

@@ -15,27 +15,22 @@ from itertools import takewhile
 from typing import Any, ClassVar
 
 from flytune.data.check import Check, judged
-from flytune.data.columns import CHAT_CONTEXT, TURNS, refuse_unread
+from flytune.data.columns import CHAT_CONTEXT, TURNS, NamedRow, refuse_unread
 from flytune.data.formats import (
-    SEPARATOR,
     Chat,
     Plain,
     Sample,
-    column,
-    optional_column,
     prompt_of,
     question_of,
     turns_of,
-    with_other_names,
     with_renamed_keys,
     with_system,
 )
 from flytune.data.labels import Encoded
 from flytune.data.messages import Message, conversation_of, is_answer, messages_of, text_of, tools_of
-from flytune.data.rows.base import ComparedRows, Content, Label
+from flytune.data.rows.base import ComparedRows, Content
 from flytune.errors import DataError
 from flytune.models.scoring import IGNORED
-from flytune.recipe import Source
 from flytune.records import Manifest
 from flytune.row_names import PAIRS
 from flytune.sentences import counted_of
@@ -54,52 +49,43 @@ class PreferencePair:
     """Identity of the prompt: pairs of equal prompts are always in the same split."""
 
 
-def pair_of(
-    row: dict[str, Any],
-    columns: dict[str, str],
-    where: str,
-    system_prompt: str | None = None,
-    separator: str = SEPARATOR,
-) -> PreferencePair:
-    """Return a row as a pair; `columns` maps our names to those in the data, `system_prompt` is for chats
-    without one.
-
-    `separator` is the text between instruction and input.
+def pair_of(row: NamedRow, system_prompt: str | None = None) -> PreferencePair:
+    """Return a row as a pair; `system_prompt` is for chats without one.
 
     Raises:
         DataError: a column is missing, its content does not fit, or both answers are equal.
     """
-    refuse_unread(row, columns, where, unread_of_compared(row, columns))
-    columns = with_other_names(row, columns)
-    chosen, rejected = column(row, "chosen", columns, where), column(row, "rejected", columns, where)
-    prompt = prompt_of(row, columns)
+    refuse_unread(row, unread_of_compared(row))
+    row = row.with_aliases()
+    chosen, rejected = row.require("chosen"), row.require("rejected")
+    prompt = prompt_of(row)
     if prompt is None and _is_answer_alone(chosen):
-        prompt = other_prompt(row, columns, where, separator)
+        prompt = other_prompt(row)
     if chosen == rejected:
         raise DataError(
-            f"{where}: chosen and rejected are equal, so there is nothing to prefer; remove the row"
+            f"{row.where}: chosen and rejected are equal, so there is nothing to prefer; remove the row"
         )
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise DataError(
-            f"{where}: chosen is {_kind(chosen)}, but rejected is {_kind(rejected)}; both must be text, or "
-            "both messages"
+            f"{row.where}: chosen is {_kind(chosen)}, but rejected is {_kind(rejected)}; both must be text, "
+            "or both messages"
         )
     if isinstance(chosen, str) and not isinstance(prompt, list):
-        return _plain(chosen, rejected, prompt, columns, where)
-    before, first, second = _messages(chosen, rejected, prompt, columns, where)
-    context, tools, identity = context_of(before, row, columns, where, system_prompt)
+        return _plain(chosen, rejected, prompt, row)
+    before, first, second = _messages(chosen, rejected, prompt, row)
+    context, tools, identity = context_of(before, row, system_prompt)
     chosen, rejected = (Chat([*context, *answer], tools, len(context)) for answer in (first, second))
     return PreferencePair(chosen, rejected, identity)
 
 
-def unread_of_compared(row: dict[str, Any], columns: dict[str, str]) -> list[str]:
+def unread_of_compared(row: NamedRow) -> list[str]:
     """Return the columns that other tools read and a row of answers to compare does not."""
-    columns = with_other_names(row, columns)
-    has_question = prompt_of(row, columns) is None and columns.get("instruction", "instruction") in row
-    answer = optional_column(row, "chosen", columns) or optional_column(row, "completion", columns)
-    prompt = prompt_of(row, columns)
+    row = row.with_aliases()
+    prompt = prompt_of(row)
+    has_question = prompt is None and row.has("instruction")
+    answer = row.get("chosen") or row.get("completion")
     is_text = isinstance(answer, str) and not has_question and (prompt is None or isinstance(prompt, str))
-    is_text = is_text and not any(optional_column(row, name, columns) for name in TURNS)
+    is_text = is_text and not any(row.get(name) for name in TURNS)
     return [
         "chat_template_kwargs",
         *([] if has_question else ["history"]),
@@ -107,18 +93,16 @@ def unread_of_compared(row: dict[str, Any], columns: dict[str, str]) -> list[str
     ]
 
 
-def other_prompt(
-    row: dict[str, Any], columns: dict[str, str], where: str, separator: str
-) -> list[Message] | None:
+def other_prompt(row: NamedRow) -> list[Message] | None:
     """Return the prompt of a row without the column prompt: its turns, or its question; None if it has
     neither."""
     for name in reversed(TURNS):
-        if turns := optional_column(row, name, columns):
-            return turns_of(turns, name, columns, where)
+        if turns := row.get(name):
+            return turns_of(turns, name, row)
     # A column that the recipe names and the row lacks is an error of question_of, not a row without a
     # question.
-    has_question = "instruction" in columns or optional_column(row, "instruction", columns) is not None
-    return question_of(row, columns, where, separator) if has_question else None
+    has_question = "instruction" in row.columns or row.get("instruction") is not None
+    return question_of(row) if has_question else None
 
 
 def _is_answer_alone(chosen: Any) -> bool:
@@ -131,12 +115,12 @@ def _is_answer_alone(chosen: Any) -> bool:
 
 
 def context_of(
-    before: list[Message], row: dict[str, Any], columns: dict[str, str], where: str, system_prompt: str | None
+    before: list[Message], row: NamedRow, system_prompt: str | None
 ) -> tuple[list[Message], list[dict[str, Any]] | None, str]:
     """Return the messages of a prompt with its system message and without trained answers, the row's tools,
     and the prompt's identity."""
-    tools = tools_of(optional_column(row, "tools", columns), where)
-    before = with_system(before, row, columns, where, system_prompt)
+    tools = tools_of(row.get("tools"), row.where)
+    before = with_system(before, row, system_prompt)
     identity = json.dumps([before, tools], sort_keys=True, default=str)
     return (
         [message | {"train": False} if is_answer(message) else message for message in before],
@@ -145,65 +129,71 @@ def context_of(
     )
 
 
-def _plain(chosen: str, rejected: Any, prompt: Any, columns: dict[str, str], where: str) -> PreferencePair:
+def _plain(chosen: str, rejected: Any, prompt: Any, row: NamedRow) -> PreferencePair:
     first, second = (
-        text_of(text, name, where) for text, name in ((chosen, "chosen"), (rejected, "rejected"))
+        text_of(text, name, row.where) for text, name in ((chosen, "chosen"), (rejected, "rejected"))
     )
     if prompt is None:
         # TRL's extract_prompt: a space before the first difference belongs to the answers.
         at = len(_common(first, second))
         at -= at > 0 and first[at - 1] == " "
         prompt, first, second = first[:at], first[at:], second[at:]
-    prompt = text_of(prompt, columns.get("prompt", "prompt"), where)
+    prompt = text_of(prompt, row.name("prompt"), row.where)
     return PreferencePair(Plain(prompt, first), Plain(prompt, second), prompt)
 
 
 def _messages(
-    chosen: Any, rejected: Any, prompt: Any, columns: dict[str, str], where: str
+    chosen: Any, rejected: Any, prompt: Any, row: NamedRow
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Return the messages of the prompt, and those of both answers after it."""
-    first, second = (
-        conversation(chosen, "chosen", columns, where),
-        conversation(rejected, "rejected", columns, where),
-    )
+    first, second = conversation(chosen, "chosen", row), conversation(rejected, "rejected", row)
     if prompt is None:
         count = len(_common(first, second))
     elif isinstance(prompt, str):
-        text = text_of(prompt, columns.get("prompt", "prompt"), where)
+        text = text_of(prompt, row.name("prompt"), row.where)
         count = len(_common(first, second)) if any(message["role"] == "user" for message in first) else 0
         if not count:
             before: list[Message] = [{"role": "user", "content": text}]
             first, second, count = before + first, before + second, 1
         elif not any(message["content"] == text for message in first[:count]):
             raise DataError(
-                f"{where}: the prompt is none of the messages that chosen and rejected begin with; remove "
-                "the column prompt (data.columns), or the prompt from both answers"
+                f"{row.where}: the prompt is none of the messages that chosen and rejected begin with; "
+                "remove the column prompt (data.columns), or the prompt from both answers"
             )
     else:
-        before = conversation(prompt, "prompt", columns, where)
+        before = conversation(prompt, "prompt", row)
         count = len(before)
         if first[:count] != before or second[:count] != before:
             first, second = before + first, before + second
     for name, messages in (("chosen", first), ("rejected", second)):
-        rest = messages[count:]
-        if not rest or rest[0]["role"] != "assistant":
-            instead = f"a message of {rest[0]['role']!r:.40}" if rest else "nothing"
-            raise DataError(
-                f"{where}: after the prompt, which chosen and rejected have in common, {name} has {instead}; "
-                "it must be an answer of the assistant: the prompts must be equal"
-            )
+        require_answer(
+            messages[count:],
+            f"{row.where}: after the prompt, which chosen and rejected have in common, {name}",
+            ": the prompts must be equal",
+        )
     return first[:count], first[count:], second[count:]
 
 
-def conversation(value: Any, name: str, columns: dict[str, str], where: str) -> list[Message]:
+def require_answer(messages: list[Message], what: str, advice: str = "") -> None:
+    """Require that messages after a prompt begin with an answer; `what` has them.
+
+    Raises:
+        DataError: there are none, or the first one is not of the assistant.
+    """
+    if not messages or messages[0]["role"] != "assistant":
+        instead = f"a message of {messages[0]['role']!r:.40}" if messages else "nothing"
+        raise DataError(f"{what} has {instead}; it must be an answer of the assistant{advice}")
+
+
+def conversation(value: Any, name: str, row: NamedRow) -> list[Message]:
     """Return the messages of a column, whose text is an answer; also ShareGPT's turns, and one turn alone."""
     if isinstance(value, str):
-        return [{"role": "assistant", "content": text_of(value, name, where)}]
-    value = with_renamed_keys([value] if isinstance(value, dict) else value, columns)
+        return [{"role": "assistant", "content": text_of(value, name, row.where)}]
+    value = with_renamed_keys([value] if isinstance(value, dict) else value, row.columns)
     is_sharegpt = (
         isinstance(value, list) and bool(value) and isinstance(value[0], dict) and "from" in value[0]
     )
-    return (conversation_of if is_sharegpt else messages_of)(value, f"{where}: {name}")
+    return (conversation_of if is_sharegpt else messages_of)(value, f"{row.where}: {name}")
 
 
 def _common(first: Any, second: Any) -> list[Any]:
@@ -227,13 +217,11 @@ class Pairs(ComparedRows):
     columns: ClassVar[Mapping[str, str]] = {"seq_lengths": "list"}
     contradiction = "equal one in the other order (a > b and b > a)"
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
+    def form(self, row: NamedRow) -> str:
         return PREFERENCE
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
-        pair = pair_of(row, source.columns, where, system_prompt, source.input_separator)
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
+        pair = pair_of(row, system_prompt)
         return Content([pair.chosen, pair.rejected], pair.prompt)
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
@@ -256,20 +244,12 @@ class Pairs(ComparedRows):
             for (ids, labels), start in zip(sequences, starts, strict=True)
         ]
 
-    def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
-        return (lengths,)
-
     def sides(self, part: Any) -> tuple[Any, Any] | None:
         chosen, rejected = part.hashes[::2], part.hashes[1::2]
         return chosen + rejected, chosen < rejected
 
     def checks(self, manifest: Manifest) -> Iterator[Check]:
         yield scores_of_pairs(manifest)
-
-    def longest(self, dataset: Any) -> Any:
-        import numpy
-
-        return numpy.asarray([max(both) for both in dataset.data.column("seq_lengths").to_pylist()])
 
 
 def scores_of_pairs(manifest: Manifest) -> Check:

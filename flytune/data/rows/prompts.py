@@ -8,33 +8,37 @@ columns, which are stored as JSON text in the column `fields`.
 """
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from flytune import json_core
 from flytune.data.check import Check, judged
-from flytune.data.columns import COLUMNS, REFERENCES, TURNS, VERL_REFERENCE, refuse_unread
-from flytune.data.formats import (
-    Chat,
-    Plain,
-    Sample,
-    column,
-    optional_column,
-    prompt_of,
-    turns_of,
-    with_other_names,
+from flytune.data.columns import (
+    COLUMNS,
+    REFERENCES,
+    SEPARATOR,
+    TURNS,
+    VERL_REFERENCE,
+    NamedRow,
+    refuse_unread,
 )
+from flytune.data.formats import Chat, Plain, Sample, prompt_of, turns_of
 from flytune.data.labels import Encoded
 from flytune.data.messages import Message, text_of
-from flytune.data.rows.base import Content, Label, RowKind
+from flytune.data.rows.base import AnsweredRows, Content, Label
 from flytune.data.rows.pairs import context_of, conversation, other_prompt
-from flytune.errors import DataError
+from flytune.errors import DataError, RewardError
 from flytune.models.scoring import IGNORED
-from flytune.recipe import Data, DataRequest, Source
-from flytune.records import Manifest
+from flytune.recipe import Data, DataRequest, Grpo
+from flytune.records import Manifest, SplitCounts
+from flytune.rewards import Judged, RewardProcess
 from flytune.row_names import PROMPTS
 from flytune.sentences import counted, counted_of
 
+log = logging.getLogger(__name__)
 FORM = "prompts"
 """Format of such rows in manifests."""
 LONGEST_FIELDS = 200_000
@@ -77,7 +81,7 @@ def stored_prompt(row: Mapping[str, Any]) -> StoredPrompt:
     return StoredPrompt(prompt, columns.get(REFERENCE), columns)
 
 
-class Prompts(RowKind):
+class Prompts(AnsweredRows):
     """A stored row is a prompt, and its reference answer, which has the labels, if it has one; `fields` is
     for rewards."""
 
@@ -85,7 +89,6 @@ class Prompts(RowKind):
     meaning = "prompts"
     title = "Prompt"
     columns: ClassVar[Mapping[str, str]] = {"fields": "text"}
-    cuts = "truncate or drop"
     keeps_columns = True
     trains_labels = False
 
@@ -96,23 +99,19 @@ class Prompts(RowKind):
             return row
         return {**row, "answer": judged_by[key]}
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
+    def form(self, row: NamedRow) -> str:
         return FORM
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
-        columns = with_other_names(row, source.columns)
-        refuse_unread(row, columns, where, ("chat_template_kwargs",))
-        prompt = prompt_of(row, columns)
-        turns = (
-            other_prompt(row, columns, where, source.input_separator or "\n\n") if prompt is None else None
-        )
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
+        fields, where = _fields(row), row.where
+        row = replace(row, separator=row.separator or SEPARATOR).with_aliases()
+        refuse_unread(row, ("chat_template_kwargs",))
+        prompt = prompt_of(row)
+        turns = other_prompt(row) if prompt is None else None
         if prompt is None and turns is None:
-            _refuse_other_names(row, where)
-            prompt = column(row, "prompt", columns, where)  # says that it is missing
-        reference = _reference(row, columns, where)
-        fields = _fields(row, source.columns)
+            _refuse_other_names(row)
+            prompt = row.require("prompt")  # says that it is missing
+        reference = _reference(row)
         if reference is not None:
             fields = (
                 {REFERENCE: reference, "answer": reference}
@@ -120,31 +119,24 @@ class Prompts(RowKind):
                 | ({_REFERENCE_BESIDE_COLUMN: reference} if REFERENCE in fields else {})
             )
         if isinstance(prompt, str):
-            text = text_of(prompt, columns.get("prompt", "prompt"), where)
+            text = text_of(prompt, row.name("prompt"), where)
             if not text.strip():
                 raise DataError(f"{where}: prompt is empty; remove the row")
             return Content([Plain(text, reference)], text, fields=_json({PROMPT: text} | fields, where))
-        before = turns if turns is not None else _turns(prompt, columns, where)
+        before = turns if turns is not None else _turns(prompt, row)
         if not before or before[-1]["role"] == "assistant":
             raise DataError(
                 f"{where}: prompt ends with {'nothing' if not before else 'an answer'}; it must end with a "
                 "question"
             )
-        context, tools, identity = context_of(before, row, columns, where, system_prompt)
+        context, tools, identity = context_of(before, row, system_prompt)
         answer = [] if reference is None else [{"role": "assistant", "content": reference}]
         chat = Chat([*context, *answer], tools, len(context))
         bare = [{"role": message["role"], "content": message["content"]} for message in context]
         return Content([chat], identity, fields=_json({PROMPT: bare} | fields, where))
 
-    def variant(self, samples: Sequence[Sample]) -> str:
-        return "messages" if isinstance(samples[0], Chat) else "text"
-
     def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
         return (fields,)
-
-    def has_template(self, formats: set[str], tokenizer: Any) -> bool:
-        # Of messages or of text: the marks of a template are a superset of those of text.
-        return bool(tokenizer.chat_template)
 
     def traced(self, length: int, packing: bool) -> dict[str, Any]:
         ids = [1] * length
@@ -215,60 +207,58 @@ def _is_unreferenced(sequences: Sequence[Encoded]) -> bool:
     return all(label == IGNORED for label in sequences[0][1])
 
 
-def _turns(value: Any, columns: dict[str, str], where: str) -> list[Message]:
+def _turns(value: Any, row: NamedRow) -> list[Message]:
     is_turns = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
     if not is_turns:
         raise DataError(
-            f"{where}: prompt is {type(value).__name__} {value!r:.40}; it must be text, or a list of messages"
+            f"{row.where}: prompt is {type(value).__name__} {value!r:.40}; it must be text, or a list of "
+            "messages"
         )
-    return (
-        conversation(value, "prompt", columns, where)
-        if "from" in value[0]
-        else turns_of(value, "messages", columns, where)
-    )
+    return conversation(value, "prompt", row) if "from" in value[0] else turns_of(value, "messages", row)
 
 
-def _reference(row: dict[str, Any], columns: dict[str, str], where: str) -> str | None:
+def _reference(row: NamedRow) -> str | None:
     """Return the reference answer of a row, as text; None where it has none, or several."""
     for name in REFERENCES:
-        value = optional_column(row, name, columns)
+        value = row.get(name)
         if isinstance(value, bool | int | float):
             return str(value)
         if (
             isinstance(value, list) and value and all(isinstance(turn, dict) for turn in value)
         ):  # TRL's form of messages
-            value = "".join(message["content"] for message in conversation(value, name, columns, where))
+            value = "".join(message["content"] for message in conversation(value, name, row))
         if not isinstance(value, str):
             continue
-        text = text_of(value, columns.get(name, name), where)
+        text = text_of(value, row.name(name), row.where)
         if not text.strip():
             raise DataError(
-                f"{where}: {columns.get(name, name)} is empty; rewards are checked with the reference "
+                f"{row.where}: {row.name(name)} is empty; rewards are checked with the reference "
                 "answer: remove the column, or write null where there is none"
             )
         return text
     return None
 
 
-def _refuse_other_names(row: dict[str, Any], where: str) -> None:
+def _refuse_other_names(row: NamedRow) -> None:
     """Refuse a row without a prompt that has a column of another name for it, with what reads it."""
     for name in COLUMNS[PROMPT].unread:
-        if row.get(name):
+        if row.values.get(name):
             raise DataError(
-                f"{where}: column prompt is missing, and {name} is not read by itself; write data.columns: "
-                f"{{instruction: {name}}} for the question of a chat, or {{prompt: {name}}} for raw text"
+                f"{row.where}: column prompt is missing, and {name} is not read by itself; write "
+                f"data.columns: {{instruction: {name}}} for the question of a chat, or {{prompt: {name}}} "
+                "for raw text"
             )
 
 
-def _fields(row: dict[str, Any], columns: dict[str, str]) -> dict[str, Any]:
+def _fields(row: NamedRow) -> dict[str, Any]:
     """Return the columns that rewards read, by our names where data.columns maps them.
 
     A function gets the drawn answer as `completion`: a column of another name that is mapped to it keeps its
     own.
     """
-    ours = {theirs: name for name, theirs in columns.items() if name != _COMPLETION}
-    named = {ours.get(name, name): value for name, value in row.items()}
-    paths = [name for name in columns.values() if "." in name]
+    ours = {theirs: name for name, theirs in row.columns.items() if name != _COMPLETION}
+    named = {ours.get(name, name): value for name, value in row.values.items()}
+    paths = [name for name in row.columns.values() if "." in name]
     return {
         name: value
         for name, value in named.items()
@@ -284,3 +274,81 @@ def _json(fields: dict[str, Any], where: str) -> str:
             "most; remove columns that none reads"
         )
     return text
+
+
+MOST = 5_000
+"""Rows of each split that are checked."""
+_AT_ONCE = 200
+
+
+def check_references(
+    request: DataRequest, counts: Sequence[SplitCounts], folder: Path, tokenizer: Any
+) -> None:
+    """Check that rewards judge each reference answer higher than an empty one, and each text of a prompt as
+    it is tokenized.
+
+    Raises:
+        RewardError: a reward fails, or an empty answer has as much; says for which row.
+        DataError: the end of a prompt is a part of a token of its answer.
+    """
+    section = request.judged_by
+    if section is None:
+        return
+    with RewardProcess(section) as process:
+        for count in counts:
+            for rows in _batches(folder, count):
+                _check(section, process, [_question(row, where, tokenizer) for row, where in rows])
+    log.info("rewards: checked with the reference answers")
+
+
+def _check(section: Grpo, process: RewardProcess, questions: list[tuple[Judged, str | None]]) -> None:
+    """Compare the rewards of reference answers with those of empty ones, which rows without a reference
+    answer get too."""
+    empty = process.values([item for item, _ in questions])
+    with_reference = [
+        item._replace(completion=reference) for item, reference in questions if reference is not None
+    ]
+    full = iter(process.values(with_reference))
+    for (item, reference), values in zip(questions, empty, strict=True):
+        if reference is None:
+            continue
+        reward, reward_of_empty = section.total(next(full)), section.total(values)
+        if reward <= reward_of_empty:
+            raise RewardError(
+                f"{item.where}: the rewards give the reference answer {reference!r:.80} {reward:g}, and an "
+                f"empty one {reward_of_empty:g}, so that they would teach nothing, or the wrong; look at "
+                "objective.rewards and at the columns that they read"
+            )
+
+
+def _question(row: dict[str, Any], where: str, tokenizer: Any) -> tuple[Judged, str | None]:
+    """Return an empty answer to a stored row, and its reference answer."""
+    prompt, reference, columns = stored = stored_prompt(row)
+    place = f"{where} (prompt {stored.shown!r:.80})"
+    if isinstance(prompt, str):
+        tokens = row["input_ids"][: prompt_length(row)]
+        read = tokenizer.decode(tokens, skip_special_tokens=True)
+        # Space at the end may be a part of the answer's first token.
+        if "".join(read.split()) != "".join(prompt.split()):
+            raise DataError(
+                f"{place}: the end of the prompt and the begin of its answer are one token, so that the "
+                f"model would be asked {read[-40:]!r}; end the prompt with a line break, or write it as "
+                "messages"
+            )
+    return Judged(prompt, "", columns, place), reference
+
+
+def _batches(folder: Path, counts: SplitCounts) -> Iterator[list[tuple[dict[str, Any], str]]]:
+    """Yield the first stored rows of a split, each with its place, some at a time."""
+    from pyarrow.parquet import ParquetFile
+
+    left = MOST
+    for shard in counts.shards:
+        number = 0
+        with ParquetFile(folder / shard.file) as file:
+            for table in file.iter_batches(_AT_ONCE):
+                rows = table.slice(0, left).to_pylist()
+                yield [(row, f"{shard.file} row {place}") for place, row in enumerate(rows, number)]
+                number, left = number + len(rows), left - len(rows)
+                if not left:
+                    return

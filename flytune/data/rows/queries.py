@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from flytune import limits
-from flytune.data.formats import Plain, Sample, column, optional_column, with_other_names
+from flytune.data.columns import NamedRow
+from flytune.data.formats import Plain
 from flytune.data.labels import Encoded
 from flytune.data.messages import text_of
-from flytune.data.rows.base import Content, Label, RowKind
+from flytune.data.rows.base import Content, UnpredictedRows
 from flytune.errors import DataError
-from flytune.models.scoring import IGNORED
-from flytune.recipe import Data, DataRequest, Source
+from flytune.recipe import Data, DataRequest
 from flytune.row_names import QUERIES
 from flytune.sentences import counted
 
@@ -27,15 +27,13 @@ QUERY, POSITIVE, NEGATIVES = "query", "positive", "negatives"
 _NUMBERED = re.compile(r"negative_(\d+)")
 
 
-class Queries(RowKind):
+class Queries(UnpredictedRows):
     """A stored row has all sequences, none of whose tokens is predicted; `seq_lengths` are their lengths."""
 
     name = QUERIES
     meaning = "queries with documents"
     title = "Query"
     columns: ClassVar[Mapping[str, str]] = {"seq_lengths": "list"}
-    cuts = "truncate or drop"
-    trains_labels = False
     ends_texts = True
 
     def __init__(self, negatives: int = 0, prompts: Sequence[str] = ()) -> None:
@@ -50,16 +48,13 @@ class Queries(RowKind):
     def with_negatives(self, negatives: int) -> Self:
         return type(self)(negatives)
 
-    def form(self, row: dict[str, Any], source: Source, where: str) -> str:
+    def form(self, row: NamedRow) -> str:
         return FORM
 
-    def content(
-        self, row: dict[str, Any], form: str, source: Source, where: str, system_prompt: str | None
-    ) -> Content:
-        columns = with_other_names(row, source.columns)
-        query = _text(column(row, QUERY, columns, where), columns.get(QUERY, QUERY), where)
-        positive = _text(column(row, POSITIVE, columns, where), columns.get(POSITIVE, POSITIVE), where)
-        negatives = negatives_of(row, columns, where)
+    def content(self, row: NamedRow, form: str, system_prompt: str | None) -> Content:
+        row, where = row.with_aliases(), row.where
+        query, positive = (_text(row.require(name), row.name(name), where) for name in (QUERY, POSITIVE))
+        negatives = negatives_of(row)
         if len(negatives) < self._negatives:
             raise DataError(
                 f"{where}: has {counted(len(negatives), 'negative')}, and objective.negatives is "
@@ -74,30 +69,15 @@ class Queries(RowKind):
         return Content([Plain(self._query_prompt + query, ""), *documents], query)
 
     def cut(self, sequences: Sequence[Encoded], data: Data) -> list[list[Encoded]]:
-        if data.too_long == "drop":
-            return []
-        return [[_cut(ids, labels, data.max_length) for ids, labels in sequences]]
-
-    def aligned(self, sequences: list[Encoded], samples: Sequence[Sample]) -> list[Encoded]:
-        return [(ids, [IGNORED] * len(ids)) for ids, _ in sequences]
+        cut = [_cut(ids, labels, data.max_length) for ids, labels in sequences]
+        return [] if data.too_long == "drop" else [cut]
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         return all(ids for ids, _ in sequences)
 
-    def values(self, lengths: list[int], label: Label, fields: str) -> tuple[Any, ...]:
-        return (lengths,)
-
-    def longest(self, dataset: Any) -> Any:
-        import numpy
-
-        return numpy.asarray([max(lengths) for lengths in dataset.data.column("seq_lengths").to_pylist()])
-
-    def unread(self, row: dict[str, Any], source: Source) -> dict[str, Any]:
-        columns, read = with_other_names(row, source.columns), [QUERY, POSITIVE]
-        if self._negatives:
-            read += [NEGATIVES, *filter(_NUMBERED.fullmatch, row)]
-        theirs = {columns.get(name, name) for name in read}
-        return {name: value for name, value in row.items() if name not in theirs}
+    def unread(self, row: NamedRow) -> NamedRow:
+        negatives = (NEGATIVES, *filter(_NUMBERED.fullmatch, row.values)) if self._negatives else ()
+        return row.with_aliases().without(QUERY, POSITIVE, *negatives)
 
 
 def are_in(row: Mapping[str, Any]) -> bool:
@@ -107,25 +87,24 @@ def are_in(row: Mapping[str, Any]) -> bool:
 
 def fields_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the fields of objective embed that rows show: the number of negatives that each has."""
-    columns = with_other_names(dict(rows[0]), {})
-    fewest = min(len(negatives_of(row, columns, "a row")) for row in rows)
+    columns = NamedRow(dict(rows[0]), {}, "").with_aliases().columns
+    fewest = min(len(negatives_of(NamedRow(dict(row), columns, "a row"))) for row in rows)
     return {"negatives": min(fewest, limits.NEGATIVES)} if fewest else {}
 
 
-def negatives_of(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> list[str]:
+def negatives_of(row: NamedRow) -> list[str]:
     """Return a row's documents that do not belong to its query, in order; empty if it has none.
 
     Raises:
         DataError: one is no text, or empty.
     """
-    theirs = columns.get(NEGATIVES, NEGATIVES)
-    value = optional_column(dict(row), NEGATIVES, dict(columns))
+    theirs, value = row.name(NEGATIVES), row.get(NEGATIVES)
     if value is None:
-        numbered = sorted(filter(_NUMBERED.fullmatch, row), key=lambda name: int(name.rpartition("_")[2]))
-        return [_text(row[name], name, where) for name in numbered if row[name] is not None]
+        names = sorted(filter(_NUMBERED.fullmatch, row.values), key=lambda name: int(name.rpartition("_")[2]))
+        return [_text(row.values[name], name, row.where) for name in names if row.values[name] is not None]
     if isinstance(value, list | tuple):
-        return [_text(text, f"{theirs}[{place}]", where) for place, text in enumerate(value)]
-    return [_text(value, theirs, where)]
+        return [_text(text, f"{theirs}[{place}]", row.where) for place, text in enumerate(value)]
+    return [_text(value, theirs, row.where)]
 
 
 def _text(value: Any, name: str, where: str) -> str:

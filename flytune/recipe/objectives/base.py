@@ -1,6 +1,6 @@
 """The fields and refusals that several sections `objective` of a recipe have."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -26,6 +26,13 @@ class ObjectiveSection(Section):
     """True if its rows may have images."""
     refused_formats: ClassVar[dict[str, str]] = {}
     """Formats of data that it cannot train, with the reason and what to do."""
+    formats: ClassVar[tuple[str, ...] | None] = None
+    """Formats of data that it can train, beside auto; None where it refuses some alone."""
+    reads: ClassVar[str] = ""
+    """Use of rows of these formats, as a verb and its object."""
+    refused: ClassVar[dict[str, str]] = {}
+    """Fields of other sections that it refuses unless they have their defaults (`data.packing`), or with one
+    value (`data.too_long: split`), with the reason and what to do; {name} is the objective's."""
     # Full models are published with 1e-6 to 1e-4, small ones with up to 1e-3; adapters with about ten times
     # as much (Biderman et al. 2024, "LoRA Learns Less and Forgets Less").
     usual_learning_rates: ClassVar[tuple[float, float]] = (1e-4, 1e-3)
@@ -100,6 +107,7 @@ class ObjectiveSection(Section):
 
     def problems(self, data: Data, training: Training) -> list[str]:
         """List the fields of other sections that contradict the objective, with what to do, a line each."""
+        name = self.name  # type: ignore[attr-defined]  # each section has one
         formats = {source.format for source in data.all_sources.values()}
         problems = [
             f"data.format: {form} {reason}"
@@ -108,10 +116,25 @@ class ObjectiveSection(Section):
         ]
         if data.images and not self.reads_images:
             problems.append(
-                f"data.images: objective: {self.name} trains text alone; "  # type: ignore[attr-defined]
-                "write objective: sft, or leave the images out"
+                f"data.images: objective: {name} trains text alone; write objective: sft, or leave the "
+                "images out"
             )
-        return problems
+        if self.formats is not None and (other := sorted(formats - {"auto", *self.formats})):
+            able = f"{', '.join(self.formats)}, or auto" if self.formats else "auto"
+            problems.append(f"data.format: {other[0]}, but objective: {name} {self.reads}; write {able}")
+        sections: dict[str, Section] = {"data": data, "training": training}
+        return [*problems, *refusals(self.refused, sections, name)]
+
+
+def refusals(refused: dict[str, str], sections: dict[str, Section], name: str) -> Iterator[str]:
+    """Yield the sentences about those fields of some sections, by name, that are refused
+    (ObjectiveSection.refused)."""
+    for setting, reason in refused.items():
+        key, _, value = setting.partition(": ")
+        section, _, field = key.partition(".")
+        has = str(getattr(sections[section], field)).lower()
+        if has == value if value else sections[section].changed(field):
+            yield setting + (", " if reason.startswith("but ") else ": ") + reason.format(name=name)
 
 
 OF_COMPARED_ANSWERS = (5e-6, 1e-4)
@@ -122,47 +145,22 @@ OF_COMPARED_ANSWERS = (5e-6, 1e-4)
 class ComparingSection(ObjectiveSection):
     """An objective whose rows are better and worse answers."""
 
-    formats: ClassVar[tuple[str, ...]] = ("preference",)
-    """Formats of data that it can train, beside auto."""
-    compares: ClassVar[str] = "two answers"
+    formats: ClassVar[tuple[str, ...] | None] = ("preference",)
+    reads = "compares two answers"
+    refused: ClassVar[dict[str, str]] = {
+        "data.packing": "objective: {name} pads its rows: TRL has no packing for it; remove it",
+        "data.too_long: split": "but a piece of an answer is not an answer that objective: {name} could "
+        "compare; use truncate, drop or error",
+        "data.completion_only_loss: false": "but objective: {name} compares answers alone; remove it",
+        "training.neftune_noise_alpha": "its noise would be in the reference of objective: {name} too, and "
+        "in each log-ratio; remove it",
+        "training.torch_compile": "not tested with objective: {name}, whose reference is a second forward "
+        "pass of the same layers; remove it",
+    }
 
     disable_dropout: bool = True
     """Switch dropout off in policy and reference, or in the reward model; the adapter's (method.lora_dropout)
     too."""
-
-    def problems(self, data: Data, training: Training) -> list[str]:
-        name = self.name  # type: ignore[attr-defined]  # each section has one
-        sentences = super().problems(data, training)
-        formats = {source.format for source in data.all_sources.values()}
-        if other := sorted(formats - {"auto", *self.formats}):
-            sentences.append(
-                f"data.format: {other[0]}, but objective: {name} compares {self.compares}; "
-                f"write {', '.join(self.formats)}, or auto"
-            )
-        if data.packing:
-            sentences.append(
-                f"data.packing: objective: {name} pads its rows: TRL has no packing for it; remove it"
-            )
-        if data.too_long == "split":
-            sentences.append(
-                f"data.too_long: split, but a piece of an answer is not an answer that objective: {name} "
-                "could compare; use truncate, drop or error"
-            )
-        if not data.completion_only_loss:
-            sentences.append(
-                f"data.completion_only_loss: false, but objective: {name} compares answers alone; remove it"
-            )
-        if training.neftune_noise_alpha is not None:
-            sentences.append(
-                f"training.neftune_noise_alpha: its noise would be in the reference of objective: {name} "
-                "too, and in each log-ratio; remove it"
-            )
-        if training.torch_compile:
-            sentences.append(
-                f"training.torch_compile: not tested with objective: {name}, whose reference is a second "
-                "forward pass of the same layers; remove it"
-            )
-        return sentences
 
 
 class ReferenceSection(ComparingSection):

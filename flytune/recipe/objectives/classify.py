@@ -5,9 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from flytune import limits
-from flytune.recipe.data import Data
 from flytune.recipe.objectives.base import ObjectiveSection, Weight
-from flytune.recipe.training import Training
 from flytune.row_names import CLASSIFIED, RowKindName
 
 MOST_LABELS = 1000
@@ -36,6 +34,16 @@ class Classify(ObjectiveSection):
         "preference": "has two answers in a row, and objective: classify labels one text; write objective: "
         "reward",
         "unpaired": "has a prompt with an answer; write prompt_completion for objective: classify",
+    }
+    refused: ClassVar[dict[str, str]] = {
+        "data.packing: true": "objective: {name} pads its rows; remove it",
+        "data.too_long: split": "objective: {name} cannot give the label of a text to its pieces; use "
+        "truncate, drop or error",
+        "data.completion_only_loss: false": "objective: {name} has one loss for a row, whatever its tokens "
+        "are; remove it",
+        "training.router_aux_loss_coef": "objective: {name} has no balance loss; leave it out",
+        "training.neftune_noise_alpha": "objective: {name} is not tested with noise; remove it",
+        "training.torch_compile": "objective: {name} is not tested with it; remove it",
     }
 
     name: Literal["classify"]
@@ -77,27 +85,3 @@ class Classify(ObjectiveSection):
     def weights(self) -> list[float]:
         """Return the factor of each label's loss, in the order of labels."""
         return [self.class_weight.get(label, 1.0) for label in self.labels]
-
-    def problems(self, data: Data, training: Training) -> list[str]:
-        sentences, where = super().problems(data, training), f"objective: {self.name}"
-        refused = {
-            "data.packing: true": (data.packing, "pads its rows; remove it"),
-            "data.too_long: split": (
-                data.too_long == "split",
-                "cannot give the label of a text to its pieces; use truncate, drop or error",
-            ),
-            "data.completion_only_loss: false": (
-                not data.completion_only_loss,
-                "has one loss for a row, whatever its tokens are; remove it",
-            ),
-            "training.router_aux_loss_coef": (
-                training.router_aux_loss_coef is not None,
-                "has no balance loss; leave it out",
-            ),
-            "training.neftune_noise_alpha": (
-                training.neftune_noise_alpha is not None,
-                "is not tested with noise; remove it",
-            ),
-            "training.torch_compile": (training.torch_compile, "is not tested with it; remove it"),
-        }
-        return sentences + [f"{key}: {where} {why}" for key, (is_there, why) in refused.items() if is_there]

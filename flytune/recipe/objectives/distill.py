@@ -6,11 +6,19 @@ from pydantic import Field
 
 from flytune import limits
 from flytune.recipe.data import Data
-from flytune.recipe.objectives.base import ObjectiveSection
+from flytune.recipe.objectives.base import ObjectiveSection, refusals
 from flytune.recipe.sections import Model
 from flytune.recipe.training import Training
 from flytune.schema import PathOrAddress
 
+_REFUSED_DRAWING = {
+    "data.too_long: split": "a piece of a sample begins without a prompt",
+    "data.completion_only_loss: false": "without a masked prompt there is nothing to answer to",
+    "training.neftune_noise_alpha": "answers are drawn without it",
+    "training.torch_compile": "not tested with drawing answers",
+    "training.probe_longest": "the longest rows say nothing about the longest drawn answers",
+}
+"""Fields of other sections that contradict answers which the student draws."""
 MOST_TOKENS = 1024
 """Largest number of a teacher's tokens that are kept for each trained token."""
 
@@ -22,6 +30,10 @@ class Distill(ObjectiveSection):
     refused_formats: ClassVar[dict[str, str]] = {
         "preference": "has two answers in a row, and objective: distill trains one; write objective: dpo",
         "unpaired": "has undesirable answers, and objective: distill trains all; write objective: kto",
+    }
+    refused: ClassVar[dict[str, str]] = {
+        "data.packing": "objective: {name} reads the teacher's tokens row by row, and a packed block has "
+        "several; remove it"
     }
 
     cached_by: ClassVar[tuple[str, ...]] = (
@@ -77,36 +89,16 @@ class Distill(ObjectiveSection):
 
     def problems(self, data: Data, training: Training) -> list[str]:
         problems = super().problems(data, training)
-        if data.packing:
-            problems.append(
-                "data.packing: objective: distill reads the teacher's tokens row by row, and a packed block "
-                "has several; remove it"
-            )
         if training.router_aux_loss_coef:
             problems.append(
                 "training.router_aux_loss_coef: objective: distill has no balance loss of experts; write 0"
             )
-        return [*problems, *(self._drawing_problems(data, training) if self.on_policy else [])]
-
-    def _drawing_problems(self, data: Data, training: Training) -> list[str]:
-        """List the fields that contradict answers that the student draws."""
-        formats = {source.format for source in data.all_sources.values()}
-        drawn = f"objective.on_policy: {self.on_policy:g}"
-        refused = [
-            ("objective.alpha", self.alpha, "a drawn answer has no loss of the data"),
-            ("data.format: text", "text" in formats, "a text has no prompt that an answer could follow"),
-            ("data.too_long: split", data.too_long == "split", "a piece of a sample begins without a prompt"),
-            (
-                "data.completion_only_loss: false",
-                not data.completion_only_loss,
-                "without a masked prompt there is nothing to answer to",
-            ),
-            ("training.neftune_noise_alpha", training.neftune_noise_alpha, "answers are drawn without it"),
-            ("training.torch_compile", training.torch_compile, "not tested with drawing answers"),
-            (
-                "training.probe_longest",
-                training.probe_longest,
-                "the longest rows say nothing about the longest drawn answers",
-            ),
-        ]
-        return [f"{name}: {reason}; with {drawn} remove it" for name, value, reason in refused if value]
+        if not self.on_policy:
+            return problems
+        end = f"; with objective.on_policy: {self.on_policy:g} remove it"
+        if self.alpha:
+            problems.append(f"objective.alpha: a drawn answer has no loss of the data{end}")
+        if "text" in {source.format for source in data.all_sources.values()}:
+            problems.append(f"data.format: text: a text has no prompt that an answer could follow{end}")
+        refused = refusals(_REFUSED_DRAWING, {"data": data, "training": training}, self.name)
+        return [*problems, *(reason + end for reason in refused)]

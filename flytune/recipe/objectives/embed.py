@@ -32,6 +32,22 @@ class Embed(ObjectiveSection):
             "unpaired": "write objective: kto",
         }.items()
     }
+    refused: ClassVar[dict[str, str]] = {
+        "data.packing: true": "objective: {name} pads its rows; remove it",
+        "data.too_long: split": "objective: {name} has one vector for a text, not one for each piece; use "
+        "truncate, drop or error",
+        "data.completion_only_loss: false": "objective: {name} has one loss for a query, whatever its tokens "
+        "are; remove it",
+        "data.add_eos_token: false": "objective: {name} takes the vector of a text at its end token; remove "
+        "it",
+        "data.add_bos_token": "objective: {name} begins texts as the tokenizer does, so that every program "
+        "does; remove it",
+        "data.system_prompt": "objective: {name} has no chats; write query_prompt there",
+        "training.router_aux_loss_coef": "objective: {name} has no balance loss; leave it out",
+        "training.neftune_noise_alpha": "objective: {name} runs each text twice, with other noise each time; "
+        "remove it",
+        "training.torch_compile": "objective: {name} is not tested with it; remove it",
+    }
 
     name: Literal["embed"]
     """`embed` trains an embedding model on queries with documents (docs/objectives.md)."""
@@ -69,38 +85,10 @@ class Embed(ObjectiveSection):
         return prompts if any(prompts) else []
 
     def problems(self, data: Data, training: Training) -> list[str]:
-        sentences, where = super().problems(data, training), f"objective: {self.name}"
-        refused = {
-            "data.packing: true": (data.packing, "pads its rows; remove it"),
-            "data.too_long: split": (
-                data.too_long == "split",
-                "has one vector for a text, not one for each piece; use truncate, drop or error",
-            ),
-            "data.completion_only_loss: false": (
-                not data.completion_only_loss,
-                "has one loss for a query, whatever its tokens are; remove it",
-            ),
-            "data.add_eos_token: false": (
-                not data.add_eos_token,
-                "takes the vector of a text at its end token; remove it",
-            ),
-            "data.add_bos_token": (
-                data.add_bos_token is not None,
-                "begins texts as the tokenizer does, so that every program does; remove it",
-            ),
-            "data.system_prompt": (data.system_prompt is not None, "has no chats; write query_prompt there"),
-            "training.router_aux_loss_coef": (
-                training.router_aux_loss_coef is not None,
-                "has no balance loss; leave it out",
-            ),
-            "training.neftune_noise_alpha": (
-                training.neftune_noise_alpha is not None,
-                "runs each text twice, with other noise each time; remove it",
-            ),
-            "training.torch_compile": (training.torch_compile, "is not tested with it; remove it"),
-            "training.global_batch_size: 1": (
-                training.global_batch_size == 1 and not self.negatives,
-                "compares a query with the documents of the other rows of its step; write more",
-            ),
-        }
-        return sentences + [f"{key}: {where} {why}" for key, (is_there, why) in refused.items() if is_there]
+        problems = super().problems(data, training)
+        if training.global_batch_size == 1 and not self.negatives:
+            problems.append(
+                f"training.global_batch_size: 1: objective: {self.name} compares a query with the documents "
+                "of the other rows of its step; write more"
+            )
+        return problems

@@ -87,9 +87,7 @@ class VllmEngine(Section):
 
     @model_validator(mode="after")
     def _of_one_kind(self) -> Self:
-        changed = [
-            name for name in self.own_process if getattr(self, name) != type(self).model_fields[name].default
-        ]
+        changed = self.changed(*self.own_process)
         if self.address is not None and changed:
             raise ValueError(
                 f"{changed[0]}: of a server that the run starts, and address names another; remove one"
@@ -117,12 +115,7 @@ class VllmEngine(Section):
     @property
     def own_places(self) -> tuple[str, ...]:
         """Fields with a program, a server or a folder that is not the default, as `field: value`."""
-        values = {name: getattr(self, name) for name in ("python", "address", "folder")}
-        return tuple(
-            f"{name}: {value}"
-            for name, value in values.items()
-            if value != type(self).model_fields[name].default
-        )
+        return tuple(f"{name}: {getattr(self, name)}" for name in self.changed("python", "address", "folder"))
 
     @property
     def is_beside(self) -> bool:

@@ -6,12 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from flytune import limits
-from flytune.recipe.data import Data
 from flytune.recipe.objectives.base import OF_COMPARED_ANSWERS, ObjectiveSection
 from flytune.recipe.objectives.engines import Engine, TransformersEngine
 from flytune.recipe.rewards import MOST, OWN, Reward, RewardFunction
 from flytune.recipe.sections import Factor
-from flytune.recipe.training import Training
 from flytune.row_names import PROMPTS, RowKindName
 
 LossType = Literal["grpo", "dr_grpo", "dapo", "cispo"]
@@ -35,6 +33,22 @@ class Grpo(ObjectiveSection):
 
     row_kind: ClassVar[RowKindName] = PROMPTS
     usual_learning_rates: ClassVar[tuple[float, float]] = OF_COMPARED_ANSWERS
+    formats = ()
+    reads = "reads prompts (docs/objectives.md)"
+    refused: ClassVar[dict[str, str]] = {
+        "data.packing": "objective: {name} pads the answers that the model draws; remove it",
+        "data.too_long: split": "but a piece of a prompt is none; objective: {name} takes drop or error",
+        "data.completion_only_loss: false": "but objective: {name} trains answers alone; remove it",
+        **{
+            f"training.{field}": f"{reason}; with objective: {{name}} remove it"
+            for field, reason in {
+                "neftune_noise_alpha": "answers are drawn without its noise",
+                "torch_compile": "not tested with drawing answers",
+                "probe_longest": "the longest prompts say nothing about the longest answers",
+                "use_liger_kernel": "Liger replaces the head that answers are drawn from",
+            }.items()
+        },
+    }
 
     name: Literal["grpo"]
     """`grpo` trains answers that the model draws itself, by their rewards (docs/objectives.md)."""
@@ -160,43 +174,3 @@ class Grpo(ObjectiveSection):
                 "use_bias_correction_kl: with beta: 0 there is no KL divergence; remove it, or set beta"
             )
         return self
-
-    def problems(self, data: Data, training: Training) -> list[str]:
-        sentences = super().problems(data, training)
-        formats = {source.format for source in data.all_sources.values()}
-        if other := sorted(formats - {"auto"}):
-            sentences.append(
-                f"data.format: {other[0]}, but objective: {self.name} reads prompts (docs/objectives.md); "
-                "write auto"
-            )
-        if data.packing:
-            sentences.append(
-                f"data.packing: objective: {self.name} pads the answers that the model draws; remove it"
-            )
-        if data.too_long == "split":
-            sentences.append(
-                f"data.too_long: split, but a piece of a prompt is none; objective: {self.name} takes drop "
-                "or error"
-            )
-        if not data.completion_only_loss:
-            sentences.append(
-                f"data.completion_only_loss: false, but objective: {self.name} trains answers alone; remove "
-                "it"
-            )
-        for name, value, reason in (
-            ("neftune_noise_alpha", training.neftune_noise_alpha, "answers are drawn without its noise"),
-            ("torch_compile", training.torch_compile, "not tested with drawing answers"),
-            (
-                "probe_longest",
-                training.probe_longest,
-                "the longest prompts say nothing about the longest answers",
-            ),
-            (
-                "use_liger_kernel",
-                training.use_liger_kernel,
-                "Liger replaces the head that answers are drawn from",
-            ),
-        ):
-            if value:
-                sentences.append(f"training.{name}: {reason}; with objective: {self.name} remove it")
-        return sentences

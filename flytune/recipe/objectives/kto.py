@@ -17,8 +17,8 @@ class Kto(ReferenceSection):
 
     row_kind: ClassVar[RowKindName] = LABELLED_ANSWERS
     usual_learning_rates: ClassVar[tuple[float, float]] = OF_COMPARED_ANSWERS
-    formats: ClassVar[tuple[str, ...]] = ("unpaired", "preference")
-    compares: ClassVar[str] = "labelled answers"
+    formats = ("unpaired", "preference")
+    reads = "compares labelled answers"
     # The one section of all objectives, up to 0.6, had another default.
     always_in_key: ClassVar[tuple[str, ...]] = ("loss_type",)
 
