@@ -392,20 +392,37 @@ def _answer(upstream: Any, source: str, request: Any, longest: int) -> bytes:
         upstream._compile_jinja_template(source)
         return b"\n"
     messages, is_text, options = request
-    if day := options.pop("template_date", None):
-        options["strftime_now"] = datetime.datetime.fromisoformat(day).strftime
+    template = upstream._compile_jinja_template(source)
     blocks: list[Any] = []
-    if is_text:
-        # render_jinja_template takes three times as long, for values that are not text.
-        text = upstream._compile_jinja_template(source).render(messages=messages, documents=None, **options)
-    else:
-        texts, block_lists = upstream.render_jinja_template([messages], chat_template=source, **options)
-        text, blocks = texts[0], block_lists[0] if block_lists else []
+    with _dated(template, options.pop("template_date", None)):
+        if is_text:
+            # render_jinja_template takes three times as long, for values that are not text.
+            text = template.render(messages=messages, documents=None, **options)
+        else:
+            texts, block_lists = upstream.render_jinja_template([messages], chat_template=source, **options)
+            text, blocks = texts[0], block_lists[0] if block_lists else []
     if len(text) > longest:
         raise _TooLong(
             f"it makes {len(text):,} characters of a chat, and {longest:,} are the most; {_ADVICE}"
         )
     return (json.dumps(blocks).encode() if blocks else b"") + b"\n" + text.encode("utf-8", "surrogatepass")
+
+
+@contextmanager
+def _dated(template: Any, day: str | None) -> Iterator[None]:
+    """Let a compiled template write a day in place of today within the block.
+
+    transformers keeps compiled templates, and renders no function that it is given as an argument.
+    """
+    if day is None:
+        yield
+        return
+    today = template.globals["strftime_now"]
+    template.globals["strftime_now"] = datetime.datetime.fromisoformat(day).strftime
+    try:
+        yield
+    finally:
+        template.globals["strftime_now"] = today
 
 
 class _TooLong(Exception):
