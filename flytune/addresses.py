@@ -1,5 +1,6 @@
 """Credentials in addresses and texts: one check that refuses them, and one redaction for errors and logs."""
 
+import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -74,6 +75,14 @@ def problem(text: str, is_address: bool = False) -> str | None:
         if _TOKENS.search(fromkey):
             return "a token"
     return None
+
+
+def is_here(host: str) -> bool:
+    """Return whether a host is this machine, as it names itself: nothing that is sent there leaves it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def names_secret(name: str) -> bool:

@@ -50,8 +50,7 @@ def convert(
             f"{artifact}: no config.json and no adapter_config.json; name the folder of an artifact or "
             "merged model"
         )
-    if not is_adapter:
-        _check(artifact, consent)
+    _check(artifact, consent)
     program = _program(artifact, out, outtype, converter, is_adapter)
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="flytune-", dir=out.absolute().parent) as scratch:
@@ -64,13 +63,14 @@ def convert(
 
 
 def _check(folder: Path, consent: Consent) -> None:
-    """Verify a complete model: an artifact, or a merged one. Of other folders nothing is known but their own
+    """Verify a language model: an artifact, or a merged one. Of other folders nothing is known but their own
     files."""
     if (folder / CONTENTS).is_file():
         opening.require_language_model(opening.open_artifact(folder, consent).recipe, folder)
         return
     if merging.is_merged(folder):
         merging.check_merged(folder, consent)
+        merging.require_language_model(folder)
         return
     # The converter itself runs the files that auto_map names.
     opening.check_code(folder, None, consent.trust_remote_code)

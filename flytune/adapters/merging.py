@@ -238,13 +238,24 @@ def check_merged(folder: Path, consent: Consent = opening.NONE) -> None:
     opening.check_code(folder, None, consent.trust_remote_code)
 
 
-def load(folder: Path, consent: Consent = opening.NONE) -> Any:
-    """Return a merged model, after a check of its files.
+def require_language_model(folder: Path) -> None:
+    """Refuse a merged embedding model, whose head of words a program would draw at random.
 
     Raises:
-        ExportError: as `check_merged`; or it cannot be loaded.
+        ExportError: it is one.
+    """
+    if record(Merge, folder / MERGED).of_vectors:
+        raise ExportError(f"{folder}: {heads.HEADS[heads.VECTORS].no_words}")
+
+
+def load(folder: Path, consent: Consent = opening.NONE) -> Any:
+    """Return a merged language model, after a check of its files.
+
+    Raises:
+        ExportError: as `check_merged` and `require_language_model`; or it cannot be loaded.
     """
     check_merged(folder, consent)
+    require_language_model(folder)
     with named(f"{folder}: the merged model cannot be loaded", ExportError):
         return heads.loader_of(folder).from_pretrained(
             folder,

@@ -15,7 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flytune import limits
+from flytune import limits, names
 from flytune.data.columns import TURNS
 from flytune.data.render import Rendered
 from flytune.errors import DataError
@@ -33,12 +33,16 @@ READ, PIXELS, TOKENS = "images read", "pixels of images", "tokens of images"
 """Names of notes in a manifest: sums over the images of all rows that were read."""
 _CHATS = (*TURNS, "prompt", "completion")
 _QUESTIONS = ("instruction", "prompt", "question")
+_READ_IN_ORDER = (*_CHATS, "history", "instruction", "input", *_QUESTIONS[1:])
+"""Columns that a chat is made of, in the order in which it has them."""
 _TYPES = ("image", "image_url", "input_image")
 """Types of content parts that are images: transformers', OpenAI's two."""
 _OF_PART = ("image", "image_url", "url", "path", "bytes", "base64")
 """Keys of such a part that hold the image."""
-_DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
+_DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
+_BASE64_OF_IMAGES = re.compile(r"/9j/|iVBORw|R0lGOD|Qk|SUkq|TU0A|UklGR|AAAADGpQ|/0//UQ|UD[A-Za-z]")
+"""Beginnings of images.FORMATS in base64. A path may be of the same characters: files are named by hashes."""
 _STORAGES = ("s3://", "gs://")
 """Beginnings of addresses that an image may have wherever its data are."""
 _FOLDERS = re.compile(r"[^/]*[*?\[].*")
@@ -78,7 +82,7 @@ class _Row:
 
     def extracted(self) -> tuple[dict[str, Any], list[Any]]:
         row = dict(self._row)
-        for theirs in dict.fromkeys(self._columns.get(name, name) for name in (*_CHATS, *_QUESTIONS)):
+        for theirs in dict.fromkeys(self._columns.get(name, name) for name in _READ_IN_ORDER):
             if isinstance(row.get(theirs), list):
                 row[theirs] = [self._turn(turn) for turn in row[theirs]]
             elif isinstance(row.get(theirs), str):
@@ -95,6 +99,8 @@ class _Row:
         return row, self._images
 
     def _turn(self, turn: Any) -> Any:
+        if isinstance(turn, list | tuple):  # a question and its answer, of the column history
+            return [self._text(text) if isinstance(text, str) else text for text in turn]
         if not isinstance(turn, dict):
             return turn
         key = next((key for key in self._keys() if key in turn), None)
@@ -149,13 +155,28 @@ class _Row:
             if not isinstance(value, list):
                 continue
             for place, turn in enumerate(value):
-                if isinstance(turn, dict) and (turn.get("role", turn.get("from")) in ("user", "human")):
-                    key = next(key for key in self._keys() if key in turn)
-                    content = turn[key]
-                    is_text = isinstance(content, str)
-                    first = marks + content if is_text else [{"type": "text", "text": marks}, *content]
-                    return row | {theirs: [*value[:place], {**turn, key: first}, *value[place + 1 :]]}
+                if isinstance(turn, dict) and self._is_question(turn):
+                    asked = self._with_marks(turn, marks)
+                    return row | {theirs: [*value[:place], asked, *value[place + 1 :]]}
         raise DataError(f"{self._where}: has images, and no question that they belong to")
+
+    def _is_question(self, turn: dict[str, Any]) -> bool:
+        ours = ("role", "from")
+        theirs = [self._columns.get(key, key) for key in ours]
+        return any(turn.get(key) in ("user", "human") for key in (*ours, *theirs))
+
+    def _with_marks(self, turn: dict[str, Any], marks: str) -> dict[str, Any]:
+        """Return a question with `marks` before its text."""
+        key = next((key for key in self._keys() if key in turn), "")
+        content = turn.get(key)
+        if isinstance(content, str):
+            return {**turn, key: marks + content}
+        if isinstance(content, list):
+            return {**turn, key: [{"type": "text", "text": marks}, *content]}
+        raise DataError(
+            f"{self._where}: has images, and the question that they belong to has no content (text, or a "
+            f"list of parts), but {type(content).__name__}; write it, or remove the row"
+        )
 
 
 def _is_image(part: Any) -> bool:
@@ -190,12 +211,19 @@ def content_of(image: Any, source: str | None, where: str) -> bytes:
             f"{where}: an image must be a path, an address, bytes or base64, found {type(image).__name__} "
             f"{image!r:.60}"
         )
-    if (match := _DATA_URL.match(image)) or _BASE64.fullmatch(image):
+    if (match := _DATA_URL.match(image)) or _is_base64(image):
         try:
             return base64.b64decode(image[match.end() if match else 0 :], validate=False)
         except ValueError as error:
             raise DataError(f"{where}: an image is not base64: {error}") from None
     return _read(image, source, where)
+
+
+def _is_base64(image: str) -> bool:
+    could_be_path = len(image) <= names.LONGEST
+    return bool(_BASE64.fullmatch(image)) and (
+        not could_be_path or _BASE64_OF_IMAGES.match(image.lstrip()) is not None
+    )
 
 
 def _read(name: str, source: str | None, where: str) -> bytes:
@@ -210,6 +238,8 @@ def _read(name: str, source: str | None, where: str) -> bytes:
         )
     is_address = name.startswith(_STORAGES) and "::" not in name
     folder, below = (name, "") if is_address else _below(name, source, where)
+    if not is_address and (reason := names.problem(below)):
+        raise DataError(f"{where}: the image's name {ascii(name)[:80]} {reason}; correct it")
     storage = Storage(folder, "", error=DataError, failed=f"{where}: image cannot be read", retry=False)
     try:
         return storage.read(below, largest=limits.IMAGE_BYTES)
@@ -291,7 +321,8 @@ def expanded(text: str, pictures: Sequence[Any], processor: images.Processor, wh
     """Return a rendered chat with the text that the processor writes for each of its pictures, in order.
 
     Raises:
-        DataError: the template did not write each image once.
+        DataError: the template did not write each image once, the row's own text has a token of images, or
+            the processor refuses one.
     """
     token = processor.token
     places = [match.start() for match in re.finditer(re.escape(token), text)]
@@ -301,12 +332,17 @@ def expanded(text: str, pictures: Sequence[Any], processor: images.Processor, wh
             f"{counted(len(places), 'time')}: the row's own text may not have it, and the chat template "
             "must write it for each image (data.chat_template)"
         )
-    texts = processor.replacements(pictures) if pictures else []
+    texts = processor.replacements(pictures, where) if pictures else []
     pieces, at = [], 0
     for place, replacement in zip(places, texts, strict=True):
         pieces += [text[at:place], replacement]
         at = place + len(token)
-    return Expanded("".join([*pieces, text[at:]]), places, texts)
+    whole = "".join([*pieces, text[at:]])
+    if processor.tokens_in(whole) != processor.tokens_in("".join(texts)):
+        raise DataError(
+            f"{where}: the row's own text has a token that stands for a part of an image; remove it"
+        )
+    return Expanded(whole, places, texts)
 
 
 class ImageReader:

@@ -85,8 +85,9 @@ def opened(content: bytes, max_pixels: int | None, where: str) -> Any:
     pixels = result.width * result.height
     if max_pixels is not None and pixels > max_pixels:
         share = (max_pixels / pixels) ** 0.5
-        size = max(1, int(result.width * share)), max(1, int(result.height * share))
-        result = result.resize(size, Image.Resampling.LANCZOS)
+        # Where one side is a single pixel, the other alone has to have no more.
+        width, height = (max(1, min(int(side * share), max_pixels)) for side in result.size)
+        result = result.resize((width, height), Image.Resampling.LANCZOS)
     return result
 
 
@@ -152,14 +153,25 @@ class Processor:
         self.token_ids = frozenset(self._processor.image_token_ids)
         """Tokens in whose places the model reads an image."""
 
-    def replacements(self, pictures: Sequence[Any]) -> list[str]:
-        """Return the text that takes the place of `token` for each picture of a sample."""
-        processed = self._processor(
-            text=[self.token * len(pictures)],
-            images=[list(pictures)],
-            return_text_replacement_offsets=True,
-            return_tensors=None,
-        )
+    def replacements(self, pictures: Sequence[Any], where: str = "an image") -> list[str]:
+        """Return the text that takes the place of `token` for each picture of a sample.
+
+        Raises:
+            DataError: the processor refuses one, as some do where one side is many times the other.
+        """
+        try:
+            processed = self._processor(
+                text=[self.token * len(pictures)],
+                images=[list(pictures)],
+                return_text_replacement_offsets=True,
+                return_tensors=None,
+            )
+        except Exception as error:  # noqa: BLE001 (each processor raises its own)
+            sizes = ", ".join(f"{picture.width:,} x {picture.height:,}" for picture in pictures)
+            raise DataError(
+                f"{where}: the model's processor refuses an image ({sizes} pixels): {reason(error)}; change "
+                "its proportions, or remove the row"
+            ) from None
         return [str(place["replacement"]) for place in processed["text_replacement_offsets"][0]]
 
     def tokens_of(self, pictures: Sequence[Any]) -> list[int]:

@@ -7,7 +7,7 @@ one, and the own document of a query with the same text, are left out: they are 
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from flytune.recipe import Embed, Model
 from training_estimates import meta_model
 
 ALL = slice(None)
+SIMILARITIES = 2**24
+"""Similarities of queries with documents that are in memory at a time: 64 MiB in float32, and as much again
+for each step of their loss."""
 
 
 def are_made_by(model: Any) -> bool:
@@ -202,6 +205,26 @@ def ranks(vectors: Any, keys: Any, queries: slice = ALL) -> Any:
     others[torch.arange(len(own), device=keys.device), own] = False
     mine = similarities.gather(1, own.unsqueeze(1))
     return 1 + ((similarities >= mine) & others).sum(dim=1)
+
+
+def blocks_of(keys: Any) -> Iterator[slice]:
+    """Yield the places of all queries in blocks of about SIMILARITIES.
+
+    Args:
+        keys: as those of `losses`.
+    """
+    rows = len(keys)
+    size = max(1, SIMILARITIES // (rows * (keys.shape[1] - 1)))
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))
+
+
+def in_blocks(function: Callable[[slice], Any], keys: Any) -> Any:
+    """Return a function's results of all queries, which it gets in blocks: those of a held-out part with all
+    of its documents may be more than a machine's memory."""
+    import torch
+
+    return torch.cat([function(queries) for queries in blocks_of(keys)])
 
 
 def _documents(values: Any) -> Any:

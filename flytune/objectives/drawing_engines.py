@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from flytune import json_core
 from flytune.errors import EngineError, ServingError, TrainingError
 from flytune.export import write
-from flytune.models import loading, tokenizers
+from flytune.models import loading, rope, tokenizers
 from flytune.models.scoring import padded
 from flytune.recipe import Grpo, Recipe, VllmEngine
 from flytune.rollouts import Completion, Drawing, VllmProcess, VllmServer, WantedAnswer, draw, numbers_of
@@ -231,6 +231,9 @@ class Served(DrawingEngine):
         }
         switches = []
         if not self._is_full:
+            # The config.json beside all weights has it; that of a base says nothing of the recipe's scaling.
+            scaling = rope.arguments(recipe.model)
+            options |= {"--hf-overrides": json.dumps(scaling)} if scaling else {}
             rank = next(rank for rank in _RANKS if rank >= recipe.method.largest_rank)
             options |= {"--max-loras": "1", "--max-lora-rank": str(rank)}
             switches.append("--enable-lora")

@@ -29,9 +29,6 @@ from training_estimates.sizes import Geometry
 
 NEAREST = (1, 10)
 """Numbers of nearest documents among which a query's own is looked for."""
-SIMILARITIES = 2**24
-"""Similarities of queries with documents that are in memory at a time: 64 MiB in float32, and as much again
-for each step of their loss."""
 KEYS, PASS = "keys", "first_pass"
 """Keys of a batch: the texts' keys, and what its first pass has shown."""
 
@@ -68,8 +65,8 @@ class VectorRows(HeldoutRows):
         pad, batch_size = self.tokenizer.pad_token_id, self.recipe.evaluation.batch_size
         count = 2 + section.negatives
         of_rows, keys = vectors.of_rows(model, self.sequences, count, pad, batch_size, label)
-        ranks = vectors.ranks(of_rows, keys).numpy()
-        losses = vectors.losses(of_rows, keys, section.temperature, section.matryoshka_dims).numpy()
+        ranks = vectors.in_blocks(lambda queries: vectors.ranks(of_rows, keys, queries), keys).numpy()
+        losses = vectors.in_blocks(functools.partial(_losses, section, of_rows, keys), keys).numpy()
         found_among = {f"recall_at_{most}": ranks <= most for most in NEAREST}
         return {"mrr": 1 / ranks, **found_among, "loss": losses}
 
@@ -249,9 +246,8 @@ class Embedding(SequenceHeadObjective):
             for values in (is_row, vectors.by_row(mine, count), vectors.keys_of(sequences, count))
         )
         losses = torch.zeros(len(is_row), dtype=torch.float64, device=device)
-        losses[is_row] = vectors.losses(
-            of_all[is_row], keys[is_row], section.temperature, section.matryoshka_dims
-        )
+        of_rows, keys = of_all[is_row], keys[is_row]
+        losses[is_row] = vectors.in_blocks(functools.partial(_losses, section, of_rows, keys), keys)
         first = trainer.args.process_index * len(rows)
         return losses[first : first + len(rows)].cpu().numpy(), numpy.ones(len(rows))
 
@@ -293,17 +289,19 @@ def step_gradient(of_rows: Any, keys: Any, section: Embed) -> tuple[Any, float, 
 
     leaf = of_rows.detach().requires_grad_(True)
     total, right = torch.zeros((), device=leaf.device), 0
-    block = max(1, SIMILARITIES // (len(leaf) * (leaf.shape[1] - 1)))
-    for start in range(0, len(leaf), block):
-        queries = slice(start, min(start + block, len(leaf)))
+    for queries in vectors.blocks_of(keys):
         with torch.enable_grad():
-            losses = vectors.losses(leaf, keys, section.temperature, section.matryoshka_dims, queries)
+            losses = _losses(section, leaf, keys, queries)
             part = losses.sum() / len(leaf)
             part.backward()
         total += part.detach()
         with torch.no_grad():
             right += int((vectors.ranks(leaf, keys, queries) == 1).sum())
     return total, right / len(leaf), leaf.grad
+
+
+def _losses(section: Embed, of_rows: Any, keys: Any, queries: slice) -> Any:
+    return vectors.losses(of_rows, keys, section.temperature, section.matryoshka_dims, queries)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from typing import Any
 from flytune import __version__
 from flytune.data.order import PLACE
 from flytune.data.rows.prompts import prompt_length, stored_prompt
-from flytune.errors import FlytuneError, RewardError
+from flytune.errors import FlytuneError
 from flytune.models import Row, end_markers
 from flytune.models.scoring import padded
 from flytune.objectives import importance
@@ -44,6 +44,7 @@ class Rollouts(RecordedSteps):
 
         Raises:
             RewardError: a reward fails.
+            StorageError: what was drawn cannot be recorded.
         """
         started, step = time.monotonic(), trainer.state.global_step + 1
         with trainer.run.peaks.during(DRAW):
@@ -180,10 +181,11 @@ class Rollouts(RecordedSteps):
                 outcome = [[group.model_copy(update={"made_by": made_by}) for group in judged_groups]]
                 self.ledger(trainer).write(step, outcome[0])
             except FlytuneError as error:  # the other processes wait for what was found
-                outcome = [str(error)]
+                outcome = [error]
         groups = broadcast_object_list(outcome)[0]
-        if isinstance(groups, str):
-            raise RewardError(groups)
+        if isinstance(groups, FlytuneError):
+            # A reward's error, or the storage's, after which another attempt may go on.
+            raise groups
         return list(groups)
 
     def _wanted(self, row: Row, step: int) -> WantedAnswer:

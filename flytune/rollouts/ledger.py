@@ -26,7 +26,7 @@ class RolloutLedger:
     """The rollouts of one run, at the address of its checkpoints."""
 
     def __init__(self, address: str) -> None:
-        self._storage = Storage(address, error=TrainingError)
+        self._storage = Storage(address)
 
     def read(
         self, step: int, prompts: Sequence[Sequence[int]], made_by: Mapping[str, str]

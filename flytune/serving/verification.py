@@ -1,6 +1,7 @@
 """Verification of an endpoint: whether it answers as the model of an artifact, from its tokens to its next
 tokens."""
 
+import datetime
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -193,11 +194,23 @@ def _chat_pairs(server: Endpoint, tokenizer: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the artifact's prompt of each chat that its template takes, as tokens, and the server's."""
     for chat in _CHATS if tokenizer.chat_template else ():
         try:
-            prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+            prompts = [*_prompts(tokenizer, chat)]
         except chat_templates.TemplateError:
             continue
         answer = server.chat_tokens(chat)
-        yield list(prompt), [] if isinstance(answer, Refusal) else answer
+        served = [] if isinstance(answer, Refusal) else answer
+        yield (served if served in prompts else prompts[0]), served
+
+
+def _prompts(tokenizer: Any, chat: list[dict[str, str]]) -> Iterator[list[int]]:
+    """Yield the tokens of a chat's prompt: of today, and of the days beside it where the template writes the
+    date, which is another one at a server in another time zone."""
+    today = datetime.date.today()
+    days: list[dict[str, str]] = [{}]
+    if "strftime_now" in tokenizer.get_chat_template():
+        days += [{"template_date": str(today + datetime.timedelta(days=shift))} for shift in (-1, 0, 1)]
+    for day in days:
+        yield list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False, **day))
 
 
 def _compared(pairs: Iterator[tuple[Any, Any]]) -> Compared:

@@ -25,6 +25,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     for number, name in enumerate(("a.png", "b.png")):
         Image.new("RGB", (40, 40 + 16 * number), (90 * number, 30, 60)).save(folder / name)
+    Image.new("RGB", (3000, 1)).save(folder / "thin.png")
     return folder
 
 
@@ -93,12 +94,29 @@ FORMS = {
         "images": ["a.png"],
     },
     "a question": lambda folder: {"instruction": "See <image>What?", "output": "Paris", "image": "a.png"},
+    "an input": lambda folder: {
+        **{"instruction": "", "input": "See <image>What?"},
+        **{"output": "Paris", "image": "a.png"},
+    },
+    "another data url": lambda folder: {
+        **word(),
+        "image": "data:;charset=binary;base64," + encoded(folder / "a.png"),
+    },
+    "a hash": lambda folder: {**word(), "image": hashed(folder)},
     "another column": lambda folder: {**word(), "photo": "a.png"},
 }
 
 
 def word():
     return {"messages": [{"role": "user", "content": "See <image>What?"}, ANSWER]}
+
+
+def hashed(folder):
+    """Return the name of a copy that is as long as a text in base64, and has its letters."""
+    content = (folder / "a.png").read_bytes()
+    name = hashlib.sha256(content).hexdigest()
+    (folder / name).write_bytes(content)
+    return name
 
 
 def encoded(file):
@@ -138,6 +156,25 @@ def test_images_that_nothing_stands_for_come_before_the_first_question():
     assert (row["instruction"], found) == (f"{IMAGE}{IMAGE}What?", ["a", "b"])
 
 
+def test_images_come_before_the_first_question_whatever_its_columns_are_called():
+    turns = [{"speaker": "human", "text": "What?"}, {"speaker": "gpt", "text": "Paris"}]
+    columns = {"conversations": "dialog", "from": "speaker", "value": "text"}
+    row, _ = extracted({"dialog": turns, "images": ["a"]}, columns, "x")
+    assert row["dialog"][0] == {"speaker": "human", "text": f"{IMAGE}What?"}
+
+
+def test_images_stand_in_the_turns_before_a_question_too():
+    asked_before = {
+        "history": [["See <image>", "Yes."]],
+        "instruction": "Now <image>",
+        "input": "and <image>",
+    }
+    row, found = extracted({**asked_before, "images": ["a", "b", "c"]}, {}, "x")
+    assert row["history"] == [[f"See {IMAGE}", "Yes."]]
+    assert (row["instruction"], row["input"]) == (f"Now {IMAGE}", f"and {IMAGE}")
+    assert found == ["a", "b", "c"]
+
+
 def test_images_of_parts_and_of_the_column_keep_their_order():
     parts = [{"type": "image"}, {"type": "image", "image": "b"}, {"type": "image"}]
     assert extracted({**asked(*parts), "images": ["a", "c"]}, {}, "x")[1] == ["a", "b", "c"]
@@ -158,6 +195,22 @@ def test_images_of_parts_and_of_the_column_keep_their_order():
         ({**asked(text("the token <|image_pad|>")), "image": "a.png"}, "row's own text may not have it"),
         ({"prompt": "a <image>", "completion": "b", "image": "a.png"}, "only chats"),
         ({"text": "a", "image": "a.png"}, "no question that they belong to"),
+        (
+            {"messages": [{"role": "user", "content": None}, ANSWER], "image": "a.png"},
+            "rows.jsonl:1: has images, and the question that they belong to has no content",
+        ),
+        (
+            {"messages": [{"role": "user"}, ANSWER], "image": "a.png"},
+            "rows.jsonl:1: has images, and the question that they belong to has no content",
+        ),
+        (
+            {**word(), "image": "x" * 300},
+            "rows.jsonl:1: the image's name 'xxx.* longer than 1024 bytes, or 255",
+        ),
+        (
+            {**word(), "image": "thin.png"},
+            r"rows.jsonl:1: the model's processor refuses an image \(3,000 x 1 pixels\): absolute aspect",
+        ),
     ],
 )
 def test_a_row_that_cannot_be_trained_on_says_why(row, reason, folder, bases, tmp_path):

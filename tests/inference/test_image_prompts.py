@@ -19,9 +19,9 @@ from flytune.adapters import merging
 from flytune.cli import main
 from flytune.errors import DataError
 from flytune.inference import prompts
-from flytune.inference.batch import InferenceModel
+from flytune.inference.batch import InferenceModel, PromptFormat
 from flytune.inference.conversation import Conversation
-from flytune.models import Generation, images
+from flytune.models import Generation, images, tokenizers
 from flytune.recipe import Recipe
 from flytune.stages import local
 from tests.support import vision_models
@@ -115,6 +115,22 @@ def test_a_batch_of_prompts_with_many_images_one_and_none(artifacts, tmp_path, c
     assert len(set(found)) > 1, "the model does not look at the images"
     merging.merge(artifact, tmp_path / "merged")
     assert answers(capsys, tmp_path / "merged", write(tmp_path, *rows)) == expected
+
+
+@pytest.mark.parametrize("names", [["red.png"], []])
+def test_a_token_of_an_image_in_a_question_is_refused(names, tmp_path):
+    # The model would look for an image more than there is, and end with all other rows of its batch.
+    base = vision_models.write(tmp_path / "gemma3", "gemma3")
+    draw(tmp_path, "red.png", "red")
+    tokenizer = tokenizers.load(base)
+    processor = images.Processor(str(base), None, tokenizer)
+    form = PromptFormat(tokenizer, prompts.Columns(with_images=True), [1], processor)
+    parts = [{"type": "image", "image": name} for name in names]
+    question = {"type": "text", "text": "What is an <image_soft_token>?"}
+    row = {"messages": [{"role": "user", "content": [*parts, question]}]}
+    digests = [images.store((tmp_path / name).read_bytes(), tmp_path) for name in names]
+    with pytest.raises(DataError, match="row 1: the row's own text has a token that stands for a part"):
+        form.prompt({"row": row, "where": "row 1", "images": digests, "folder": str(tmp_path)})
 
 
 @pytest.mark.slow

@@ -174,3 +174,10 @@ def test_templates_by_names_without_a_default_are_none(written, tmp_path):
     named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "x"}]
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
     assert load_tokenizer(Model(name_or_path=str(folder)), Data(path="unread")).get_chat_template() == CHATML
+
+
+def test_a_template_writes_the_day_that_it_is_given():
+    source, chat = "{{ strftime_now('%d %b %Y') }}", [{"role": "user", "content": "a"}]
+    text, _ = chat_templates.render(source, chat, template_date="2026-01-31")
+    assert text == "31 Jan 2026"
+    assert chat_templates.render(source, chat)[0] != text

@@ -65,6 +65,9 @@ def test_a_picture_is_upright_and_in_rgb(file, size, corner):
 def test_a_large_picture_keeps_its_proportions():
     assert images.opened(content(plain(size=(400, 100))), 10_000, "x").size == (200, 50)
     assert images.opened(content(plain(size=(100, 100))), 10_000, "x").size == (100, 100)
+    # None is narrower than a pixel.
+    assert images.opened(content(plain(size=(1, 4000))), 1_000, "x").size == (1, 1000)
+    assert images.opened(content(plain(size=(4000, 1))), 1, "x").size == (1, 1)
 
 
 @pytest.mark.parametrize(

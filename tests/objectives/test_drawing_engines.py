@@ -91,6 +91,15 @@ def test_answers_are_drawn_by_the_weights_of_their_step(inputs, tmp_path, method
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_scaled_rotary_embedding_draws_as_it_is_trained(inputs, tmp_path, method):
+    scaling = {"model.rope_scaling": {"rope_type": "linear", "factor": 8.0}, "training.max_steps": 2}
+    recipe = recipe_of(inputs, tmp_path, method, **scaling)
+    result = ranks.run(1, saved_runs.fit, recipe, inputs, tmp_path / "out")
+    assert [step.importance_mean for step in result.steps] == [pytest.approx(1, abs=1e-4)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["lora", "full"])
 def test_stale_weights_draw_nothing_that_is_trained(inputs, tmp_path, method):
     said = "draws by other weights than the trained ones: the mean log-probability .*bound 0.001"
     with pytest.raises(ranks.RankFailed, match=said):

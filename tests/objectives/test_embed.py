@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from flytune import caches, data
-from flytune.adapters import merging
+from flytune.adapters import gguf, merging
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import score
 from flytune.export import folder, gate
-from flytune.models import loading, vectors
+from flytune.inference.batch import InferenceModel
+from flytune.models import loading, tokenizers, vectors
 from flytune.models.scoring import sequences_of
 from flytune.objectives import embed, objective_of
 from flytune.planning import planner
@@ -24,6 +25,7 @@ from tests.support.chats import checks_of
 from tests.support.queries import plain_loss, write_queries
 from tests.support.tiny import tiny_recipe
 
+STAND_IN = Path(__file__).parents[1] / "support/stand_in_gguf_converter.py"
 SECTION = {"name": "embed", "negatives": 1, "matryoshka_dims": [32]}
 
 
@@ -128,11 +130,30 @@ def test_texts_that_are_equal_are_no_negatives(monkeypatch):
     section = section_with({"matryoshka_dims": [4]})
     loss, accuracy, gradient = embed.step_gradient(made, keys, section)
     assert float(loss) == pytest.approx(float(plain_loss(texts, 0.05, [4, 8])), rel=1e-6)
-    monkeypatch.setattr(embed, "SIMILARITIES", 20)
+    monkeypatch.setattr(vectors, "SIMILARITIES", 20)
     in_blocks = embed.step_gradient(made, keys, section)
     assert float(in_blocks[0]) == pytest.approx(float(loss))
     assert in_blocks[1] == accuracy
     assert in_blocks[2].allclose(gradient)
+
+
+def test_held_out_queries_are_compared_in_blocks(inputs, monkeypatch):
+    # The similarities of 20,000 rows at once would be 6 GiB, and each step of their loss as much again.
+    recipe, sizes, left_out = recipe_for(inputs), [], vectors._left_out
+    rows = [data.load(inputs / "dataset", "train")[place] for place in range(8)]
+    model = vectors.loader("last").from_pretrained(recipe.model.name_or_path)
+    of_rows = embed.VectorRows(recipe, rows, tokenizers.load(inputs / "dataset" / "tokenizer"))
+    whole = of_rows._values(model, "model")
+
+    def recorded(keys, queries):
+        sizes.append(left_out(keys, queries).numel())
+        return left_out(keys, queries)
+
+    monkeypatch.setattr(vectors, "_left_out", recorded)
+    monkeypatch.setattr(vectors, "SIMILARITIES", 32)
+    in_blocks = of_rows._values(model, "model")
+    assert {*sizes} == {32}
+    assert all(in_blocks[name].tolist() == pytest.approx(values.tolist()) for name, values in whole.items())
 
 
 def test_equally_near_documents_come_first_and_equal_texts_count_once():
@@ -371,6 +392,12 @@ def test_a_merged_adapter_has_the_vectors_and_the_files(inputs, tmp_path, monkey
     of_adapter = vectors.of_texts(loading.exported_model(recipe, artifact), ids, 0)
     cosines = (vectors_of_merged * of_adapter / of_adapter.norm(dim=1, keepdim=True)).sum(dim=1)
     assert cosines.tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    # Neither has a head of words, which transformers would draw at random.
+    for place in (artifact, tmp_path / "merged"):
+        with pytest.raises(ExportError, match="an embedding model, which has no head of words"):
+            InferenceModel(place, {})
+        with pytest.raises(ExportError, match="an embedding model, which has no head of words"):
+            gguf.convert(place, tmp_path / "x.gguf", converter=str(STAND_IN))
 
 
 @pytest.mark.parametrize("column", ["negatives", "negative_1", "hard_negative"])

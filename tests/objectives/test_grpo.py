@@ -12,6 +12,7 @@ from flytune.evaluation import score
 from flytune.objectives import objective_of
 from flytune.objectives.rollout_steps import Rollouts, advantages_of
 from flytune.recipe import DataRequest, Grpo, Recipe, read_recipe
+from flytune.records import Manifest
 from flytune.rollouts import Group, Rollout, RolloutLedger, numbers
 from flytune.training.checkpoints import paths
 from tests.support import objective_runs, ranks, rollout_kills, saved_runs
@@ -387,6 +388,18 @@ def test_the_next_run_of_a_recipe_draws_its_own_answers(tmp_path):
     )
     assert RolloutLedger(address).read(1, [[1, 2]], {}) is None
     assert not Path(address).exists()
+
+
+@pytest.mark.slow
+def test_answers_that_cannot_be_recorded_are_a_failure_of_the_storage(inputs, tmp_path):
+    # Another attempt may help, which a failed reward does not get.
+    recipe = objective_runs.recipe_for(inputs, "grpo", **{"checkpoints.folder": str(tmp_path / "kept")})
+    content = Manifest.read(inputs / "dataset" / "manifest.json").content_sha256
+    home = Path(paths.ledger_of(recipe, paths.run_key(recipe, content)).storage.address)
+    home.mkdir(parents=True)
+    (home / "rollouts").touch()
+    with pytest.raises(ranks.RankFailed, match=r"flytune.errors.Storage\w+: .*rollouts"):
+        ranks.run(1, objective_runs.fit, recipe, inputs, tmp_path / "out")
 
 
 def test_prompts_without_reference_answers_are_trained_scored_and_shown(tmp_path):

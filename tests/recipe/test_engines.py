@@ -76,6 +76,16 @@ def test_objectives_that_draw_nothing_have_no_engine():
         ({}, {"method": {"name": "lora", "use_dora": True}}, "vLLM loads no DoRA"),
         ({}, {"method": {"name": "lora", "experts": True}}, "method.experts: not tested"),
         ({}, {"method": {"name": "lora", "r": 513}}, "with rank 513: vLLM loads adapters of up to 512"),
+        (
+            {},
+            {"method": {"name": "lora", "alpha_pattern": {"q_proj": 4}}},
+            "method.alpha_pattern: vLLM has one scale for all layers of an adapter",
+        ),
+        (
+            {},
+            {"method": {"name": "lora", "rank_pattern": {"q_proj": 4}}},
+            "method.rank_pattern: vLLM has one",
+        ),
         ({"temperature": 0.7, "top_p": 0.9}, {}, "temperature: 0.7 beside top_p, top_k or min_p"),
     ],
 )

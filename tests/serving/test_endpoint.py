@@ -164,6 +164,19 @@ def test_a_server_that_answers_byte_by_byte_is_left_at_the_limit(monkeypatch):
         thread.join()
 
 
+def test_a_server_on_this_machine_is_asked_without_the_proxy_of_the_environment(monkeypatch):
+    monkeypatch.setenv(client.KEY, KEY)
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with serving({}) as (proxy, passed), serving({"/v1/models": (200, MODELS)}) as (address, asked):
+        monkeypatch.setenv("http_proxy", proxy)
+        endpoint.connect(address)
+        with pytest.raises(ServingError, match="answered 404"):
+            endpoint.connect("http://elsewhere.invalid")
+    assert asked == [("/v1/models", f"Bearer {KEY}")]
+    assert [path for path, _ in passed] == ["http://elsewhere.invalid/v1/models"]
+
+
 def test_the_key_goes_to_the_server_alone(monkeypatch):
     monkeypatch.setenv(client.KEY, KEY)
     with serving({"/v1/models": (200, MODELS)}) as (target, followed):

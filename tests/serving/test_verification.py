@@ -1,6 +1,8 @@
 """Verification of endpoints, of a stand-in for vLLM and llama.cpp's server: yes to the trained model, and to
 nothing else."""
 
+import copy
+import datetime
 import shutil
 from dataclasses import replace
 
@@ -95,6 +97,18 @@ def test_another_tokenizer_or_template_is_named(server, trained, fault, words, c
     result = verify(server.address, trained.folder)
     assert (result.is_served, result.problems, result.chat) == (False, [words], chat)
     assert result.difference < 1e-4
+
+
+@pytest.mark.parametrize(("shift", "chat"), [(-1, "equal"), (1, "equal"), (3, "other")])
+def test_the_date_in_a_prompt_may_be_that_of_another_time_zone(server, trained, artifact, shift, chat):
+    begin = "{{ '<|im_start|>assistant"
+    dated = trained.tokenizer.chat_template.replace(begin, f"DATE{begin}")
+    assert "DATE" in dated
+    day = datetime.date.today() + datetime.timedelta(days=shift)
+    server.tokenizer = copy.deepcopy(trained.tokenizer)
+    server.tokenizer.chat_template = dated.replace("DATE", str(day))
+    (artifact / "chat_template.jinja").write_text(dated.replace("DATE", "{{ strftime_now('%Y-%m-%d') }}"))
+    assert verify(server.address, seal(artifact)).chat == chat
 
 
 def test_a_quantized_build_is_bounded_in_nats_per_token(server, trained):

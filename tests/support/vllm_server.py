@@ -43,7 +43,10 @@ class Served:
         self.options, self.lock = options, threading.Lock()
         self.fault = os.environ.get(FAULT, "")
         self.tokenizer = AutoTokenizer.from_pretrained(options.model)
-        self.load = lambda folder: AutoModelForCausalLM.from_pretrained(folder, dtype=options.dtype).eval()
+        overrides = json.loads(options.hf_overrides)
+        self.load = lambda folder: AutoModelForCausalLM.from_pretrained(
+            folder, dtype=options.dtype, **overrides
+        ).eval()
         self.base, self.model, self.version = self.load(options.model), None, "default"
         self.adapters, self.drawn, self.is_asleep = {}, 0, False
 
@@ -173,6 +176,7 @@ def main():
         parser.add_argument(option, required=True, type=int)
     for option in ("--generation-config", "--max-loras", "--max-lora-rank", "--gpu-memory-utilization"):
         parser.add_argument(option)
+    parser.add_argument("--hf-overrides", default="{}")
     for switch in ("--enable-lora", "--enforce-eager", "--enable-sleep-mode"):
         parser.add_argument(switch, action="store_true")
     options = parser.parse_args()

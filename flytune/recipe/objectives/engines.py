@@ -1,6 +1,5 @@
 """The engine that draws answers, a section of objective grpo: transformers in the trainer itself, or vLLM."""
 
-import ipaddress
 import urllib.parse
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -78,7 +77,7 @@ class VllmEngine(Section):
             raise ValueError(
                 f"{value!r:.200}: no address of a server; write https://HOST or http://127.0.0.1:PORT"
             )
-        if parts.scheme == "http" and not _is_here(parts.hostname or ""):
+        if parts.scheme == "http" and not addresses.is_here(parts.hostname or ""):
             raise ValueError(
                 f"{value:.200}: prompts, answers and the key would be readable on the way; write https://, "
                 "or http://127.0.0.1:PORT for a server in the pod"
@@ -121,7 +120,7 @@ class VllmEngine(Section):
     def is_beside(self) -> bool:
         """True if the server is in the pod of the trainer."""
         parts = _split(self.address) if self.address else None
-        return parts is None or _is_here(parts.hostname or "")
+        return parts is None or addresses.is_here(parts.hostname or "")
 
     def refusals(self, recipe: Any) -> list[str]:
         method, section, where = recipe.method, recipe.objective, "objective.engine: vllm"
@@ -135,6 +134,12 @@ class VllmEngine(Section):
             refused.append(f"{where} with method.use_dora: vLLM loads no DoRA; remove one of them")
         if method.experts:
             refused.append(f"{where} with method.experts: not tested; remove one of them")
+        patterns = [name for name in ("rank_pattern", "alpha_pattern") if getattr(method, name)]
+        if patterns:
+            refused.append(
+                f"{where} with method.{patterns[0]}: vLLM has one scale for all layers of an adapter, and "
+                "would draw with other weights than the trained ones; remove it, or use engine: transformers"
+            )
         if method.name != "full" and method.largest_rank > LARGEST_RANK:
             refused.append(
                 f"{where} with rank {method.largest_rank}: vLLM loads adapters of up to {LARGEST_RANK}; "
@@ -171,13 +176,6 @@ def _split(address: str) -> urllib.parse.SplitResult | None:
     except ValueError:
         return None
     return parts if is_whole else None
-
-
-def _is_here(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _with_name(value: Any) -> Any:
