@@ -76,7 +76,7 @@ def _unknown_key(key: str, sections: list[Any], model: type[BaseModel]) -> str:
 
 
 EXPECTED = {
-    **dict.fromkeys(("model", "dict", "dataclass"), "be a mapping"),
+    **dict.fromkeys(("model", "dict", "counter", "dataclass"), "be a mapping"),
     **dict.fromkeys(("string", "invalid"), "be a string"),
     **dict.fromkeys(("list", "tuple"), "be a list"),
     "bool": "be true or false",

@@ -181,9 +181,9 @@ _LINES = {
 HOOK_ALONE = "        pass\n    _watch()\n"
 
 
-def comparing_stand_ins(worker: Path) -> Path:
+def comparing_stand_ins(script: Path) -> Path:
     """Return a copy of the scripts in which objects of an answer say themselves what they are equal to."""
-    copy = worker()(worker)
+    copy = worker()(script)
     calls = copy.with_name("calls.py")
     line = "    if not is_expected:\n"
     assert line in calls.read_text(encoding="utf-8")
