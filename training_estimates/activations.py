@@ -279,7 +279,8 @@ def _tiles(workload: Workload) -> float:
 def _loss(workload: Workload, compute: int, stream: int) -> float:
     sizes, loss = workload.geometry, workload.framework.loss
     # The last norm: its output, and its input (fused) or a float32 copy.
-    norm = (stream if _fused_norms(workload) else 4) + compute if loss.keeps_norm else 0
+    of_input = stream if _fused_norms(workload) else 4
+    norm = of_input + compute if loss.keeps_norm else 0
     has_several = workload.micro_batch * workload.sequences_per_row > 1
     word = loss.per_word + (loss.shift_per_word if has_several else 0)
     return float(sizes.hidden_size * (norm + loss.per_hidden) + workload.outputs * word)

@@ -60,4 +60,5 @@ def result_lines(what: str, address: str, report: str = "report.html") -> list[s
 
 
 def _count(number: float, singular: str, more: str = "") -> str:
-    return f"{number:,} {singular if number == 1 else more or f'{singular}s'}"
+    noun = singular if number == 1 else more or singular + "s"
+    return f"{number:,} {noun}"

@@ -53,7 +53,9 @@ def judged(
 ) -> Check:
     """Return the result of a check, which passes if `is_fine`; by default, if `count` is 0."""
     fault = stops or not (count == 0 if is_fine is None else is_fine)
-    verdict: Verdict = "stop" if stops else "warning" if fault else "ok"
+    verdict: Verdict = "warning" if fault else "ok"
+    if stops:
+        verdict = "stop"
     text = sentence if fault or not fine else fine
     return Check(
         name=name,

@@ -222,8 +222,9 @@ def _prompted(row: NamedRow) -> list[Message]:
 def with_system(messages: list[Message], row: NamedRow, system_prompt: str | None) -> list[Message]:
     """Return the messages with the row's system message, or `system_prompt`, if they have none of their
     own."""
-    system = row.text("system") if row.get("system") is not None else None
-    if (system := system or system_prompt) and all(message["role"] != "system" for message in messages):
+    of_row = row.text("system") if row.get("system") is not None else None
+    system = of_row or system_prompt
+    if system and all(message["role"] != "system" for message in messages):
         return [{"role": "system", "content": system}, *messages]
     return messages
 

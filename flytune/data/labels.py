@@ -118,9 +118,9 @@ def _masked(ids: list[int], labels: list[int], tokens: Tokens, where: str, compl
             "after a sample can be removed"
         )
     for name, mask in masks.items() if completion_only else ():
-        if tokens.labels is not None and (
-            at := next((at for at in range(first, last) if not mask[at] and labels[at] != IGNORED), None)
-        ):
+        contradicting = [at for at in range(first, last) if not mask[at] and labels[at] != IGNORED]
+        if tokens.labels is not None and contradicting:
+            at = contradicting[0]
             raise DataError(
                 f"{where}: labels[{at}] is trained, but {name}[{at}] is 0; remove one of the two columns"
             )

@@ -380,12 +380,10 @@ class ChatTemplate:
         """Return for each generation block whether it is of a trained message: two characters mark trained
         and context."""
         context, trained = _unused(text, where)
-        suffixed = [
-            with_suffix(message, context if "train" in message else trained)
-            if is_answer(message)
-            else message
-            for message in chat.messages
-        ]
+        suffixed = list(chat.messages)
+        for index, message in enumerate(chat.messages):
+            if is_answer(message):
+                suffixed[index] = with_suffix(message, context if "train" in message else trained)
         marked, block_spans = self._template.blocks(_bare(suffixed), chat.tools, where)
         marks_of = [{context, trained} & set(marked[start:end]) for start, end in block_spans]
         if len(marks_of) != len(blocks) or any(

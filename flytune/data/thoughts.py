@@ -112,7 +112,8 @@ class ThoughtForms:
         changed: dict[int, Message] = {}
         for index, message in enumerate(messages):
             parts = parts_of(message)
-            if parts and parts.thoughts.strip() and (form := self._form()) != parts.form and form:
+            form = self._form() if parts and parts.thoughts.strip() else ""
+            if parts and form and form != parts.form:
                 changed[index] = in_form(message, parts, form)
         return (
             [changed.get(index, message) for index, message in enumerate(messages)] if changed else messages
@@ -222,8 +223,10 @@ class ThoughtSpans:
                         "template renders, so they would not be trained on; give a template that writes them "
                         "in data.chat_template, or set data.train_on: answers"
                     )
-                is_trained = self._are_trained and not is_context
-                counts["left_out" if at is None else "trained" if is_trained else "context"] += 1
+                if at is None:
+                    counts["left_out"] += 1
+                else:
+                    counts["trained" if self._are_trained and not is_context else "context"] += 1
             if not is_context and (at is not None or not parts.thoughts.strip()):
                 spans = self._one(spans, text, chat, index, parts, at, mark, where)
         return spans, ThoughtCounts(**counts)

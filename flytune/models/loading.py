@@ -240,7 +240,9 @@ def device_map() -> str | dict[str, str | int]:
     import torch
 
     gpus = torch.cuda.device_count()
-    return "auto" if gpus > 1 else {"": 0 if gpus else "cpu"}
+    if gpus > 1:
+        return "auto"
+    return {"": 0 if gpus else "cpu"}
 
 
 @contextmanager

@@ -157,11 +157,8 @@ def _config(tokenizer: Any, saved: dict[str, Any], base: dict[str, Any] | None) 
     extra, there = saved.get("extra_special_tokens"), [_text(listed) for listed in config.get(key) or ()]
     if base is None:
         config.pop("extra_special_tokens", None)
-    if (
-        new := [_text(token) for token in extra or () if _text(token) not in there]
-        if isinstance(extra, list)
-        else []
-    ):
+    listed = extra if isinstance(extra, list) else []
+    if new := [_text(token) for token in listed if _text(token) not in there]:
         config[key] = [*(config.get(key) or ()), *new]
     if isinstance(config.get("added_tokens_decoder"), dict):
         for at, token in tokenizer.added_tokens_decoder.items():

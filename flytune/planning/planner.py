@@ -179,11 +179,10 @@ def _advice(
     is_far = any(f"{field}: " in nearest for field in ("hardware.shape", "method", "data.max_length"))
     if is_far and (parts := _fewest_parts(recipe, wished, geometry, share)):
         return f"{ranking.WOULD_FIT}{parts}"
-    if (
-        is_far
-        and not recipe.sharding.is_auto
-        and (length := largest.shorter(recipe, geometry, wished, share))
-    ):
+    length = ""
+    if is_far and not recipe.sharding.is_auto:
+        length = largest.shorter(recipe, geometry, wished, share)
+    if length:
         # ranking's is a half, a quarter or an eighth.
         if nearest.startswith(f"{ranking.WOULD_FIT}data.max_length: "):
             return ranking.WOULD_FIT + length

@@ -249,7 +249,9 @@ def show_calibration(comparisons: Sequence[Comparison], rows: Sequence[Factor], 
 
 
 def _gib(size: float) -> str:
-    return f"{size / GIB:,.2f}" if 0 < size < 100 * GIB else f"{size / GIB:,.0f}" if size else ""
+    if not size:
+        return ""
+    return f"{size / GIB:,.2f}" if 0 < size < 100 * GIB else f"{size / GIB:,.0f}"
 
 
 def _duration(hours: float) -> str:

@@ -162,9 +162,9 @@ def optimizer(sharding: ShardingBase, shape: Shape) -> Optimizer:
     states = {"adamw": 2, "lion": 1, "adafactor": 0, "sgd": 0}[kind.algorithm]
     # torch's SGD copies gradients to add the decay; both it and adamw_torch are foreach on a GPU only.
     copies = name == "adamw_torch" or (kind.algorithm == "sgd" and sharding.recipe.training.weight_decay > 0)
-    implementation = (
-        "for_loop" if kind.algorithm == "adafactor" or not shape.is_gpu else "foreach" if copies else "fused"
-    )
+    implementation = "foreach" if copies else "fused"
+    if kind.algorithm == "adafactor" or not shape.is_gpu:
+        implementation = "for_loop"
     each = 1 + 4 / BLOCK if kind.bits == 8 else 4.0
     return Optimizer(
         name,

@@ -171,7 +171,9 @@ class Data(Source):
     @property
     def heldout_key(self) -> str | None:
         """The recipe's key of held-out data of its own; None if it is split from the training data."""
-        return "data.heldout_path" if self.heldout_path else "data.eval_split" if self.eval_split else None
+        if self.heldout_path:
+            return "data.heldout_path"
+        return "data.eval_split" if self.eval_split else None
 
     @property
     def all_read(self) -> dict[str, Source]:

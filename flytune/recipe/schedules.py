@@ -30,13 +30,12 @@ class Argument:
             return None if value in self.choices else f"should be one of {', '.join(self.choices)}"
         allowed = f"{'greater than' if self.above else 'at least'} {self.low:g}"
         is_number = isinstance(value, int if self.integer else int | float) and not isinstance(value, bool)
-        if is_number and (value > self.low if self.above else value >= self.low) and value <= self.high:
+        is_large_enough = is_number and (value > self.low or (value == self.low and not self.above))
+        is_too_large = is_number and value > self.high
+        if is_large_enough and not is_too_large:
             return None
-        allowed += (
-            f" and at most {self.high:g}"
-            if self.high < limits.COUNT or (is_number and value > self.high)
-            else ""
-        )
+        if is_too_large or self.high < limits.COUNT:
+            allowed += f" and at most {self.high:g}"
         return f"should be {'an integer' if self.integer else 'a number'} {allowed}"
 
 

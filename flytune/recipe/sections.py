@@ -156,15 +156,12 @@ class Sharding(Section):
         if self.config is None:
             return self
         zero = self.config.get("zero_optimization")
-        parts = (
-            [zero.get(part) for part in ("offload_optimizer", "offload_param")]
-            if isinstance(zero, dict)
-            else []
-        )
+        sections = zero if isinstance(zero, dict) else {}
+        parts = [sections.get(part) for part in ("offload_optimizer", "offload_param")]
         devices = [part.get("device") for part in parts if isinstance(part, dict)]
-        offload: Literal["none", "cpu", "nvme"] = (
-            "nvme" if "nvme" in devices else "cpu" if "cpu" in devices else "none"
-        )
+        offload: Literal["none", "cpu", "nvme"] = "cpu" if "cpu" in devices else "none"
+        if "nvme" in devices:
+            offload = "nvme"
         if "offload" in self.model_fields_set and self.offload != offload:
             raise ValueError(f"offload: {self.offload}, but config offloads to {offload}; leave offload out")
         return self if self.offload == offload else self.model_copy(update={"offload": offload})
@@ -244,11 +241,9 @@ class Evaluation(Section):
     @classmethod
     def _name_alone(cls, value: Any) -> Any:
         """Accept `gsm8k` for `{name: gsm8k}`."""
-        return (
-            [{"name": item} if isinstance(item, str) else item for item in value]
-            if isinstance(value, list)
-            else value
-        )
+        if not isinstance(value, list):
+            return value
+        return [{"name": item} if isinstance(item, str) else item for item in value]
 
     @model_validator(mode="after")
     def _patience_has_scores(self) -> Self:

@@ -36,7 +36,9 @@ class Contract(Record):
     def verdict(self) -> Verdict:
         """The worst verdict of all checks."""
         verdicts = {check.verdict for check in self.checks}
-        return "stop" if "stop" in verdicts else "warning" if "warning" in verdicts else "ok"
+        if "stop" in verdicts:
+            return "stop"
+        return "warning" if "warning" in verdicts else "ok"
 
     @property
     def faults(self) -> list[Check]:
