@@ -1,4 +1,4 @@
-"""What stands in the place of a protection that is removed: functions of Flytune without a check."""
+"""Replacements of protections that are removed: functions of Flytune without a check."""
 
 import shutil
 import tempfile
