@@ -186,6 +186,7 @@ def ends_of(numbers: Sequence[int]) -> list[int]:
 
 
 COUNTS = [count.name for count in fields(Tally) if count.type is int]
+"""Names of the counts of a source that are sums."""
 
 
 def count_tokens(

@@ -33,7 +33,7 @@ READ, PIXELS, TOKENS = "images read", "pixels of images", "tokens of images"
 """Names of notes in a manifest: sums over the images of all rows that were read."""
 _CHATS = (*TURNS, "prompt", "completion")
 _QUESTIONS = ("instruction", "prompt", "question")
-_READ_IN_ORDER = (*_CHATS, "history", "instruction", "input", *_QUESTIONS[1:])
+_READ_IN_ORDER = (*_CHATS, "history", "instruction", "input", "question")
 """Columns that a chat is made of, in the order in which it has them."""
 _TYPES = ("image", "image_url", "input_image")
 """Types of content parts that are images: transformers', OpenAI's two."""

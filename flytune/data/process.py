@@ -152,9 +152,10 @@ class Sampler:
         def joined(row: list[Encoded], place: int) -> Any:
             return numpy.asarray([number for value in row for number in value[place]], dtype="<i4")
 
+        arrays = [(joined(row, 0), joined(row, 1)) for row in trained]
         split: Split = "heldout" if chunk.key == data.heldout_key else "train"
-        if trained and not data.heldout_key:
-            number = self._split_number(self._identity(item.content, joined(trained[0], 0)))
+        if arrays and not data.heldout_key:
+            number = self._split_number(self._identity(item.content, arrays[0][0]))
             split = "heldout" if number < self._heldout_below else "train"
             tally.split_range = ends_of([*tally.split_range, number])
         if chunk.again and (split == "heldout" or not trained):
@@ -169,8 +170,7 @@ class Sampler:
             for row in trained:
                 tally.notes.update(self._kind.notes(row, item.content.samples, self._request))
         stored = []
-        for row in trained:
-            ids, labels = joined(row, 0), joined(row, 1)
+        for row, (ids, labels) in zip(trained, arrays, strict=True):
             values = self._kind.values([len(part) for part, _ in row], label, item.content.fields)
             images = values[0] if self._images else ""
             hashed = digest(ids, labels != IGNORED, label, images) if data.deduplicate else None
