@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,13 @@ def _servers_below(pid: int) -> list[int]:
     below = {pid}
     while more := {child for child, parent in parents.items() if parent in below} - below:
         below |= more
-    words = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in below if child in parents}
-    module = [b"-m", b"vllm.entrypoints.openai.api_server"]
-    return [child for child, line in words.items() if line.split(b"\0")[1:3] == module]
+    servers = []
+    for child in below.intersection(parents):
+        with suppress(OSError):  # it has ended
+            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            if words[1:3] == [b"-m", b"vllm.entrypoints.openai.api_server"]:
+                servers.append(child)
+    return servers
 
 
 def _types_are_those_of_the_registry(models: Models, folder: Path) -> str:
