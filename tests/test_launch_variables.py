@@ -103,7 +103,7 @@ def test_ranks_keep_theirs_and_pyflyte_says_a_refusal_in_a_line():
         "os.environ['RANK'] = '1'; child = multiprocessing.get_context('fork').Process(target=seen)\n"
         "child.start(); child.join(); import tasks"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (1, "1\n")
     assert done.stderr.startswith("LaunchError: RANK=1: ")
     assert len(done.stderr.splitlines()) == 1

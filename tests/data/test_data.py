@@ -344,7 +344,7 @@ from flytune.data import shards
 from flytune.recipe.recipe import DataRequest
 data.prepare(DataRequest.model_validate_json({asked.model_dump_json()!r}), Path({str(tmp_path / "out")!r}))
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
     assert Manifest.read(tmp_path / "out" / "manifest.json") == data.prepare(asked, tmp_path / "here")
 
 

@@ -94,7 +94,7 @@ def attempt(code, tmp_path, *put_up):
     end = "except (OSError, AssertionError):\n    os._exit(7)\nos.write(1, b'done')"
     script = "\n".join([_BEFORE, *lines, "try:", body, end])
     done = subprocess.run(
-        [sys.executable, "-c", script, walls.__file__, str(secret)], capture_output=True, timeout=60
+        [sys.executable, "-c", script, walls.__file__, str(secret)], capture_output=True, timeout=300
     )
     if done.returncode == 7:
         return False

@@ -46,7 +46,7 @@ with stopper_of(NOTHING_SAVED, 5).listening():
 )
 def test_a_process_that_waits_in_a_library_ends_by_itself(number, said):
     done = subprocess.run(
-        [sys.executable, "-c", CODE, str(int(number))], cwd=ROOT, text=True, capture_output=True, timeout=60
+        [sys.executable, "-c", CODE, str(int(number))], cwd=ROOT, text=True, capture_output=True, timeout=300
     )
     assert (done.returncode, said in done.stderr) == (128 + number, True), done.stderr
 
