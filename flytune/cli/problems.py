@@ -3,14 +3,17 @@
 import errno
 import os
 import re
+import sys
 import tempfile
 
 from flytune import files
 from flytune.errors import RecipeError, chain
 
 _EXTRAS = {
-    "data": "datasets fsspec gcsfs huggingface_hub jinja2 numpy pyarrow s3fs tokenizers transformers",
+    "data": "PIL adlfs datasets filelock gcsfs huggingface_hub jinja2 numpy pyarrow s3fs tokenizers "
+    "transformers",
     "report": "matplotlib",
+    "flyte": "flyteidl flytekit flytekitplugins google grpc kubernetes msgpack requests urllib3",
     "train": "accelerate bitsandbytes deepspeed peft safetensors torch trl",
     "harness": "lm_eval",
     "demo": "gguf",
@@ -22,12 +25,12 @@ def missing(error: ModuleNotFoundError) -> RecipeError | None:
     """Return the error of a library that is not installed, with what installs it; None if it is none of the
     extras'."""
     name = (error.name or "").partition(".")[0]
-    if name in ("flytekit", "flyteidl"):
+    extra = next((extra for extra, names in _EXTRAS.items() if name in names.split()), None)
+    if extra == "flyte" and sys.version_info >= (3, 13):
         return RecipeError(
-            "flytekit: not installed, and this command asks Flyte: use Python 3.11 or 3.12, as flytekit 1.16 "
+            f"{name}: not installed, and this command asks Flyte: use Python 3.11 or 3.12, as flytekit 1.16 "
             "does"
         )
-    extra = next((extra for extra, names in _EXTRAS.items() if name in names.split()), None)
     return (
         RecipeError(f"{name}: not installed: `pip install 'flytune[{extra}]'` installs it") if extra else None
     )

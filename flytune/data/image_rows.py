@@ -381,10 +381,11 @@ class ImageReader:
         No character of that text is trained.
 
         Raises:
-            DataError: the template did not write each image once.
+            DataError: the template did not write each image once, or the row's own text has a token of
+                images.
         """
-        if not pictures:
-            return rendered, {}
+        if not pictures and self._request.data.split_special_tokens is not False:
+            return rendered, {}  # special tokens of its own text stay text
         if rendered.is_renamed:
             raise DataError(
                 f"{where}: the text has a special token, and a row's own text may not have it beside images; "

@@ -115,12 +115,12 @@ def test_absurd_numbers_are_refused(arguments, capsys):
         (
             "flytekit",
             ["fetch", "abcdefghij", "out"],
-            "flytekit: not installed, and this command asks Flyte: use Python",
+            "flytekit: not installed: `pip install 'flytune[flyte]'` installs it",
         ),
         (
             "flytekit",
             ["doctor", "--remote"],
-            "flytekit: not installed, and this command asks Flyte: use Python",
+            "flytekit: not installed: `pip install 'flytune[flyte]'` installs it",
         ),
         ("trl", ["selftest"], "trl: not installed: `pip install 'flytune[train]'` installs it"),
     ],

@@ -218,6 +218,15 @@ def test_a_row_that_cannot_be_trained_on_says_why(row, reason, folder, bases, tm
         prepared(bases("qwen2_5_vl"), folder, tmp_path / "out", row)
 
 
+def test_a_row_of_text_has_no_image_s_token_where_special_tokens_of_rows_are_kept(folder, bases, tmp_path):
+    row = asked(text("the token <|image_pad|>"))
+    kept = {"split_special_tokens": True, "contract": "warn"}  # one row of one has a special token
+    as_text = prepared(bases("qwen2_5_vl"), folder, tmp_path / "text", row, **kept)
+    assert as_text.train.samples == 1
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: .*the row's own text"):
+        prepared(bases("qwen2_5_vl"), folder, tmp_path / "token", row, split_special_tokens=False)
+
+
 OUTSIDE = ["/etc/passwd", "../a.png", "b/../../a.png", "file:///etc/passwd", "simplecache::s3://b/a.png"]
 
 

@@ -2,11 +2,13 @@
 
 import ast
 import re
+import sys
 from collections import defaultdict
 from graphlib import TopologicalSorter
 
 import pytest
 
+from flytune.cli import problems
 from tests.support.paths import ROOT
 from tests.support.sources import files, name_of, nodes_of, tree_of
 
@@ -98,6 +100,16 @@ def imports(path, top_only=False):
                 submodule = ROOT / node.module.replace(".", "/") / alias.name
                 is_module = submodule.is_dir() or submodule.with_suffix(".py").is_file()
                 yield (f"{node.module}.{alias.name}" if is_module else node.module), node
+
+
+def test_every_library_that_is_imported_is_told_with_what_installs_it():
+    base = {"fsspec", "pydantic", "pydantic_core", "rich", "tqdm", "yaml"}
+    told_where_they_are_imported = {"flyte", "flyteidl2", "mlflow", "pynvml", "wandb"}
+    paths = files("flytune", "training_estimates")
+    libraries = {name.partition(".")[0] for path in paths for name, _ in imports(path)}
+    others = libraries - sys.stdlib_module_names - PROJECT - base - told_where_they_are_imported
+    assert len(others) > 20
+    assert [name for name in others if problems.missing(ModuleNotFoundError(name=name)) is None] == []
 
 
 def test_files_were_found():
