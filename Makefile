@@ -217,7 +217,7 @@ docs: .venv-docs/.installed ## The pages of docs/ as a site, in .site/html; a de
 LINKS = $(addprefix --find-links ,$(shell $(BIN)/python -m pip config list | sed -n "s/.*find-links='\(.*\)'/\1/p" | sort -u))
 COMPILE = uv pip compile pyproject.toml --quiet --no-header --no-annotate --python-version 3.11 $(LINKS)
 lock: ## Resolve pyproject.toml anew into requirements*.lock (needs uv)
-	@for lock in "requirements-light light" "requirements train,flyte,harness,wandb,tensorboard" "requirements-dev dev"; do set -- $$lock; \
+	@for lock in "requirements-light light" "requirements train,elastic,harness,wandb,tensorboard" "requirements-dev dev"; do set -- $$lock; \
 	  $(COMPILE) $$(printf -- '--extra %s ' $${2//,/ }) | sed 's/+cpu//' > $$1.lock.new; mv $$1.lock.new $$1.lock; wc -l $$1.lock; done
 	@echo zensical | $(subst pyproject.toml,-,$(COMPILE)) > requirements-docs.lock.new; mv requirements-docs.lock.new requirements-docs.lock
 
