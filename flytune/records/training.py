@@ -109,6 +109,18 @@ class Step(Strict):
     gpu: GpuUse | None = omitted(None)
     """Use of the GPUs since the previous logged step; left out of the line if there was no sample."""
 
+    @property
+    def other_seconds(self) -> float:
+        """Seconds of logging, checkpoints and everything else between the parts."""
+        parts = (
+            self.data_seconds,
+            self.forward_seconds,
+            self.backward_seconds,
+            self.update_seconds,
+            self.eval_seconds,
+        )
+        return max(0.0, self.seconds - sum(parts))
+
 
 class TrainingResult(Record):
     """training.json: the result of a training run, all of its attempts together where a field does not say

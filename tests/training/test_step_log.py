@@ -72,6 +72,7 @@ def test_the_parts_of_a_step_are_all_there_and_add_up(sharding, scored):
     for step in result.steps:
         parts = [getattr(step, name) for name in PARTS]
         assert min(parts) > 0
+        assert sum(parts) + step.eval_seconds + step.other_seconds == pytest.approx(step.seconds)
         assert sum(parts) + step.eval_seconds <= step.seconds
         assert (step.eval_seconds > 0) == (step.eval_loss is not None)
         assert step.tokens_per_second == pytest.approx(step.tokens / (step.seconds - step.eval_seconds))
