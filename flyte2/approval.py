@@ -21,34 +21,35 @@ from flytune.stages.table import ANSWER, ASK
 
 
 async def outcome(recipe: Recipe, artifact: Dir) -> str | None:
-    """Ask what a stage has left to be asked beside an artifact, and settle it; return the outcome.
+    """Ask the question that the stage before has stored beside an artifact; return what the answer led to.
 
-    Returns: None if nothing was asked, or nobody can be asked here.
+    Returns: None if there is no question, or nobody can be asked here.
     """
     with fsspec_s_own():
         question = approval.pending(artifact.path)
     if question is None:
         return None
     if current().is_local():
-        answer, by = await asyncio.to_thread(approval.answer_here, question, artifact.path), getuser()
+        answer = await asyncio.to_thread(approval.answer_here, question, artifact.path)
+        by = getuser()
     else:
-        answer, by = await _signaled(question, recipe, artifact), ""
+        answer = await _signaled(question, recipe, artifact)
+        by = ""
     if answer is None:
         return None
-    settled = await call(ANSWER)(
+    _, settled = await call(ANSWER)(
         recipe=recipe, artifact=artifact, sha256=question.artifact_sha256, answer=answer, by=by
     )
-    return str(settled[1])
+    return str(settled)
 
 
 async def _signaled(question: ApprovalQuestion, recipe: Recipe, artifact: Dir) -> str:
-    """Return the answer that the condition gets; after a timeout, the one that nobody has given."""
-    about = {
-        "prompt": approval.text(question, artifact.path, "yes or no, with your name and reasons"),
-        "data_type": str,
-    }
+    """Return the answer that the condition gets, or the question's own one after a timeout."""
     condition: Any = await flyte.new_condition.aio(
-        question.name, timeout=timedelta(hours=question.hours), **about
+        question.name,
+        prompt=approval.text(question, artifact.path, "yes or no, with your name and reasons"),
+        data_type=str,
+        timeout=timedelta(hours=question.hours),
     )
     # The open backend's lists leave the names of conditions out: a person names the action.
     controller: Any = get_controller()

@@ -95,7 +95,7 @@ def check(address: object, where: str, error: Callable[[str], Exception]) -> str
 
     Raises:
         error: it has some, or a control character; the message begins with `where` and does not contain the
-        address.
+            address.
     """
     text = str(address)
     if reason := problem(text, is_address=True):

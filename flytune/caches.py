@@ -51,7 +51,7 @@ def set_up(in_pod: bool) -> bool:
         return has_home
     folder = Path(tempfile.gettempdir()) / ("caches" if in_pod else f"flytune-caches-{os.getuid()}")
     variables = _COMPILED | (_MODELS if in_pod else {})
-    missing = {name: str(folder / below) for name, below in variables.items() if not os.environ.get(name)}
+    missing = {name: str(folder / path) for name, path in variables.items() if not os.environ.get(name)}
     if in_pod and not has_home:
         missing["HOME"] = str(folder / "home")
     if not missing:  # a rank, whose parent process has set them
@@ -59,10 +59,9 @@ def set_up(in_pod: bool) -> bool:
     for path in missing.values():
         make_folder(Path(path))
     os.environ.update(missing)
+    *others, last = missing
     unwritable = "" if has_home else f"HOME={home} cannot be written; "
-    log.warning(
-        "%scaches are in %s (%s and %d others)", unwritable, folder, next(reversed(missing)), len(missing) - 1
-    )
+    log.warning("%scaches are in %s (%s and %d others)", unwritable, folder, last, len(others))
     return has_home
 
 

@@ -53,8 +53,9 @@ def chain(
     cause.
 
     Args:
-        error: the first one. contexts: whether errors are followed in whose handling another one was raised:
-        all, those of a traceback, or none.
+        error: the first one.
+        contexts: whether errors are followed in whose handling another one was raised: all, those of a
+            traceback, or none.
     """
     seen = set[int]()
     while error is not None and id(error) not in seen:

@@ -157,7 +157,7 @@ def written_atomically(path: Path, *, keep_existing: bool = False) -> Iterator[P
     Args:
         path: a file, which is replaced if it exists, or a folder. The parent folder is created.
         keep_existing: whether a folder that another process has written to `path` meanwhile is kept, and this
-        one deleted.
+            one deleted.
 
     Raises:
         OSError: `path` is a folder that is not empty, and `keep_existing` is not set.

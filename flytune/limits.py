@@ -57,7 +57,7 @@ GIB = 10**9
 RATE = 1e9
 """TFLOP/s, GB/s."""
 SEED = 2**32 - 1
-"""numpy's largest seed; negative ones are errors of it."""
+"""numpy's largest seed; it refuses negative ones."""
 IMAGE_BYTES = 10**8
 """Bytes of the file of an image."""
 PIXELS = 10**8

@@ -40,8 +40,15 @@ def _usable(path: str) -> str:
 
 PathOrAddress = Annotated[str, Field(min_length=1, max_length=limits.PATH), AfterValidator(_usable)]
 """A path or address."""
+
+
 Positive = Annotated[int, Field(gt=0, le=limits.COUNT)]
 """A count from 1 on."""
+
+
+def omitted(default: Any) -> Any:
+    """Return the default of a field that is written only where it has another value."""
+    return Field(default=default, exclude_if=lambda value: value == default)
 
 
 def _refuse_boolean(kind: Literal["int_type", "float_type"], value: Any) -> Any:
@@ -63,7 +70,8 @@ def _without_booleans(schema: Any) -> Any:
     if not isinstance(schema, dict) or schema.get("metadata") == _NUMBERS:  # a section's, done before
         return schema
     without_booleans = {key: _without_booleans(part) for key, part in schema.items()}
-    if not isinstance(kind := without_booleans.get("type"), str) or (refuse := _NUMBERS.get(kind)) is None:
+    kind = without_booleans.get("type")
+    if not isinstance(kind, str) or (refuse := _NUMBERS.get(kind)) is None:
         return without_booleans
     return core_schema.no_info_before_validator_function(
         refuse, cast(core_schema.CoreSchema, without_booleans), metadata=_NUMBERS

@@ -36,7 +36,7 @@ def at_revision(name: str, revision: str | None) -> str:
     return f"{name}@{revision}" if revision else name
 
 
-def one_line(text: object, longest: int = 300) -> str:
-    """Return a library's text in one line, in which a class is its name: `float` instead of `<class
-    'float'>`."""
-    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", " ".join(str(text).split()))[:longest]
+def one_line(text: object) -> str:
+    """Return 300 characters of a library's text in one line, in which a class is its name: `float` instead of
+    `<class 'float'>`."""
+    return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", " ".join(str(text).split()))[:300]

@@ -32,8 +32,7 @@ _TODO = {
     "full": "it is full: make room, or lower checkpoints.save_total_limit",
     "refused": "it refuses: check the credentials, and that they may read, write, list and delete there",
 }
-
-
+"""Words of errors, by the kind of failure."""
 _ERRORS = {"full": StorageFull, "refused": StorageRefused}
 
 
@@ -73,14 +72,16 @@ class Storage:
         """Open an address.
 
         Args:
-            address: a folder, or any fsspec address. key: the setting that names the address, for messages;
-            may be empty. error: the class of the errors that are raised. failed: the words of messages, such
-            as "cannot be reached"; by default they follow from the operation. retry: whether an operation is
-            tried again for two minutes while the storage is away.
+            address: a folder, or any fsspec address.
+            key: the setting that names the address, for messages; may be empty.
+            error: the class of the errors that are raised.
+            failed: the words of messages, such as "cannot be reached"; by default they follow from the
+                operation.
+            retry: whether an operation is tried again for two minutes while the storage is away.
 
         Raises:
             error: the address has credentials, no installed package knows its protocol, or it cannot be
-            opened.
+                opened.
         """
         import fsspec
 
@@ -103,25 +104,27 @@ class Storage:
         Raises:
             error: the name is refused (flytune.names).
         """
-        if name and (reason := names.problem(name)):
-            raise self.error(f"{self.where}: the name {ascii(name)[:80]} {reason}; it is not used")
-        return f"{self.root}/{name}" if name else self.root or "/"
+        if not name:
+            return self.root or "/"
+        problem = names.problem(name)
+        if problem:
+            raise self.error(f"{self.where}: the name {ascii(name)[:80]} {problem}; it is not used")
+        return f"{self.root}/{name}"
 
     def _changed_path(self, name: str) -> str:
         """Return the path of a file that is written or deleted: no link to it leads out of a local storage,
         as others may."""
         path = self.path(name)
-        if (
-            self.is_local
-            and name
-            and not Path(path).parent.resolve().is_relative_to(Path(self.root or "/").resolve())
-        ):
-            raise self.error(
-                f"{self.where}: {name}: a symbolic link leads out of this folder; nothing is changed there"
-            )
+        if self.is_local and name:
+            folder, root = Path(path).parent.resolve(), Path(self.root or "/").resolve()
+            if not folder.is_relative_to(root):
+                raise self.error(
+                    f"{self.where}: {name}: a symbolic link leads out of this folder; nothing is changed "
+                    "there"
+                )
         return path
 
-    def url(self, name: str = "") -> str:
+    def url(self, name: str) -> str:
         """Return the address of a file or folder; of a local one, its path."""
         return str(self.filesystem.unstrip_protocol(self.path(name))).removeprefix("file://")
 
@@ -132,7 +135,7 @@ class Storage:
             self.filesystem.invalidate_cache()
             return bool(self.filesystem.exists(self.path(name)))
 
-        return self._done(name, look)
+        return self._try_at_place(name, look)
 
     def info(self, name: str = "") -> dict[str, Any]:
         """Return fsspec's facts about a file or folder: at least its `name`, `size` and `type`."""
@@ -141,7 +144,7 @@ class Storage:
             self.filesystem.invalidate_cache()
             return dict(self.filesystem.info(self.path(name)))
 
-        return self._tried(name, look)
+        return self._try(name, look)
 
     def entries(self, name: str = "") -> list[dict[str, Any]]:
         """List fsspec's facts about the files and folders directly in a folder."""
@@ -150,7 +153,7 @@ class Storage:
             self.filesystem.invalidate_cache()
             return list(self.filesystem.ls(self.path(name), detail=True))
 
-        return self._tried(name, look)
+        return self._try(name, look)
 
     def names(self, folder: str = "") -> list[str]:
         """List the usable names of the files and folders directly in a folder, sorted; none if the folder
@@ -165,7 +168,7 @@ class Storage:
                 return []
             return sorted({str(path).rstrip("/").rpartition("/")[2] for path in paths})
 
-        return names.usable(self._tried(folder, look), self.where)
+        return names.usable(self._try(folder, look), self.where)
 
     def files(self, folder: str = "", depth: int | None = None) -> dict[str, dict[str, Any]]:
         """Return fsspec's facts about all files below a folder, down to `depth` levels, by their relative
@@ -177,7 +180,7 @@ class Storage:
             infos = self.filesystem.find(base, maxdepth=depth, detail=True)
             return {str(path).removeprefix(base).removeprefix("/"): info for path, info in infos.items()}
 
-        infos = self._done(folder, look)
+        infos = self._try_at_place(folder, look)
         return {name: infos[name] for name in names.usable(infos, self.where)}
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -195,7 +198,7 @@ class Storage:
                 return None
             return when.astimezone(UTC) if when.tzinfo else when.replace(tzinfo=UTC)
 
-        return self._done(name, look)
+        return self._try_at_place(name, look)
 
     def read(self, name: str = "", largest: int = _LARGEST) -> bytes:
         """Return the content of a small file, of `largest` bytes or fewer."""
@@ -209,7 +212,7 @@ class Storage:
             except NotADirectoryError as error:  # a file cannot hold others
                 raise FileNotFoundError(str(error)) from error
 
-        return self._tried(name, load)
+        return self._try(name, load)
 
     def read_each(self, names: list[str], largest: int = _LARGEST) -> dict[str, bytes | Exception]:
         """Return the contents of small files by name, read at the same time; for one that cannot be read, the
@@ -217,17 +220,19 @@ class Storage:
         paths = {self.path(name): name for name in names}
         if self.is_local:
             return {name: _content_or_error(path, largest) for path, name in paths.items()}
-        contents = self._done("", lambda: self.filesystem.cat(list(paths), on_error="return"))
+        contents = self._try_at_place("", lambda: self.filesystem.cat(list(paths), on_error="return"))
         return {name: contents.get(path, FileNotFoundError(path)) for path, name in paths.items()}
 
     def write(self, name: str, content: bytes) -> None:
         """Write or replace a small file; a reader sees the old content or the new content."""
         if self.is_local:
-            self._tried(
+            self._try(
                 name, lambda: files.write_durably(Path(self._changed_path(name)), content), "written to"
             )
         else:
-            self._done(name, lambda: self.filesystem.pipe_file(self.path(name), content), "written to")
+            self._try_at_place(
+                name, lambda: self.filesystem.pipe_file(self.path(name), content), "written to"
+            )
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a small file that does not exist yet; return False if it exists. Of several writers at once,
@@ -241,13 +246,11 @@ class Storage:
             if self.is_local:
                 return files.create_durably(Path(path), content)
             self.filesystem.pipe_file(self.path(name), content, mode="create")
+        except FileExistsError:
+            return False
         except Exception as error:
             # s3fs has no class for a condition that is not met.
-            if (
-                isinstance(error, FileExistsError)
-                or "PreconditionFailed" in str(error)
-                or "pre-conditions" in str(error)
-            ):
+            if "PreconditionFailed" in str(error) or "pre-conditions" in str(error):
                 return False
             raise self._translated(name, error, "written to") from error
         return True
@@ -256,10 +259,10 @@ class Storage:
         """Store a file of this machine and return its SHA-256. A local storage moves it, and it then survives
         a crash."""
         if self.is_local:
-            return self._done(
+            return self._try_at_place(
                 name, lambda: files.move_durably(file, Path(self._changed_path(name))), "written to"
             )
-        return self._done(name, lambda: self._upload(file, name), "written to")
+        return self._try_at_place(name, lambda: self._upload(file, name), "written to")
 
     def _upload(self, file: Path, name: str) -> str:
         self.filesystem.makedirs(self.path(name).rpartition("/")[0], exist_ok=True)
@@ -280,7 +283,7 @@ class Storage:
                 # Some file systems find out only now that they are full.
                 files.sync(temporary)
 
-        self._done(name, store, "written to")
+        self._try_at_place(name, store, "written to")
 
     def get(self, name: str, file: Path | None = None) -> str:
         """Download a file into `file`, if one is given, and return its SHA-256."""
@@ -294,13 +297,11 @@ class Storage:
                 with file.open("wb") as target:
                     return files.copy_stream(source, target)
 
-        return self._tried(name, fetch)
+        return self._try(name, fetch)
 
     def read_part(self, name: str, start: int, end: int) -> bytes:
         """Return the bytes of a file from `start` to before `end`, without the others."""
-        return self._tried(
-            name, lambda: bytes(self.filesystem.cat_file(self.path(name), start=start, end=end))
-        )
+        return self._try(name, lambda: bytes(self.filesystem.cat_file(self.path(name), start=start, end=end)))
 
     def copy_from(self, source: "Storage", names: Mapping[str, str], label: str = "copying") -> None:
         """Copy large files of another storage, which nobody edits, to this one.
@@ -314,19 +315,21 @@ class Storage:
             label: name of the progress bar.
         """
         sizes = {target: source.info(name)["size"] for target, name in names.items()}
-        waiting = sorted(names, key=lambda target: names[target])
+        targets = sorted(names, key=lambda target: names[target])
+        one_store = not self.is_local and type(self.filesystem) is type(source.filesystem)
         with tqdm(total=sum(sizes.values()), desc=label, unit="B", unit_scale=True, delay=2) as bar:
-            while waiting:
-                part, waiting = waiting[:_COPIES_AT_ONCE], waiting[_COPIES_AT_ONCE:]
-                if self.is_local or source.is_local or type(self.filesystem) is not type(source.filesystem):
-                    for target in part:
-                        self._done(target, partial(self._stream, source, names[target], target), "written to")
+            for start in range(0, len(targets), _COPIES_AT_ONCE):
+                part = targets[start : start + _COPIES_AT_ONCE]
+                if one_store:
+                    theirs = [source.path(names[target]) for target in part]
+                    ours = [self.path(target) for target in part]
+                    copy = partial(self.filesystem.copy, theirs, ours, on_error="raise")
+                    self._try_at_place("", copy, "written to")
                 else:
-                    paths = (
-                        [source.path(names[target]) for target in part],
-                        [self.path(target) for target in part],
-                    )
-                    self._done("", partial(self.filesystem.copy, *paths, on_error="raise"), "written to")
+                    for target in part:
+                        self._try_at_place(
+                            target, partial(self._stream, source, names[target], target), "written to"
+                        )
                 for target in part:
                     self._await_copy(source, names[target], target, sizes[target])
                     bar.update(sizes[target])
@@ -351,12 +354,11 @@ class Storage:
     def _await_copy(self, source: "Storage", name: str, target: str, size: int) -> None:
         """Wait until a copy is complete, by its size and its last bytes: Azure copies after it has
         answered."""
-        tail = max(0, size - _TAIL), size
+        start = max(0, size - _TAIL)
         for wait in (*WAITS, None):
             self.filesystem.invalidate_cache()
-            if self.info(target)["size"] == size and self.read_part(target, *tail) == source.read_part(
-                name, *tail
-            ):
+            is_long = self.info(target)["size"] == size
+            if is_long and self.read_part(target, start, size) == source.read_part(name, start, size):
                 return
             if wait is not None:
                 time.sleep(wait)
@@ -371,7 +373,7 @@ class Storage:
                 files.check_regular(self.path(name))
             self.filesystem.get_file(self.path(name), str(file))
 
-        self._tried(name, fetch)
+        self._try(name, fetch)
 
     def remove(self, name: str) -> None:
         """Delete a file, or a folder with its content; do nothing if it does not exist. Of a link, only the
@@ -388,12 +390,12 @@ class Storage:
             except FileNotFoundError:
                 log.debug("%s: deleted already", self.path(name))
 
-        self._tried(name, delete, "written to")
+        self._try(name, delete, "written to")
 
-    def _done(self, name: str, operation: Callable[[], _T], verb: str = "read") -> _T:
-        """Do as `_tried`, for operations whose FileNotFoundError means that the place itself is missing."""
+    def _try_at_place(self, name: str, operation: Callable[[], _T], verb: str = "read") -> _T:
+        """Do as `_try`, for operations whose FileNotFoundError means that the place itself is missing."""
         try:
-            return self._tried(name, operation, verb)
+            return self._try(name, operation, verb)
         except FileNotFoundError as error:
             if not self.retry:
                 raise self._translated(name, error, verb) from error
@@ -401,7 +403,7 @@ class Storage:
                 f"{self.where}/{name}: there is no such place: {error}"
             ) from error
 
-    def _tried(self, name: str, operation: Callable[[], _T], verb: str = "read") -> _T:
+    def _try(self, name: str, operation: Callable[[], _T], verb: str = "read") -> _T:
         """Return what `operation` returns. It is tried again while the storage is away; FileNotFoundError is
         passed on."""
         for wait in (*(WAITS if self.retry else ()), None):
@@ -411,9 +413,8 @@ class Storage:
                 raise
             except files.FileRefusedError as error:
                 raise self.error(f"{f'{self.where}/{name}'.rstrip('/')}: {error}") from None
-            except (
-                Exception
-            ) as error:  # each file system has errors of its own; botocore's are not even OSErrors
+            # Each file system has errors of its own; botocore's are not even OSErrors.
+            except Exception as error:
                 kind = failure(error)
                 if kind is None and self.retry:
                     raise
@@ -434,10 +435,12 @@ class Storage:
             return self._error_of(kind)(
                 f"{f'{self.where}/{name}'.rstrip('/')}: {_TODO[kind or 'away']}: {reason(error)}"
             )
+        todo = ""
+        if kind == "refused":
+            todo = f"; {_TODO['refused']}"
+        elif kind == "full":
+            todo = "; make room there, and run it again"
         file = f"{name} " if name else ""
-        todo = {"refused": f"; {_TODO['refused']}", "full": "; make room there, and run it again"}.get(
-            kind or "", ""
-        )
         return self._error_of(kind)(
             f"{self.where}: {file}{self.failed or f'cannot be {verb}'}: {reason(error)}{todo}"
         )

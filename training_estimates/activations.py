@@ -197,7 +197,7 @@ def quantized_head(workload: Workload) -> int:
     """Return the numbers of a head that is quantized, with 4 bits; 0 where it is not."""
     if workload.quantization not in _FOUR_BITS or not workload.framework.quantizes_head:
         return 0
-    return workload.geometry.vocab_size * workload.geometry.hidden_size
+    return workload.geometry.table_parameters
 
 
 def _four_bits(workload: Workload, compute: int) -> float:

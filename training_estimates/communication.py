@@ -28,15 +28,14 @@ def communication_bytes(workload: Workload) -> tuple[float, float]:
     A ring over n GPUs sends (n - 1) / n of the bytes for an all-gather or a reduce-scatter, twice that for an
     all-reduce (Rajbhandari et al. 2020, §7, has the sums for ZeRO).
     """
-    layout, part = workload.layout, _ring(workload)
-    gathered = _weight_bytes(workload)
+    layout, share = workload.layout, _ring_share(workload)
     gradients = float(workload.trained * _gradient_bytes(workload))
     if layout.shards_parameters:
         gathers = (2 if layout.gathers_in_backward else 1) + workload.frozen_passes
-        return part * (gathers * gathered + gradients), 0.0
+        return share * (gathers * _weight_bytes(workload) + gradients), 0.0
     if layout.shards_gradients:
-        return part * gradients, part * 2 * workload.trained
-    return 0.0, part * 2 * gradients
+        return share * gradients, share * 2 * workload.trained
+    return 0.0, share * 2 * gradients
 
 
 def replicated_seconds(workload: Workload, accelerator: Accelerator) -> float:
@@ -73,28 +72,26 @@ def exchanged_seconds(workload: Workload, accelerator: Accelerator) -> float:
 def gathered_bytes(workload: Workload) -> float:
     """Return the bytes that one GPU sends while the parameters are gathered once; none where they are not
     sharded."""
-    return _ring(workload) * _weight_bytes(workload) if workload.layout.shards_parameters else 0.0
+    return _ring_share(workload) * _weight_bytes(workload) if workload.layout.shards_parameters else 0.0
 
 
 def reduced_bytes(workload: Workload) -> float:
     """Return the bytes of sharded gradients among those that one GPU sends in each micro batch."""
     if not workload.layout.shards_gradients:
         return 0.0
-    return _ring(workload) * workload.trained * _gradient_bytes(workload)
+    return _ring_share(workload) * workload.trained * _gradient_bytes(workload)
 
 
-def _ring(workload: Workload) -> float:
+def _ring_share(workload: Workload) -> float:
     """Return the share of the bytes that one GPU sends in an all-gather or a reduce-scatter."""
     return 1 - 1 / workload.degrees.shards
 
 
 def _weight_bytes(workload: Workload) -> float:
     """Return bytes of the full model, as it is gathered and as a host holds it."""
-    geometry = workload.geometry
-    packed = PACKED[workload.quantization] if workload.quantization not in ("none", "gptq4") else 2
-    return packed * geometry.quantizable_parameters + 2 * (
-        geometry.parameters - geometry.quantizable_parameters
-    )
+    quantizable = workload.geometry.quantizable_parameters
+    width = 2.0 if workload.quantization in ("none", "gptq4") else PACKED[workload.quantization]
+    return width * quantizable + 2 * (workload.geometry.parameters - quantizable)
 
 
 def _gradient_bytes(workload: Workload) -> int:
@@ -107,12 +104,9 @@ def _gradient_bytes(workload: Workload) -> int:
 def link_rate(workload: Workload, accelerator: Accelerator) -> float:
     """Return bytes a second that one GPU sends to those that it shares states with: NCCL's rings use all
     network devices of a node at once."""
-    in_node = workload.nodes == 1 or workload.degrees.processes % workload.degrees.shards == 0
-    rate = (
-        accelerator.link_gbs
-        if in_node
-        else min(accelerator.link_gbs, accelerator.network_gbs, workload.network_gbs)
-    )
+    rate = accelerator.link_gbs
+    if workload.nodes > 1 and workload.degrees.processes % workload.degrees.shards:
+        rate = min(rate, accelerator.network_gbs, workload.network_gbs)
     return rate * 1e9 * LINK_SHARE
 
 
@@ -125,10 +119,11 @@ def host_bytes(workload: Workload) -> float:
     """Return bytes that one GPU exchanges with its host in each micro batch."""
     geometry, moved = workload.geometry, 0.0
     if workload.offload != "none":
-        kept = workload.layout.deepspeed and workload.layout.parameters_on == "none"
-        times = 2 if workload.layout.gathers_in_backward and not kept else 0
-        moved += (times * _weight_bytes(workload) + 2 * workload.trained) / shards(workload)
+        keeps_weights = workload.layout.deepspeed and workload.layout.parameters_on == "none"
+        passes = 2 if workload.layout.gathers_in_backward and not keeps_weights else 0
+        moved += (passes * _weight_bytes(workload) + 2 * workload.trained) / shards(workload)
     if workload.checkpointing == "offloaded":
+        # Out in forward, and back in backward.
         moved += 2 * 2.0 * workload.tokens * geometry.hidden_size * geometry.num_hidden_layers
     return moved
 
@@ -137,16 +132,18 @@ def optimizer_seconds(workload: Workload, accelerator: Accelerator, lasting: Sta
     """Return seconds of the update, on the GPU or on the host; `lasting` are the workload's model states."""
     if workload.optimizer_on == "none":
         seconds = memory_seconds(optimizer_bytes(workload, shards(workload)), accelerator)
-        if workload.optimizer.paged:
-            held = sum(lasting.resident.values()) + (
-                0.0 if workload.optimizer.in_backward else lasting.gradients
-            )
-            if lasting.paged + held > workload.gpu_memory_gib * 2**30:
-                # Every page is fetched and put back in each step: the next page is never one that was used
-                # recently.
-                seconds += 2 * lasting.paged / pcie_rate(accelerator)
+        resident = sum(lasting.resident.values())
+        if not workload.optimizer.in_backward:
+            resident += lasting.gradients
+        if workload.optimizer.paged and lasting.paged + resident > workload.gpu_memory_gib * 2**30:
+            # Every page is fetched and put back in each step: the next page is never one that was used
+            # recently.
+            seconds += 2 * lasting.paged / pcie_rate(accelerator)
         return seconds
-    node = workload.trained / shards(workload) * workload.degrees.processes
-    held = 4 if workload.layout.deepspeed else BYTES[workload.weight_dtype]
-    seconds = node * ADAMW_NUMBERS["fused"] * held / (HOST_MEMORY_GBS * 1e9)
-    return seconds + (node * 2 * 12 / (NVME_GBS * 1e9) if workload.optimizer_on == "nvme" else 0.0)
+    trained = workload.trained / shards(workload) * workload.degrees.processes
+    width = 4 if workload.layout.deepspeed else BYTES[workload.weight_dtype]
+    seconds = trained * ADAMW_NUMBERS["fused"] * width / (HOST_MEMORY_GBS * 1e9)
+    if workload.optimizer_on == "nvme":
+        # Master copy and both moments are read and written.
+        seconds += trained * 2 * 12 / (NVME_GBS * 1e9)
+    return seconds

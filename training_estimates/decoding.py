@@ -4,6 +4,7 @@ Counted from the code that runs: flytune/rollouts/sampling.py, and transformers'
 run was compared. The time of vLLM is fitted to its published speeds.
 """
 
+import math
 from dataclasses import replace
 
 from training_estimates import activations
@@ -49,14 +50,14 @@ def cache_bytes(workload: Workload, rows: int, length: float) -> float:
     # Quantized layers have results in the dtype of their inputs: float32 behind float32 norms.
     dtype = workload.weight_dtype if workload.precision == "pure" else workload.compute_dtype
     width = 4 if workload.kbit_float32 else BYTES[dtype]
-    each = 2 * sizes.num_hidden_layers * sizes.num_key_value_heads * sizes.head_dim * width
-    return each * rows * length
+    bytes_of_token = 2 * sizes.num_hidden_layers * sizes.num_key_value_heads * sizes.head_dim * width
+    return bytes_of_token * rows * length
 
 
 def held_bytes(workload: Workload, rows: int) -> dict[str, float]:
     """Return bytes beside weights and states while `rows` answers are drawn together, by component."""
     sizes = workload.geometry
-    prompts = activations.count(_of_prompts(workload, rows))
+    prompts = activations.count(_prompts_workload(workload, rows))
     cache = cache_bytes(workload, rows, workload.sequence_length)
     return {
         # torch.cat holds those of a layer twice.
@@ -72,13 +73,13 @@ def seconds(workload: Workload, accelerator: Accelerator) -> float:
     decoding = _decoding(workload)
     if decoding.by_vllm:
         return _seconds_of_vllm(workload, accelerator) + _scoring_seconds(workload, accelerator)
-    batches = -(-decoding.answers // decoding.at_a_time)
-    prompts, token = _of_prompts(workload, decoding.at_a_time), _passing(workload, decoding.at_a_time, 1)
-    cache = cache_bytes(workload, decoding.at_a_time, workload.sequence_length - decoding.tokens / 2)
-    first = _pass(prompts, accelerator, attention_seconds(prompts, accelerator))
-    each = _pass(token, accelerator, memory_seconds(CACHE_PASSES * cache, accelerator))
-    drawn = batches * (first + (decoding.tokens - 1) * each)
-    return drawn + (_teacher_seconds(workload, accelerator) if decoding.teacher else 0.0)
+    rows = decoding.at_a_time
+    prompts, token = _prompts_workload(workload, rows), _forward_workload(workload, rows, 1)
+    cache = cache_bytes(workload, rows, workload.sequence_length - decoding.tokens / 2)
+    first = _forward_seconds(prompts, accelerator, attention_seconds(prompts, accelerator))
+    later = _forward_seconds(token, accelerator, memory_seconds(CACHE_PASSES * cache, accelerator))
+    drawing = math.ceil(decoding.answers / rows) * (first + (decoding.tokens - 1) * later)
+    return drawing + (_teacher_seconds(workload, accelerator) if decoding.teacher else 0.0)
 
 
 def teacher_bytes(workload: Workload) -> float:
@@ -89,10 +90,10 @@ def teacher_bytes(workload: Workload) -> float:
 
 
 def of_teacher(workload: Workload) -> Workload:
-    """Return a forward pass of that model over a micro batch of complete answers."""
+    """Return the workload of a forward pass of that model over a micro batch of complete answers."""
     teacher = _decoding(workload).teacher
     assert teacher is not None, "asked only where there is one"
-    whole = _passing(workload, workload.micro_batch, workload.sequence_length)
+    whole = _forward_workload(workload, workload.micro_batch, workload.sequence_length)
     return replace(
         whole,
         geometry=teacher,
@@ -112,14 +113,14 @@ def of_teacher(workload: Workload) -> Workload:
 
 def _teacher_seconds(workload: Workload, accelerator: Accelerator) -> float:
     """Return seconds in which the frozen model scores the answers of an optimizer step."""
-    whole = of_teacher(workload)
-    each = _pass(whole, accelerator, attention_seconds(whole, accelerator))
-    return -(-_decoding(workload).answers // workload.micro_batch) * each
+    teacher = of_teacher(workload)
+    seconds = _forward_seconds(teacher, accelerator, attention_seconds(teacher, accelerator))
+    return math.ceil(_decoding(workload).answers / workload.micro_batch) * seconds
 
 
 def vllm_token_seconds(workload: Workload, accelerator: Accelerator, rows: int, length: float) -> float:
     """Return seconds in which vLLM draws a token of each of `rows` answers that have `length` tokens."""
-    token = _passing(workload, rows, 1)
+    token = _forward_workload(workload, rows, 1)
     layers, _, _ = layers_seconds(token, accelerator)
     computing = layers + product_seconds(head_shape(token), accelerator)
     moved = BYTES[workload.compute_dtype] * workload.geometry.parameters + cache_bytes(workload, rows, length)
@@ -130,22 +131,27 @@ def _seconds_of_vllm(workload: Workload, accelerator: Accelerator) -> float:
     decoding = _decoding(workload)
     answers = decoding.served or decoding.answers
     rows = min(answers, VLLM_AT_ONCE)
-    prompts, length = _of_prompts(workload, rows), workload.sequence_length - decoding.tokens / 2
-    first = _pass(prompts, accelerator, attention_seconds(prompts, accelerator))
-    each = vllm_token_seconds(workload, accelerator, rows, length)
-    return -(-answers // rows) * (first + (decoding.tokens - 1) * each)
+    prompts = _prompts_workload(workload, rows)
+    first = _forward_seconds(prompts, accelerator, attention_seconds(prompts, accelerator))
+    length = workload.sequence_length - decoding.tokens / 2
+    later = vllm_token_seconds(workload, accelerator, rows, length)
+    return math.ceil(answers / rows) * (first + (decoding.tokens - 1) * later)
 
 
 def _scoring_seconds(workload: Workload, accelerator: Accelerator) -> float:
     """Return seconds in which the trained model scores what vLLM has drawn."""
     decoding = _decoding(workload)
-    whole = _passing(workload, decoding.at_a_time, workload.sequence_length)
-    each = _pass(whole, accelerator, attention_seconds(whole, accelerator))
-    return -(-decoding.answers // decoding.at_a_time) * each
+    answers = _forward_workload(workload, decoding.at_a_time, workload.sequence_length)
+    seconds = _forward_seconds(answers, accelerator, attention_seconds(answers, accelerator))
+    return math.ceil(decoding.answers / decoding.at_a_time) * seconds
 
 
-def _pass(workload: Workload, accelerator: Accelerator, attention: float) -> float:
-    """Return seconds of a forward pass and of the tokens that are drawn from it, one of each answer."""
+def _forward_seconds(workload: Workload, accelerator: Accelerator, attention: float) -> float:
+    """Return seconds of a forward pass and of the tokens that are drawn from it, one of each answer.
+
+    Args:
+        attention: seconds of attention in the pass.
+    """
     rows, sizes = workload.micro_batch, workload.geometry
     layers, _, _ = layers_seconds(workload, accelerator)
     _, hidden, outputs = head_shape(workload)
@@ -155,9 +161,9 @@ def _pass(workload: Workload, accelerator: Accelerator, attention: float) -> flo
         + LOGITS_MOVED * rows * outputs
     )
     # Without recomputation two passes of a training step unpack the weights.
-    moved += dequantization_bytes(workload) / 2 + (
-        4 * workload.lora_parameters if workload.method != "full" else 0
-    )
+    moved += dequantization_bytes(workload) / 2
+    if workload.method != "full":
+        moved += 4 * workload.lora_parameters
     computing = (
         layers
         + product_seconds((rows, hidden, outputs), accelerator)
@@ -170,12 +176,13 @@ def _pass(workload: Workload, accelerator: Accelerator, attention: float) -> flo
     return max(computing, waits, gathered_bytes(workload) / link_rate(workload, accelerator))
 
 
-def _of_prompts(workload: Workload, rows: int) -> Workload:
-    return _passing(workload, rows, max(1, workload.sequence_length - _decoding(workload).tokens))
+def _prompts_workload(workload: Workload, rows: int) -> Workload:
+    """Return the workload of the forward pass over the prompts of `rows` answers."""
+    return _forward_workload(workload, rows, max(1, workload.sequence_length - _decoding(workload).tokens))
 
 
-def _passing(workload: Workload, rows: int, length: int) -> Workload:
-    """Return a forward pass over `length` tokens of each of `rows` answers."""
+def _forward_workload(workload: Workload, rows: int, length: int) -> Workload:
+    """Return the workload of a forward pass over `length` tokens of each of `rows` answers."""
     return replace(
         workload,
         micro_batch=rows,

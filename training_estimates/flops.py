@@ -174,10 +174,10 @@ def product_seconds(shape: Shape, accelerator: Accelerator) -> float:
     """
     m, k, n = shape
     memory = accelerator.memory_gbs * 1e9
-    each = max(0.0, 1e-12 / accelerator.matmul_tflops - 3 / MEASURED_SIZE / memory) / MATMUL_SHARE.get(
+    seconds = max(0.0, 1e-12 / accelerator.matmul_tflops - 3 / MEASURED_SIZE / memory) / MATMUL_SHARE.get(
         accelerator.chip, 1.0
     )
-    return 2 * m * k * n * each + 2 * (m * k + k * n + m * n) / memory
+    return 2 * m * k * n * seconds + 2 * (m * k + k * n + m * n) / memory
 
 
 def layers_seconds(workload: Workload, accelerator: Accelerator) -> tuple[float, float, float]:

@@ -43,8 +43,8 @@ class Passes(NamedTuple):
         """Return the bytes of several operations, each times how often."""
         every = list(counts)
         return cls(
-            sum(each.forward * times for each, times in every),
-            sum(each.backward * times for each, times in every),
+            sum(passes.forward * times for passes, times in every),
+            sum(passes.backward * times for passes, times in every),
         )
 
 

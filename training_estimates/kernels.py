@@ -157,8 +157,8 @@ def dequantization_bytes(workload: Workload) -> float:
     8-bit products, of quantizing their inputs and scaling their results too."""
     passes = 3 if recomputes(workload) else 2
     if workload.quantization != "int8":
-        each = {"none": 0.0, "gptq4": GPTQ_BYTES}.get(workload.quantization, FOUR_BIT_BYTES)
-        return passes * each * workload.geometry.quantizable_parameters
+        width = {"none": 0.0, "gptq4": GPTQ_BYTES}.get(workload.quantization, FOUR_BIT_BYTES)
+        return passes * width * workload.geometry.quantizable_parameters
     quantized = [linear for linear in workload.geometry.linears if linear.quantizable]
     moved = sum(
         product.count * (INT8_INPUT * product.rows + INT8_RESULT * product.columns) * product.share
@@ -178,20 +178,20 @@ def launches(workload: Workload) -> float:
     geometry = workload.geometry
     layers, grouped = geometry.num_hidden_layers, geometry.groups_experts
     linears = sum(linear.count for linear in geometry.linears if not linear.is_experts) + layers * grouped
-    each = layers * kernels(workload).launches
-    each += sum(layer.count for layer in workload.adapted_layers) * (
+    count = layers * kernels(workload).launches
+    count += sum(layer.count for layer in workload.adapted_layers) * (
         8 if not workload.framework.fused_adapters else 4
     )
-    each += (
+    count += (
         sum(linear.count for linear in geometry.linears if linear.quantizable)
         * QUANTIZED_LAUNCHES[workload.quantization]
     )
     if geometry.experts > 1:
         # Kernels of an expert, one after the other, or of all together (transformers, integrations/moe.py).
-        each += (layers - geometry.dense_layers) * 20 * (1 if grouped else geometry.experts)
+        count += (layers - geometry.dense_layers) * 20 * (1 if grouped else geometry.experts)
     if workload.layout.zero3:
-        each += ZERO3_HOOK * (linears + 2 * layers)
-    return each * (4 if recomputes(workload) else 3)
+        count += ZERO3_HOOK * (linears + 2 * layers)
+    return count * (4 if recomputes(workload) else 3)
 
 
 def memory_seconds(moved: float, accelerator: Accelerator) -> float:

@@ -138,8 +138,8 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     totals = [(sum(steady.values()) + sum(parts.values()), _moving(parts)) for parts in moments]
     drawing = [sum(phases[DRAW].values()) + UNMOVABLE * share * _moving(drawn)] if drawn else []
     holes = {phase: UNMOVABLE * share * _moving(parts) for phase, parts in phases.items()}
-    for phase, base, of in (("first step", resident, first), ("steady step", steady, moments)):
-        least = max(sum(parts.values()) + UNMOVABLE * share * _moving(parts) for parts in of)
+    for phase, base, parts_of in (("first step", resident, first), ("steady step", steady, moments)):
+        least = max(sum(parts.values()) + UNMOVABLE * share * _moving(parts) for parts in parts_of)
         holes[phase] = sum(base.values()) + least - sum(phases[phase].values())
     # The first update's states occupy the memory of activations, in pieces; the next step allocates it again.
     refilled = totals[-1][0] + max(moving for _, moving in totals)
@@ -184,7 +184,7 @@ def _moments(
     kept = deep * batch.stream if recomputed else layers * batch.kept
     kept /= workload.degrees.gpus_per_process
     at_work = (batch.kept if recomputed else 0.0) + batch.working
-    head = workload.geometry.vocab_size * workload.geometry.hidden_size * BYTES[workload.compute_dtype]
+    head = workload.geometry.table_parameters * BYTES[workload.compute_dtype]
     all_gradients = lasting.gradients / layers if workload.optimizer.in_backward else lasting.gradients
     accumulated = 0.0 if workload.accumulation == 1 or workload.optimizer.in_backward else lasting.gradients
     head_gradient = (
@@ -235,9 +235,7 @@ def _moments(
         and not workload.layout.shards_parameters
     ):
         # The embedding's own gradient is as large as the head's, to which it is added.
-        trained_tables = float(
-            workload.geometry.vocab_size * workload.geometry.hidden_size * model_states.stored_bytes(workload)
-        )
+        trained_tables = float(workload.geometry.table_parameters * model_states.stored_bytes(workload))
         moments += [
             {"activations": 2 * batch.stream, "gradients": all_gradients, "trained tables": trained_tables}
         ]
@@ -256,7 +254,7 @@ def _head_table(workload: Workload) -> float:
     by_row = bool(workload.tables_by_row) and "head" not in workload.lora_targets
     # Its gradient is cast to the dtype of the copy, too.
     width = 4 + (2 * BYTES[workload.compute_dtype] if by_row else 0)
-    return float(workload.geometry.vocab_size * workload.geometry.hidden_size * width)
+    return float(workload.geometry.table_parameters * width)
 
 
 def _fragmentation(workload: Workload, batch: activations.Activations) -> float:

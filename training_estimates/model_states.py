@@ -90,10 +90,8 @@ def quantized_bytes(geometry: Geometry, quantization: str) -> float:
 def scale_bytes(geometry: Geometry, quantization: str) -> float:
     """Return the bytes of the scales of all quantized layers."""
     if quantization == "int8":
-        return float(
-            ROW_SCALE
-            * sum(linear.count * linear.columns for linear in geometry.linears if linear.quantizable)
-        )
+        rows = sum(linear.count * linear.columns for linear in geometry.linears if linear.quantizable)
+        return float(ROW_SCALE * rows)
     return geometry.quantizable_parameters * SCALES[quantization]
 
 
@@ -103,15 +101,10 @@ def base_bytes(workload: Workload) -> float:
     if workload.quantization == "none":
         return float(sizes.parameters * width)
     # Under FSDP, parameters that preparing for k-bit training made float32 are gathered in the compute dtype.
-    rest = (sizes.parameters - sizes.quantizable_parameters) * (
-        4 if workload.kbit_float32 or workload.framework.prepares_kbit else width
-    )
+    rest_width = 4 if workload.kbit_float32 or workload.framework.prepares_kbit else width
+    rest = (sizes.parameters - sizes.quantizable_parameters) * rest_width
     # Each number of a quantized head is packed instead.
-    saved = (
-        width - PACKED[workload.quantization] - SCALES[workload.quantization]
-        if quantized_head(workload)
-        else 0.0
-    )
+    saved = width - PACKED[workload.quantization] - SCALES[workload.quantization]
     return quantized_bytes(sizes, workload.quantization) + rest - saved * quantized_head(workload)
 
 
@@ -136,13 +129,8 @@ def _working_copy(workload: Workload) -> float:
     (LLM.int8's paper, §4), are less.
     """
     width = stream_bytes(workload) if workload.quantization == "int8" else BYTES[workload.compute_dtype]
-    return float(
-        width
-        * max(
-            (linear.rows * linear.columns for linear in workload.geometry.linears if linear.quantizable),
-            default=0,
-        )
-    )
+    sizes = [linear.rows * linear.columns for linear in workload.geometry.linears if linear.quantizable]
+    return float(width * max(sizes, default=0))
 
 
 def state_bytes(workload: Workload, width: float) -> float:
@@ -153,34 +141,30 @@ def state_bytes(workload: Workload, width: float) -> float:
     Trainer.create_optimizer). Adafactor (Shazeer and Stern 2018, §3): a number for each row and column of a
     matrix, and for each number of a vector.
     """
-    optimizer, sizes = workload.optimizer, workload.geometry
+    optimizer = workload.optimizer
     if optimizer.factored:
         return 4.0 * _factored(workload)
-    each = 2 * width if optimizer.state_bytes is None else optimizer.state_bytes
-    if optimizer.embedding_bytes is None or not (
-        workload.method == "full" or "embedding" in workload.lora_targets
-    ):
-        return each * workload.trained
-    table = sizes.vocab_size * sizes.hidden_size
-    return each * (workload.trained - table) + optimizer.embedding_bytes * table
+    state_width = 2 * width if optimizer.state_bytes is None else optimizer.state_bytes
+    trains_embedding = workload.method == "full" or "embedding" in workload.lora_targets
+    if optimizer.embedding_bytes is None or not trains_embedding:
+        return state_width * workload.trained
+    table = workload.geometry.table_parameters
+    return state_width * (workload.trained - table) + optimizer.embedding_bytes * table
 
 
 def _factored(workload: Workload) -> int:
     """Return the number of rows and columns of all trained matrices, and of the numbers of all vectors."""
     sizes = workload.geometry
-    table = sizes.vocab_size + sizes.hidden_size
+    of_table = sizes.vocab_size + sizes.hidden_size
     if workload.method == "full":
-        tables = sizes.embedding_parameters // (sizes.vocab_size * sizes.hidden_size)
-        return (
-            sum(linear.count * (linear.rows + linear.columns) for linear in sizes.linears)
-            + tables * table
-            + sizes.extra
-        )
-    adapters = sum(
+        of_linears = sum(linear.count * (linear.rows + linear.columns) for linear in sizes.linears)
+        return of_linears + sizes.embedding_parameters // sizes.table_parameters * of_table + sizes.extra
+    of_adapters = sum(
         adapted.count * (adapted.rows + adapted.columns + 2 * workload.rank(adapted))
         for adapted in workload.adapted
     )
-    return round(adapters) + table * sum(name in workload.lora_targets for name in ("embedding", "head"))
+    tables = [name for name in ("embedding", "head") if name in workload.lora_targets]
+    return round(of_adapters) + len(tables) * of_table
 
 
 def reentrant(workload: Workload) -> bool:
@@ -207,36 +191,66 @@ def of(workload: Workload) -> States:
     """Return the states of a workload on one GPU, whatever the batch."""
     if workload.layout.deepspeed:
         return _zero(workload)
-    degrees = workload.degrees
-    shards = degrees.gpus_per_process * (degrees.shards if workload.layout.shards_parameters else 1)
+    degrees, sizes = workload.degrees, workload.geometry
+    is_sharded = workload.layout.shards_parameters
+    shards = degrees.gpus_per_process * (degrees.shards if is_sharded else 1)
     full = workload.method == "full"
-    width: float = stored_bytes(workload)
-    sizes = workload.geometry
+    width = stored_bytes(workload) if full else _adapter_bytes(workload)
+    gradients = workload.trained * width / shards
+    states = state_bytes(workload, width) / shards
+    paged = states if workload.optimizer.paged else 0.0
+    update = _update_bytes(workload, width, gradients, paged)
+    states -= paged
+    resident = _resident_bytes(workload, shards, gradients)
+    offloaded = 0.0
+    if workload.offload != "none" and is_sharded:
+        offloaded = sum(resident.values()) + states + gradients
+        resident = dict.fromkeys(resident, 0.0)
+        states = gradients = update = 0.0
+    if workload.quantization != "none":
+        resident["quantization"] = _working_copy(workload)
+    unit = layer_unit(workload) if is_sharded else 0.0
+    units = UNITS_AT_WORK if workload.framework.prefetches and not reentrant(workload) else 1
+    is_cast = workload.precision == "autocast" and BYTES[workload.weight_dtype] == 4
+    has_copies = full and is_cast and not is_sharded
+    return States(
+        resident=resident,
+        copies=2.0 * (sizes.linear_parameters + sizes.embedding_parameters) if has_copies else 0.0,
+        optimizer={"optimizer": states},
+        gradients=gradients,
+        root=root_unit(workload) if is_sharded else 0.0,
+        units=units * unit,
+        unit_gradients=unit if full else 0.0,
+        update=update,
+        load=_loading(workload, shards) if workload.quantization != "none" else 0.0,
+        offloaded=offloaded,
+        paged=paged,
+    )
+
+
+def _resident_bytes(workload: Workload, shards: int, gradients: float) -> dict[str, float]:
+    """Return the bytes that are always there; `gradients` are those of all trained parameters on one GPU."""
     resident: dict[str, float] = {}
-    if workload.framework.gathers_adapters and not full and workload.layout.shards_parameters:
-        # FSDP wraps only the linear layers, and gathers all other parameters, frozen and trained, as one
-        # unit: "no sharding benefit" in litgpt's own notes. Full weights beside the shards.
-        resident["gathered whole"] = base_bytes(workload)
-    trained = float(workload.trained)
-    if full:
-        resident["weights"] = sizes.parameters * width / shards
+    if workload.method == "full":
+        resident["weights"] = workload.geometry.parameters * stored_bytes(workload) / shards
     else:
+        if workload.framework.gathers_adapters and workload.layout.shards_parameters:
+            # FSDP wraps only the linear layers, and gathers all other parameters, frozen and trained, as one
+            # unit: "no sharding benefit" in litgpt's own notes. Full weights beside the shards.
+            resident["gathered whole"] = base_bytes(workload)
         whole = _unsharded_bytes(workload)
         resident["weights"] = (base_bytes(workload) - whole) / shards + whole
-        width = _adapter_bytes(workload)
-        resident["adapters"] = trained * width / shards
-    is_cast = (
-        workload.precision == "autocast"
-        and BYTES[workload.weight_dtype] == 4
-        and not workload.layout.shards_parameters
-    )
-    optimizer = workload.optimizer
-    all_states = state_bytes(workload, width) / shards
-    states, paged = (0.0, all_states) if optimizer.paged else (all_states, 0.0)
-    gradients = trained * width / shards
+        # Each trained number has one of its gradient, of the same width.
+        resident["adapters"] = gradients
     if workload.layout.copies_gradients:
         # torch's Reducer copies gradients into buckets, unless gradient_as_bucket_view is set.
         resident["buckets"] = gradients
+    return resident
+
+
+def _update_bytes(workload: Workload, width: float, gradients: float, paged: float) -> float:
+    """Return the bytes of the update's temporaries, for trained parameters of `width` bytes each."""
+    optimizer = workload.optimizer
     # foreach makes one tensor list of the size of the parameters: the root of the second moment
     # (torch/optim/adamw.py).
     update = gradients if optimizer.implementation == "foreach" and not optimizer.in_backward else 0.0
@@ -246,28 +260,8 @@ def of(workload: Workload) -> States:
         update = (2 if width == 4 else 4) * 4.0 * workload.largest_trained
     if paged:
         # The states of one tensor are fetched for its update.
-        update += paged * workload.largest_trained / (trained or 1.0)
-    offloaded = 0.0
-    if workload.offload != "none" and workload.layout.shards_parameters:
-        offloaded = sum(resident.values()) + states + gradients
-        resident = dict.fromkeys(resident, 0.0)
-        states = gradients = update = 0.0
-    if workload.quantization != "none":
-        resident["quantization"] = _working_copy(workload)
-    unit = layer_unit(workload) if workload.layout.shards_parameters else 0.0
-    return States(
-        resident=resident,
-        copies=2.0 * (sizes.linear_parameters + sizes.embedding_parameters) if full and is_cast else 0.0,
-        optimizer={"optimizer": states},
-        gradients=gradients,
-        root=root_unit(workload) if workload.layout.shards_parameters else 0.0,
-        units=(UNITS_AT_WORK if workload.framework.prefetches and not reentrant(workload) else 1) * unit,
-        unit_gradients=unit if full else 0.0,
-        update=update,
-        load=_loading(workload, shards) if workload.quantization != "none" else 0.0,
-        offloaded=offloaded,
-        paged=paged,
-    )
+        update += paged * workload.largest_trained / (workload.trained or 1.0)
+    return update
 
 
 def _loading(workload: Workload, shards: int) -> float:
@@ -279,8 +273,9 @@ def _loading(workload: Workload, shards: int) -> float:
     """
     if workload.layout.shards_parameters:
         return (base_bytes(workload) - _unsharded_bytes(workload)) * (1 - 1 / shards)
-    table = workload.geometry.vocab_size * workload.geometry.hidden_size
-    return float(BYTES[workload.weight_dtype] * table) if workload.kbit_float32 else 0.0
+    if not workload.kbit_float32:
+        return 0.0
+    return float(BYTES[workload.weight_dtype] * workload.geometry.table_parameters)
 
 
 def _adapter_bytes(workload: Workload) -> float:
@@ -313,7 +308,6 @@ def _zero(workload: Workload) -> States:
     if on_device:
         resident["master copies"] = parts.master_bytes
     resident["buckets"] = parts.bucket_bytes
-    table = workload.geometry.vocab_size * workload.geometry.hidden_size
     # The update of a partition (stage 3: of a sub group of it) has its gradients in float32.
     lists = 2 if workload.optimizer.implementation == "foreach" else 1
     update = max(4.0 * parts.updated * lists, parts.update_bytes) if on_device else 0.0
@@ -339,7 +333,7 @@ def _zero(workload: Workload) -> States:
         optimizer={"optimizer": moments - paged if on_device else 0.0},
         gradients=parts.gradient_bytes if on_device or not layout.shards_parameters else 0.0,
         root=0.0,
-        units=parts.live_bytes(base, table),
+        units=parts.live_bytes(base, workload.geometry.table_parameters),
         unit_gradients=0.0,
         update=update,
         load=(base - whole) * (1 - 1 / part) if workload.quantization != "none" else 0.0,

@@ -193,9 +193,14 @@ class Geometry(Immutable):
         )
 
     @property
+    def table_parameters(self) -> int:
+        """Return the parameters of a table of words: the input embedding, or the head."""
+        return self.vocab_size * self.hidden_size
+
+    @property
     def embedding_parameters(self) -> int:
         """Return the parameters of the input embedding, and of the head if it is not tied."""
-        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return self.table_parameters * (1 if self.tie_word_embeddings else 2)
 
     def with_head_of(self, outputs: int) -> Self:
         """Return the sizes with a head of so many outputs in the place of the language model's."""

@@ -94,28 +94,25 @@ def loaded(
     tensors: Mapping[str, Tensor], config: Config, tied: bool, built: Built | None = None
 ) -> tuple[dict[str, Tensor], str | None]:
     """Return the tensors that become parameters of the model, and what is left out, in words."""
-    depth, heads = depth_of(config), sum(config.size(key, 0, least=0) for key in _EXTRA_LAYERS)
+    depth, extra = depth_of(config), sum(config.size(key, 0, least=0) for key in _EXTRA_LAYERS)
     patterns = [re.compile(pattern) for pattern in built.unloaded] if built else []
-    towers = built is not None and not any(_TOWERS.search(parameter.name) for parameter in built.parameters)
+    has_no_tower = built and not any(_TOWERS.search(parameter.name) for parameter in built.parameters)
+    has_embedding = any(map(_EMBEDDING.search, tensors))
     kept, left = {}, {}
     for name, tensor in tensors.items():
         if _BUFFER.search(name) and (not name.endswith(_MATRICES) or len(tensor.shape) > 1):
             continue
         if built and name.rpartition(".")[2] in built.buffers:
             continue
-        if tied and _HEAD.search(name) and any(_EMBEDDING.search(other) for other in tensors):
+        if tied and has_embedding and _HEAD.search(name):
             continue
-        layer = _LAYER.search(name)
-        tower = _TOWERS.search(name)
-        if (
-            _EXTRA_HEADS.search(name)
-            or (layer and not tower and depth and depth <= int(layer[1]) < depth + heads)
-            or (towers and tower)
-            or any(pattern.search(name) for pattern in patterns)
-        ):
+        layer, tower = _LAYER.search(name), _TOWERS.search(name)
+        is_extra_layer = depth and layer and not tower and depth <= int(layer[1]) < depth + extra
+        is_unloaded = _EXTRA_HEADS.search(name) or any(pattern.search(name) for pattern in patterns)
+        if is_extra_layer or is_unloaded or (has_no_tower and tower):
             left[name] = tensor
-            continue
-        kept[name] = tensor
+        else:
+            kept[name] = tensor
     if not left:
         return kept, None
     size = sum(tensor.size for tensor in left.values())
@@ -371,7 +368,7 @@ def _linear(parameter: Parameter, share: float) -> Linear | None:
     name = path.rpartition(".")[2].removesuffix("_proj")
     if _is_stacked(parameter):
         count, columns, rows = parameter.shape
-        of, layer = (
+        fields, layer = (
             {"quantizable": False, "adaptable": False, "share": share},
             _FIRST_NUMBER.search(parameter.name),
         )
@@ -379,7 +376,7 @@ def _linear(parameter: Parameter, share: float) -> Linear | None:
         # As a recipe names it (rank_pattern), and PEFT: with `.weight` where the parameter is one of a layer.
         path += ".weight" * (parameter.name.endswith(".weight") and is_fused_name(parameter.name))
         return Linear.model_validate(
-            of
+            fields
             | {"name": name, "rows": rows, "columns": columns, "count": count, "path": path, "layers": layers}
         )
     if parameter.kind not in ("linear", "subclass", "conv1d") or len(parameter.shape) != 2:

@@ -101,8 +101,8 @@ def kept_bytes(workload: Workload) -> float:
     tower = workload.geometry.tower
     if tower is None or not workload.trains_tower:
         return 0.0
-    each = _stream(tower, workload) if recomputes(workload) else _kept(tower, workload)
-    return patches(workload) * tower.layers * each + _mask(tower, workload)
+    of_patch = _stream(tower, workload) if recomputes(workload) else _kept(tower, workload)
+    return patches(workload) * tower.layers * of_patch + _mask(tower, workload)
 
 
 def working_bytes(workload: Workload) -> float:

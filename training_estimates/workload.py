@@ -180,9 +180,9 @@ class Workload:
     @property
     def table_adapters(self) -> float:
         """Parameters of the adapters on embedding and head."""
-        each, ranks = self.geometry.hidden_size + self.geometry.vocab_size, dict(self.lora_ranks)
+        width, ranks = self.geometry.hidden_size + self.geometry.vocab_size, dict(self.lora_ranks)
         tables = [name for name in ("lora_embedding", "lora_head") if name in self.lora_targets]
-        return each * sum(ranks.get(name, self.lora_r) for name in tables)
+        return width * sum(ranks.get(name, self.lora_r) for name in tables)
 
     @property
     def adapted(self) -> list[Linear]:
@@ -218,7 +218,7 @@ class Workload:
     @property
     def fully_trained(self) -> int:
         """Parameters of embedding and head that are trained as they are, beside adapters."""
-        table = self.geometry.vocab_size * self.geometry.hidden_size
+        table = self.geometry.table_parameters
         return table * sum(name in self.lora_targets for name in ("embedding", "head"))
 
     @property
@@ -244,7 +244,7 @@ class Workload:
         """Parameters of the largest trained tensor; transformers 5 joins gate and up of all experts of a
         layer in one."""
         geometry = self.geometry
-        table = geometry.vocab_size * geometry.hidden_size
+        table = geometry.table_parameters
         if self.method == "full":
             experts = (
                 2 * geometry.experts * geometry.hidden_size * geometry.intermediate_size

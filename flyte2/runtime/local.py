@@ -30,7 +30,8 @@ class _State:
 async def run(call: Call) -> StageResult:
     """Return what a stage makes in the worker, which runs one stage at a time."""
     _State.call = call
-    if isinstance(recipe := call.inputs.get("recipe"), Recipe):
+    recipe = call.inputs.get("recipe")
+    if isinstance(recipe, Recipe):
         _State.recipe = recipe
     result: StageResult = await asyncio.to_thread(WORKER.call, call.run)
     return result

@@ -34,11 +34,6 @@ class Flyte2:
     action: str = ""
 
     def fetch(self, address: str, target: Path, is_folder: bool = False) -> None:
-        """Copy a stored file or folder to a path.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
         stored = Storage(address, "")
         if not is_folder:
             if not stored.exists():
@@ -52,7 +47,6 @@ class Flyte2:
             list(pool.map(lambda name: stored.download(name, target / name), names))
 
     def store(self, path: Path, address: str) -> str:
-        """Copy a file or folder to an address; return the address."""
         if "://" not in address:
             (shutil.copytree if path.is_dir() else shutil.copy)(path, address)
             return address
@@ -68,12 +62,10 @@ class Flyte2:
         return address
 
     def new_address(self) -> str:
-        """Return an address of this attempt's own where nothing is stored yet."""
         # Not by Python's generator, which training seeds.
         return f"{self.raw.rstrip('/')}/{uuid.uuid4().hex}" if self.raw else str(self.new_folder() / "stored")
 
     def new_folder(self) -> Path:
-        """Create an empty folder in this attempt's working directory."""
         return Path(tempfile.mkdtemp(prefix="flytune-"))
 
     def shared_address(self, name: str) -> str | None:
@@ -103,7 +95,6 @@ class Flyte2:
         )
 
     def is_local(self) -> bool:
-        """Return True if outputs stay on this machine: a run without a cluster."""
         return not self.raw
 
     def runs_on_declared_rows(self) -> bool:

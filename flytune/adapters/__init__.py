@@ -5,4 +5,4 @@ from flytune.adapters.combining import combine
 from flytune.adapters.loading import load
 from flytune.adapters.merging import merge
 
-__all__ = ["combine", "combining", "gguf", "load", "loading", "merge", "merging"]
+__all__ = ["combine", "gguf", "load", "merge"]

@@ -64,12 +64,12 @@ def combine(
     evaluated.
 
     Args:
-        addresses: folders or fsspec addresses of two or more artifacts. out: a folder that does not exist; it
-        is created only when its content is complete. weights: one for each adapter; 1 by default. how: cat is
-        exact (the weighted sum of the products), with the sum of all ranks; svd is the nearest product of
-        rank `r`
-            (the largest of theirs by default); linear, ties and dare_* add the factors and need equal ranks;
-            ties_svd and dare_*_svd do not.
+        addresses: folders or fsspec addresses of two or more artifacts.
+        out: a folder that does not exist; it is created only when its content is complete.
+        weights: one for each adapter; 1 by default.
+        how: cat is exact (the weighted sum of the products), with the sum of all ranks; svd is the nearest
+            product of rank `r` (the largest of theirs by default); linear, ties and dare_* add the factors
+            and need equal ranks; ties_svd and dare_*_svd do not.
         density: for ties and dare, the share of values that is kept.
         consent: what the person allows, of code and base.
 
@@ -182,9 +182,9 @@ def _store(model: Any, first: Adapter, combination: Combination, out: Path) -> N
     config.target_modules = modules
     changes = {"r": combination.r, "lora_alpha": config.lora_alpha, "target_modules": modules}
     method = first.recipe.method.model_copy(update=changes)
-    of = " + ".join(f"{source.weight:g} x {source.name}" for source in combination.sources)
+    formula = " + ".join(f"{source.weight:g} x {source.name}" for source in combination.sources)
     recipe = first.pinned_recipe.model_copy(
-        update={"description": f"combined by {combination.how}: {of}", "method": method}
+        update={"description": f"combined by {combination.how}: {formula}", "method": method}
     )
     with new_output(out) as folder:
         model.save_pretrained(str(folder), selected_adapters=["default"])

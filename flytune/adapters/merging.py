@@ -11,9 +11,7 @@ import gc
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from flytune.adapters.loading import copy_tokenizer
 from flytune.artifacts import lineage, opening
@@ -43,7 +41,7 @@ from flytune.records import Contents
 from flytune.records.contents import StoredFile, list_files, record, stored_file
 from flytune.records.contents import verify as verify_files
 from flytune.records.lineage import LINEAGE
-from flytune.schema import Record, Strict
+from flytune.schema import Record, Strict, omitted
 from flytune.sentences import counted
 from flytune.storage import Storage
 from training_estimates.sizes import is_fused_name
@@ -151,14 +149,14 @@ class Merge(Record):
     """Dtype of the merged weights."""
     tokens: int
     """Number of tokens of the fixed prompts."""
-    of_vectors: Annotated[bool, Field(exclude_if=lambda are_vectors: not are_vectors)] = False
+    of_vectors: bool = omitted(False)
     """True of an embedding model, whose vectors of the fixed prompts are compared."""
     candidates: list[Candidate]
     """Measured candidates, nearest first; the first was written."""
-    experts: Annotated[int | None, Field(exclude_if=lambda experts: experts is None)] = None
+    experts: int | None = omitted(None)
     """Adapted experts of all layers, each of which was compared in the merged files; None if there are
     none."""
-    files: Annotated[list[StoredFile], Field(exclude_if=lambda files: not files)] = Field(default=[])
+    files: list[StoredFile] = omitted([])
     """The other files of the folder with their hashes, which are compared before the folder is used."""
 
 
@@ -226,7 +224,7 @@ def is_merged(folder: Path) -> bool:
     return (folder / MERGED).is_file()
 
 
-def check_merged(folder: Path, consent: Consent = opening.NONE) -> None:
+def check_merged(folder: Path, consent: Consent) -> None:
     """Compare a merged model's files with merge.json, and refuse code of its own without consent.
 
     Raises:

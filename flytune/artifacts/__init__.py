@@ -2,4 +2,4 @@
 
 from flytune.artifacts.catalog import Entry
 
-__all__ = ["Entry", "build", "catalog", "fetch", "kept", "notify", "opening", "publish", "reproduction"]
+__all__ = ["Entry"]

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from flytune import json_core
 from flytune.artifacts import identity, lineage
-from flytune.artifacts.publish import publish, published_name
+from flytune.artifacts.publish import published_name
 from flytune.data import contract
 from flytune.data.bad_rows import BAD_ROWS
 from flytune.errors import ExportError, StorageError
@@ -29,6 +29,22 @@ from flytune.report.pictures import Pictures
 from flytune.schema import RecordError
 from flytune.storage import Storage
 
+log = logging.getLogger(__name__)
+# Pickles run code when they are loaded; the rest is state that only training needs.
+PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}
+STATE = (
+    "optimizer",
+    "scheduler",
+    "scaler",
+    "rng_state",
+    "trainer_state",
+    "training_args",
+    "global_step",
+    "checkpoint-",
+)
+WEIGHTS = re.compile(r"(model|adapter)/[^/]+\.safetensors")
+"""Name of a file of weights in a trained folder."""
+CACHES = {"__pycache__", ".cache", ".git"}
 _OUTSIDE = ("CUDA context", "NCCL", "fragmentation")
 """Components of planned GPU memory that torch does not allocate, so that the measured peak does not contain
 them."""
@@ -36,18 +52,23 @@ them."""
 
 def compare_with_plan(recipe: Recipe, plan: Plan, manifest: Manifest, training: TrainingResult) -> Comparison:
     """Return the plan's estimates with the measured values."""
-    is_gpu = plan.memory.resource == "GPU memory"
-    left_out = _OUTSIDE if is_gpu else ()
+    left_out = _OUTSIDE if plan.memory.resource == "GPU memory" else ()
     planned = {
         phase: sum(size for name, size in table.items() if name not in left_out)
         for phase, table in plan.memory.phases.items()
     }
-    # An attempt on other machines, or with another micro batch, is not what was planned.
-    attempts = [attempt for attempt in training.attempts if attempt.is_of(plan)]
-    measured = [_steady(training.steps_of(attempt), attempt.resumed_from_step) for attempt in attempts]
-    if not training.attempts:
-        measured = [_steady(training.steps, training.first_step)]
-    steps, taken = [step for part, _ in measured for step in part], sum(count for _, count in measured)
+    peaks, logged = training.peaks, [(training.steps, training.first_step)]
+    if training.attempts:
+        # An attempt on other machines, or with another micro batch, is not what was planned.
+        attempts = [attempt for attempt in training.attempts if attempt.is_of(plan)]
+        peaks = highest([attempt.peaks for attempt in attempts])
+        logged = [(training.steps_of(attempt), attempt.resumed_from_step) for attempt in attempts]
+    steps: list[Step] = []
+    count = 0
+    for of_attempt, first in logged:
+        steady, covered = _steady(of_attempt, first)
+        steps += steady
+        count += covered
     seconds = sum(step.seconds - step.eval_seconds for step in steps)
     return Comparison(
         recipe=recipe.name,
@@ -55,11 +76,9 @@ def compare_with_plan(recipe: Recipe, plan: Plan, manifest: Manifest, training: 
         full_length=recipe.data.packing
         or (recipe.training.probe_longest and manifest.longest >= recipe.data.max_length),
         planned_bytes=planned,
-        measured_bytes=highest([attempt.peaks for attempt in attempts])
-        if training.attempts
-        else training.peaks,
+        measured_bytes=peaks,
         planned_step_seconds=sum(plan.step_seconds.values()) or None,
-        measured_step_seconds=seconds / taken if taken else 0.0,
+        measured_step_seconds=seconds / count if count else 0.0,
         planned_tokens_per_second=plan.tokens_per_second[1] if plan.tokens_per_second else None,
         measured_tokens_per_second=sum(step.tokens for step in steps) / seconds if seconds > 0 else 0.0,
         calibration=plan.calibration,
@@ -79,27 +98,6 @@ def _steady(steps: list[Step], first: int) -> tuple[list[Step], int]:
     return steps[1:], steps[-1].step - steps[0].step
 
 
-log = logging.getLogger(__name__)
-
-__all__ = ["CONTENTS", "Contents", "publish", "published_name", "store"]
-
-# Pickles run code when they are loaded; the rest is state that only training needs.
-PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}
-STATE = (
-    "optimizer",
-    "scheduler",
-    "scaler",
-    "rng_state",
-    "trainer_state",
-    "training_args",
-    "global_step",
-    "checkpoint-",
-)
-WEIGHTS = re.compile(r"(model|adapter)/[^/]+\.safetensors")
-"""Name of a file of weights in a trained folder."""
-CACHES = {"__pycache__", ".cache", ".git"}
-
-
 def store(
     recipe: Recipe,
     plan: Plan,
@@ -115,11 +113,11 @@ def store(
     possible.
 
     Args:
-        recipe: the run's recipe. plan: its plan. dataset: folder of the prepared data. trained: folder of the
-        trained model. metrics: its metrics. out: folder of the artifact. harness: folder with the results of
-        the harness's tasks, base.json and tuned.json, if any were run. weights: storage of all files of
-        `trained`, if the folder lacks the weights. They are checked there, listed in
-            artifact.json, and not in `out`: `weight_files` names them.
+        dataset: folder of the prepared data.
+        trained: folder of the trained model.
+        harness: folder with the results of the harness's tasks, base.json and tuned.json, if any were run.
+        weights: storage of all files of `trained`, if the folder lacks the weights. They are checked there,
+            listed in artifact.json, and not in `out`: `weight_files` names them.
         broken: a sentence for each failed guard (evaluation.guards.broken), for the report and the card.
 
     Raises:
@@ -137,26 +135,15 @@ def store(
     shutil.copytree(trained / kind, out, copy_function=_link, dirs_exist_ok=True)
     if harness:
         shutil.copytree(harness, out / identity.HARNESS)
+    _copy_files(dataset, trained, out)
     (out / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    for name, content in (
-        ("plan", plan),
-        ("manifest", manifest),
-        ("training", training),
-        ("metrics", metrics),
-    ):
-        content.write(out / f"{name}.json")
-    # A lost log must not cost the model; the gate needs the other files to check the artifact again.
-    for name in (STEPS, ROLLOUTS, EXPORT, PROBE):
-        if (trained / name).is_file():
-            (out / name).parent.mkdir(exist_ok=True)
-            shutil.copy(trained / name, out / name)
-    if (dataset / BAD_ROWS).is_file():
-        shutil.copy(dataset / BAD_ROWS, out)
-    compare_with_plan(recipe, plan, manifest, training).write(out / COMPARISON)
-    if before := _lineage(recipe):
-        before.write(out / LINEAGE)
     records = (recipe, plan, manifest, training, metrics)
-    rollouts = _rollouts(recipe, trained / ROLLOUTS)
+    for name, content in zip(("plan", "manifest", "training", "metrics"), records[1:], strict=True):
+        content.write(out / f"{name}.json")
+    compare_with_plan(recipe, plan, manifest, training).write(out / COMPARISON)
+    before = _lineage(recipe)
+    if before is not None:
+        before.write(out / LINEAGE)
     stored_contract = contract.stored(dataset)
     report = page.render(
         *records,
@@ -164,20 +151,38 @@ def store(
         lineage=before,
         warnings=[check.sentence for check in stored_contract.faults] if stored_contract else [],
         xray=xray.section(dataset),
-        rollouts=rollouts,
+        rollouts=_rollouts(recipe, trained / ROLLOUTS),
         pictures=Pictures(dataset).of_prompts(len(metrics.answers), dataset) if recipe.data.images else [],
     )
     (out / "report.html").write_text(report, encoding="utf-8")
-    (out / "README.md").write_text(
-        model_card.render(*records, broken=broken, lineage=before), encoding="utf-8"
-    )
-    exported = _listed_weights(trained, stored, sizes)
-    here = list_files(out, {file.file: file.sha256 for file in exported}, "hashing the artifact")
-    elsewhere = [file for file in exported if not (out / file.file).is_file()]
-    files = sorted([*here, *elsewhere], key=lambda file: file.file)
-    revision = record(Export, out / EXPORT).revision if (out / EXPORT).is_file() else None
-    Contents(files=files, identity=identity.of(recipe, manifest, revision, files)).write(out / CONTENTS)
+    card = model_card.render(*records, broken=broken, lineage=before)
+    (out / "README.md").write_text(card, encoding="utf-8")
+    files = _files(out, _listed_weights(trained, stored, sizes))
+    written = identity.of(recipe, manifest, _base_commit(out), files)
+    Contents(files=files, identity=written).write(out / CONTENTS)
     return out
+
+
+def _copy_files(dataset: Path, trained: Path, out: Path) -> None:
+    """Copy the files beside the weights that the data's preparation and the training have left."""
+    # A lost log must not cost the model; the gate needs the other files to check the artifact again.
+    for name in (STEPS, ROLLOUTS, EXPORT, PROBE):
+        if (trained / name).is_file():
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copy(trained / name, out / name)
+    if (dataset / BAD_ROWS).is_file():
+        shutil.copy(dataset / BAD_ROWS, out)
+
+
+def _files(out: Path, weights: list[StoredFile]) -> list[StoredFile]:
+    """Return the files of an artifact with their hashes, those of the weights as they are listed."""
+    here = list_files(out, {file.file: file.sha256 for file in weights}, "hashing the artifact")
+    elsewhere = [file for file in weights if not (out / file.file).is_file()]
+    return sorted([*here, *elsewhere], key=lambda file: file.file)
+
+
+def _base_commit(artifact: Path) -> str | None:
+    return record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None
 
 
 def _rollouts(recipe: Recipe, file: Path) -> list[Group]:
@@ -188,15 +193,9 @@ def _rollouts(recipe: Recipe, file: Path) -> list[Group]:
     count = len(recipe.objective.reward_names)
     try:
         groups = [Group.parse(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        if other := next(
-            (
-                group
-                for group in groups
-                if any(len(completion.rewards) != count for completion in group.completions)
-            ),
-            None,
-        ):
-            raise ValueError(f"step {other.step} has another number of rewards than the recipe's {count}")
+        for group in groups:
+            if any(len(completion.rewards) != count for completion in group.completions):
+                raise ValueError(f"step {group.step} has another number of rewards than the recipe's {count}")
         return groups
     except (ValueError, RecordError) as error:
         log.warning(
@@ -230,7 +229,7 @@ def facts(artifact: Path, recipe: Recipe, metrics: Metrics) -> dict[str, str | f
     values: dict[str, str | float | None] = {
         "version": published_name(artifact, recipe),
         "method": recipe.method.name,
-        "base_commit": record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None,
+        "base_commit": _base_commit(artifact),
     }
     if not metrics.figures:
         return values

@@ -12,12 +12,11 @@ from tqdm import tqdm
 
 from flytune import json_core, names, yaml_core
 from flytune.addresses import reason, redact
-from flytune.artifacts.build import CONTENTS
 from flytune.errors import ExportError
 from flytune.files import sha256_of
 from flytune.mistakes import mistakes
 from flytune.records import Contents, MeasuredFigure
-from flytune.records.contents import kind_of
+from flytune.records.contents import CONTENTS, kind_of
 from flytune.records.metrics import figures_of
 from flytune.schema import RecordError, Strict
 from flytune.storage import Storage

@@ -81,7 +81,7 @@ def fetch(address: str, out: Path, reader: Reader | None = None) -> None:
     _fetch(reader, _contents(reader, address), out, address)
 
 
-def find_point(address: str, name: str, reader: Reader | None = None) -> str:
+def find_point(address: str, name: str, reader: Reader | None) -> str:
     """Return the address of the artifact of a point of the sweep whose folder is at `address`, which `reader`
     reads if given.
 

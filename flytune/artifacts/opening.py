@@ -105,7 +105,7 @@ def check_code(folder: Path, recipe: Recipe | None, trust_remote_code: bool) -> 
             )
 
 
-def describe_base(folder: Path, consent: Consent = NONE) -> str:
+def describe_base(folder: Path, consent: Consent) -> str:
     """Return the base model that would be used, and who names it."""
     if consent.base is not None:
         return f"{consent.base} (--base)"

@@ -73,7 +73,8 @@ def recipe_of(artifact: Path, trust_remote_code: bool = False, base: str | None 
             f"{recipe.evaluation.include_path!r:.200} may have Python code, which would run here; read them "
             f"first, then give {opening.FLAG}"
         )
-    if (named := recipe.objective.own_code) and not trust_remote_code:
+    named = recipe.objective.own_code
+    if named and not trust_remote_code:
         raise ExportError(
             f"{artifact}: its recipe has objective.rewards with code of its own ({', '.join(named)}), which "
             f"would run here; read it first (recipe.yaml), then give {opening.FLAG}"

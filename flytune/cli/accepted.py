@@ -15,7 +15,6 @@ from flytune.registry import Decision, history
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument("address", help="the folder or fsspec address with the decisions of scheduled runs")
     parser.add_argument("--rollback", action="store_true", help="accept the previously accepted model again")
     parser.add_argument(

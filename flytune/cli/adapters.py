@@ -16,7 +16,6 @@ FIGURES = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument("address", help="a folder or fsspec address with artifacts")
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
 

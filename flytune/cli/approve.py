@@ -10,7 +10,6 @@ from flytune.registry import approval
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "artifact", help="the folder or fsspec address of the stored artifact, as the run has printed it"
     )

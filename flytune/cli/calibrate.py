@@ -9,7 +9,6 @@ from flytune.planning import calibration, table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument("artifacts", nargs="+", help="folders with artifacts")
 
 

@@ -20,7 +20,6 @@ _ALONE = "The model has no chat template: it continues each text, and remembers 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     arguments.add_answering(parser, max_new_tokens=1024)
     parser.add_argument("--system", metavar="TEXT", help="the system message (default: that of the training)")
 

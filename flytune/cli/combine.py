@@ -11,7 +11,6 @@ from flytune.sentences import at_revision
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument("out", help="a new folder for the combined artifact")
     parser.add_argument("addresses", nargs="+", help="folders or fsspec addresses of artifacts")
     parser.add_argument("--weights", nargs="+", type=float, help="one weight for each artifact (default: 1)")

@@ -14,7 +14,6 @@ OBJECTIVES = ("sft", "dpo", "kto", "reward", "grpo", "classify", "distill")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "file", help="a YAML of axolotl, LLaMA-Factory or TRL, or a script with their command line"
     )

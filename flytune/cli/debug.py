@@ -14,7 +14,6 @@ NAMESPACE_OF_FLYTE2 = "flyte"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "execution", help="an execution whose pods are still there: its id, or its address in the console"
     )

@@ -22,7 +22,6 @@ _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "recipe", nargs="?", help="with --remote: check only the nodes for the shapes of this recipe"
     )
@@ -55,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
             if line.do:
                 console.print(f"{'':25} -> {line.do}", markup=False)
     if options.json:
-        sys.stdout.write(json.dumps([each.model_dump() for each in findings], indent=2) + "\n")
-    return int(any(each.level == "FAIL" for each in findings))
+        sys.stdout.write(json.dumps([finding.model_dump() for finding in findings], indent=2) + "\n")
+    return int(any(finding.level == "FAIL" for finding in findings))
 
 
 def _secrets() -> list[SecretKey]:

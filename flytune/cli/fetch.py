@@ -12,18 +12,18 @@ from rich.console import Console
 from flytune.artifacts import fetch
 from flytune.cli import arguments
 from flytune.cluster import executions, failed_runs, flyte2_sdk, runs_of_flyte2
+from flytune.cluster.executions import Execution, ExecutionResult
 from flytune.errors import ExportError, RecipeError, printable
 from flytune.files import new_output
 from flytune.records import Metrics, Plan
 from flytune.schema import Record
 from flytune.selftest import Matrix, table
 
-_RECORDS: dict[str, type[Record]] = {"matrix": Matrix, "metrics": Metrics, "plan": Plan}
-"""Records that workflows return, by the names of their files."""
+_NAMES: dict[type[Record], str] = {Matrix: "matrix", Metrics: "metrics", Plan: "plan"}
+"""Names of the files of records that workflows return."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "address",
         help="an execution (its id, or its address in the console), an fsspec address, or "
@@ -45,47 +45,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Download an artifact or what else an execution has made, and verify its files."""
-    address, out, reader = options.address, Path(options.out), None
-    execution, second = None, None
-    if not Path(address).exists() and (execution := runs_of_flyte2.parse(address)) is None:
-        execution = executions.parse(address, options.project, options.domain)
-    if execution is not None and execution.node is None:
-        second = flyte2_sdk.config_file()
+    text = _fetched(options, Path(options.out))
+    Console(emoji=False).print(printable(text), markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _fetched(options: argparse.Namespace, out: Path) -> str:
+    """Download what the options name; return a sentence on it."""
+    execution = _execution(options)
+    # An address of one node is Flyte 1's.
+    flyte2 = flyte2_sdk.config_file() if execution is not None and execution.node is None else None
     if options.failed:
         if options.point or execution is None:
             raise RecipeError(
                 "--failed: for an execution, without --point; name a point's artifact by its address"
             )
-        if second is not None:
-            names = ", ".join(runs_of_flyte2.fetch_report(second, execution, out))
-            return _say(f"{out}: {names}: what Flyte 2 has of {execution}")
-        return _say(
-            f"{out}: {', '.join(failed_runs.fetch_report(execution, out))}: what flyteadmin has of "
-            f"{execution}"
-        )
-    opened = None
-    if execution is not None:
-        if second is not None:
-            address, opened, records = runs_of_flyte2.find(second, execution)
-        else:
-            address, opened, records = executions.find(execution, is_listed=not options.point)
-        if records:
-            if options.point:
-                raise ExportError(
-                    f"{execution}: returns records and no sweep; leave out --point {options.point}"
-                )
-            return _say(f"{out}: {', '.join(_write(records, out))}, as {execution} returned it")
-        reader = opened(address) if opened else None
+        if flyte2 is not None:
+            names = runs_of_flyte2.fetch_report(flyte2, execution, out)
+            return f"{out}: {', '.join(names)}: what Flyte 2 has of {execution}"
+        names = failed_runs.fetch_report(execution, out)
+        return f"{out}: {', '.join(names)}: what flyteadmin has of {execution}"
+    if execution is None:
+        result = ExecutionResult(options.address)
+    elif flyte2 is not None:
+        result = runs_of_flyte2.find(flyte2, execution)
+    else:
+        result = executions.find(execution, is_listed=not options.point)
+    if result.records:
+        if options.point:
+            raise ExportError(f"{execution}: returns records and no sweep; leave out --point {options.point}")
+        return f"{out}: {', '.join(_write(result.records, out))}, as {execution} returned it"
+    address = result.address
     if options.point:
-        address = fetch.find_point(address, options.point, reader)
-        reader = opened(address) if opened else None
-    fetch.fetch(address, out, reader)
-    return _say(f"{out}: {address}, all files verified against artifact.json")
+        address = fetch.find_point(address, options.point, result.reader(address))
+    fetch.fetch(address, out, result.reader(address))
+    return f"{out}: {address}, all files verified against artifact.json"
 
 
-def _say(text: str) -> int:
-    Console(emoji=False).print(printable(text), markup=False, highlight=False, soft_wrap=True)
-    return 0
+def _execution(options: argparse.Namespace) -> Execution | None:
+    """Return the execution that the address is of; None for any other address."""
+    if Path(options.address).exists():
+        return None
+    run = runs_of_flyte2.parse(options.address)
+    return executions.parse(options.address, options.project, options.domain) if run is None else run
 
 
 def _write(records: Mapping[str, Any], out: Path) -> list[str]:
@@ -93,8 +95,10 @@ def _write(records: Mapping[str, Any], out: Path) -> list[str]:
     with new_output(out) as folder:
         folder.mkdir()
         for output, value in records.items():
-            kind, record = _known(value)
-            name = kind if kind and not (folder / f"{kind}.json").exists() else output
+            record = _record(value)
+            name = output if record is None else _NAMES[type(record)]
+            if (folder / f"{name}.json").exists():
+                name = output
             if record is None:
                 (folder / f"{name}.json").write_text(
                     json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8"
@@ -106,10 +110,11 @@ def _write(records: Mapping[str, Any], out: Path) -> list[str]:
         return sorted(file.name for file in folder.iterdir())
 
 
-def _known(value: Any) -> tuple[str, Record | None]:
-    for name, kind in _RECORDS.items():
+def _record(value: Any) -> Record | None:
+    """Return a value as the record that it is the content of; None if it is of none."""
+    for kind in _NAMES:
         try:
-            return name, kind.model_validate(value)
+            return kind.model_validate(value)
         except ValidationError:
             continue
-    return "", None
+    return None

@@ -10,7 +10,6 @@ from flytune.cli import arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "artifact",
         help="a folder, fsspec address or hf://owner/name with an artifact, or a merged model's folder",

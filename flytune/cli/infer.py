@@ -16,7 +16,6 @@ from flytune.sentences import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     arguments.add_answering(parser, max_new_tokens=128)
     parser.add_argument(
         "--prompts",

@@ -14,7 +14,6 @@ from flytune.recipe import read_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "data", help="a file, folder or address with samples, or a data set on the hub, owner/name"
     )

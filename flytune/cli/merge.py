@@ -15,7 +15,6 @@ from flytune.sentences import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "artifact", help="a folder, fsspec address or hf://owner/name with the artifact of an adapter"
     )

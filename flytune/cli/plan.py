@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
@@ -39,7 +40,6 @@ DRY_RUN = "dry run: running the model's code on empty tensors"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument("recipe", nargs="?", help="a recipe file")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument(
@@ -90,50 +90,62 @@ def run(options: argparse.Namespace) -> int:
     if options.recipe is None:
         raise RecipeError("flytune plan: which recipe? Name its file, or two after --compare")
     recipe, count = _read(options.recipe, options, console)
+    _check(options)
+    if options.solve:
+        return _solve(recipe, options, count, console)
+    if options.shape == "auto":
+        return _rank(recipe, options, count, console)
+    on_shape, plan = _planned(recipe, count, options, console)
+    if options.svg:
+        with new_output(Path(options.svg)) as temporary:
+            temporary.write_text(charts.planned_memory(plan), encoding="utf-8")
+    if options.json:
+        sys.stdout.write(document.as_json(plan))
+        return 0
+    table.show(plan, console)
+    if not options.shape:
+        for line in _beside(recipe, count.samples, plan):
+            console.print(f"- {printable(line)}", highlight=False, markup=False)
+    if plan.shape not in (this_machine.NAME, this_machine.CPU_NAME):
+        for problem in folders.problems(on_shape, load_cluster(), plan.shape, uploaded=False):
+            console.print(f"- on a cluster this is refused: {problem}", highlight=False, markup=False)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that contradict each other."""
     for name in ("solve", "shape", "data"):
         if getattr(options, name) == "":
             raise RecipeError(f"--{name}: it is empty; name what you mean, or leave it out")
+    has_several = options.solve or options.shape == "auto"
     if options.by and options.shape != "auto":
         raise RecipeError("--by: it orders what --shape auto ranks; add --shape auto, or leave --by out")
-    if options.svg and (options.solve or options.shape == "auto"):
+    if options.svg and has_several:
         raise RecipeError("--svg: a picture is of one plan; leave out --solve and --shape auto")
-    if options.data and (options.solve or options.shape == "auto" or options.dry_run or options.samples):
+    if options.data and (has_several or options.dry_run or options.samples):
         raise RecipeError(
             "--data: one recipe is planned on one shape; leave out --solve, --shape auto, --dry-run and "
             "--samples"
         )
-    samples = count.samples
-    if options.solve:
-        return _solve(recipe, options, count, console)
-    if options.shape == "auto":
-        ranked = planner.rank(recipe, options.by or "price")
-        plans = [
-            sample_count.told(planner.plan_of(fit, samples, "one of those that fit"), count)
-            for fit in ranked.fits[: table.ROWS]
-        ]
-        if options.json:
-            sys.stdout.write(table.ranking_json(recipe, ranked, plans) + "\n")
-        else:
-            table.show_ranking(recipe, ranked, plans, options.by or "price", console)
-            for line in (count.origin, *count.warnings, *filter(None, [learning_rates.doubt(recipe)])):
-                console.print(printable(line), highlight=False, markup=False)
-        return 0
-    asked = recipe
-    recipe, made_plan = _made(recipe, count, options, console)
-    if options.svg:
-        with new_output(Path(options.svg)) as temporary:
-            temporary.write_text(charts.planned_memory(made_plan), encoding="utf-8")
+
+
+def _rank(
+    recipe: Recipe, options: argparse.Namespace, count: sample_count.SampleCount, console: Console
+) -> int:
+    """Show all shapes with every sharding, the best first."""
+    order: Literal["price", "time"] = options.by or "price"
+    ranked = planner.rank(recipe, order)
+    plans = [
+        sample_count.with_origin(planner.plan_of(fit, count.samples, "one of those that fit"), count)
+        for fit in ranked.fits[: table.ROWS]
+    ]
     if options.json:
-        sys.stdout.write(document.as_json(made_plan))
-    else:
-        table.show(made_plan, console)
-        for line in _beside(asked, samples, made_plan) if not options.shape else ():
-            console.print(f"- {printable(line)}", highlight=False, markup=False)
-        is_here = made_plan.shape in (this_machine.NAME, this_machine.CPU_NAME)
-        for problem in (
-            () if is_here else folders.problems(recipe, load_cluster(), made_plan.shape, uploaded=False)
-        ):
-            console.print(f"- on a cluster this is refused: {problem}", highlight=False, markup=False)
+        sys.stdout.write(table.ranking_json(recipe, ranked, plans) + "\n")
+        return 0
+    table.show_ranking(recipe, ranked, plans, order, console)
+    for line in (count.origin, *count.warnings, learning_rates.doubt(recipe)):
+        if line:
+            console.print(printable(line), highlight=False, markup=False)
     return 0
 
 
@@ -168,7 +180,8 @@ def _read(
     recipe = read_recipe(path, options.set)
     if options.max_hours or options.max_price:
         recipe = _limited(recipe, options)
-    if problems := uploads.missing(recipe):
+    problems = uploads.missing(recipe)
+    if problems:
         raise RecipeError.of(f"recipe {recipe.name}: local files", problems)
     if recipe.evaluation.tasks and importlib.util.find_spec("lm_eval"):
         with console.status("evaluation.tasks: reading the index"):
@@ -180,7 +193,7 @@ def _read(
     return recipe, sample_count.counted(recipe)._replace(warnings=warnings)
 
 
-def _made(
+def _planned(
     recipe: Recipe, count: sample_count.SampleCount, options: argparse.Namespace, console: Console
 ) -> tuple[Recipe, Plan]:
     """Return a recipe on the shape that the command line names, and its plan."""
@@ -190,16 +203,15 @@ def _made(
     shapes = _shapes(recipe)
     if options.data:
         return recipe, drawn.make(recipe, geometry, Path(options.data), shapes)
-    samples = count.samples
     is_traced = geometry.unsupported is not None
     with console.status(DRY_RUN) if is_traced else nullcontext():
-        recipe, made_plan = planner.decide(recipe, shapes, geometry, samples, trace=confirm.best_fit)
-    made_plan = sample_count.told(made_plan, count)
-    stage_shapes.evaluation_shape(recipe, made_plan, geometry)
-    if options.dry_run and made_plan.memory.engine != "dry run":
+        recipe, plan = planner.decide(recipe, shapes, geometry, count.samples, trace=confirm.best_fit)
+    plan = sample_count.with_origin(plan, count)
+    stage_shapes.evaluation_shape(recipe, plan, geometry)
+    if options.dry_run and plan.memory.engine != "dry run":
         with console.status(DRY_RUN):
-            made_plan = confirm.confirmed(recipe, made_plan)
-    return recipe, made_plan
+            plan = confirm.confirmed(recipe, plan)
+    return recipe, plan
 
 
 def _shapes(recipe: Recipe) -> tuple[Shape, ...]:
@@ -214,9 +226,10 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
         raise RecipeError(
             "--compare: takes two recipes and nothing else to plan; leave out what else there is"
         )
-    read = [_read(path, options, console) for path in options.compare]
-    planned = [_made(recipe, count, options, console) for recipe, count in read]
-    recipes, plans = (read[0][0], read[1][0]), (planned[0][1], planned[1][1])
+    (recipe, count), (other, other_count) = [_read(path, options, console) for path in options.compare]
+    _, plan = _planned(recipe, count, options, console)
+    _, other_plan = _planned(other, other_count, options, console)
+    recipes, plans = (recipe, other), (plan, other_plan)
     if options.json:
         sys.stdout.write(comparing.as_json(recipes, plans))
     else:
@@ -247,9 +260,8 @@ def _solve(
             )
         recipe = planner.on_shape(recipe, options.shape)
     answer = solving.solve(recipe, field, read_geometry(recipe.model), count.samples, _shapes(recipe))
-    plan = sample_count.told(
-        planner.plan_of(answer.fit, count.samples, f"the answer to --solve {field}"), count
-    )
+    plan = planner.plan_of(answer.fit, count.samples, f"the answer to --solve {field}")
+    plan = sample_count.with_origin(plan, count)
     if options.json:
         sys.stdout.write(solving.as_json(answer, plan) + "\n")
         return 0

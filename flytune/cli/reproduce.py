@@ -15,7 +15,6 @@ DIFFERENT = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument("artifact", help="a folder, fsspec address or hf://owner/name with an artifact")
     parser.add_argument("--out", help="a new folder for the second run (default: .reproduce/NAME)")
     parser.add_argument("--remote", action="store_true", help="print the command that runs it on the cluster")

@@ -29,7 +29,6 @@ _LONGEST_ARGUMENT = 2**17 - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument("recipe", help="a recipe file")
     parser.add_argument(
         "--remote",

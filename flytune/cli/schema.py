@@ -8,7 +8,6 @@ from flytune.recipe import json_schema
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "--plan", action="store_true", help="print the schema of what `flytune plan --json` prints"
     )

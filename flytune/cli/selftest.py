@@ -18,7 +18,6 @@ class _Bar(tqdm):  # type: ignore[misc]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "--pairs", default="", help="only these pairs, as method/sharding/offload: full/zero2,lora/zero3/cpu"
     )

@@ -9,7 +9,6 @@ from flytune.serving import verify
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument(
         "address",
         help="http://HOST:PORT of vLLM or llama.cpp's server; a key is taken from FLYTUNE_API_KEY",

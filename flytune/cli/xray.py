@@ -15,7 +15,6 @@ from flytune.sentences import counted_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of the command."""
     parser.add_argument("recipe", help="a recipe file")
     arguments.add_setting(parser)
     parser.add_argument(

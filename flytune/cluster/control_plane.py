@@ -59,46 +59,47 @@ def line(error: BaseException) -> str:
     """Return the root cause of an error of flytekit or gRPC, on one line."""
     import grpc
 
-    *_, error = chain(error, contexts="none")
-    if isinstance(error, grpc.Call):  # its text has many lines
-        return f"{error.code().name}: {error.details()}"[:300]
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    cause = list(chain(error, contexts="none"))[-1]
+    if isinstance(cause, grpc.Call):  # its text has many lines
+        return f"{cause.code().name}: {cause.details()}"[:300]
+    return " ".join(str(cause).split())[:300] or type(cause).__name__
 
 
 class ControlPlane(NamedTuple):
-    """Flyteadmin, and the storage through addresses that it signs."""
+    """Flyteadmin, and the storage through addresses that it signs; executions are given by their identifiers
+    in flytekit's models."""
 
     client: Any
     platform: Any
 
-    def closure(self, of: Any) -> tuple[str, Any]:
+    def closure(self, execution: Any) -> tuple[str, Any]:
         """Return the name of an execution's phase, and its closure."""
         from flytekit.models.core.execution import WorkflowExecutionPhase
 
-        closure = self.client.get_execution(of).closure
+        closure = self.client.get_execution(execution).closure
         return str(WorkflowExecutionPhase.enum_to_string(closure.phase)), closure
 
-    def outputs(self, of: Any, node: str | None = None) -> Any:
+    def outputs(self, execution: Any, node: str | None = None) -> Any:
         """Return the literals that an execution has returned, or one node of it."""
         from flytekit.models.core.identifier import NodeExecutionIdentifier
 
         if node:
             return self.client.get_node_execution_data(
-                NodeExecutionIdentifier(node, of)
+                NodeExecutionIdentifier(node, execution)
             ).full_outputs.literals
-        return self.client.get_execution_data(of).full_outputs.literals
+        return self.client.get_execution_data(execution).full_outputs.literals
 
-    def nodes(self, of: Any, parent: str | None = None) -> Iterator[tuple[Any, list[str]]]:
+    def nodes(self, execution: Any, parent: str | None = None) -> Iterator[tuple[Any, list[str]]]:
         """Yield all nodes of an execution, of workflows in it and of executions that it launched, with the
         names of their tasks."""
         from flytekit.clients.helpers import iterate_node_executions, iterate_task_executions
 
-        for node in iterate_node_executions(self.client, of, unique_parent_id=parent):
+        for node in iterate_node_executions(self.client, execution, unique_parent_id=parent):
             launched = node.closure.workflow_node_metadata
             if launched is not None:
                 yield from self.nodes(launched.execution_id)
             elif node.metadata.is_parent_node:
-                yield from self.nodes(of, node.id.node_id)
+                yield from self.nodes(execution, node.id.node_id)
             else:
                 yield node, [task.id.task_id.name for task in iterate_task_executions(self.client, node.id)]
 
@@ -149,7 +150,8 @@ def connected(execution: object) -> Iterator[ControlPlane]:
     """
     from flytekit.exceptions.user import FlyteEntityNotExistException
 
-    if (platform := platform_of(config_file())) is None:
+    platform = platform_of(config_file())
+    if platform is None:
         raise ExportError(f"{execution}: no cluster is configured: {NO_CLUSTER}")
     try:
         yield ControlPlane(client_of(platform), platform)

@@ -5,8 +5,7 @@ No credentials for the cluster's storage are needed.
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -50,15 +49,19 @@ class Execution(NamedTuple):
         return f"{self.name} in {self.project}-{self.domain}" + (f", node {self.node}" if self.node else "")
 
 
-class Made(NamedTuple):
+class ExecutionResult(NamedTuple):
     """A folder that an execution has stored, or the records that it has returned."""
 
     address: str = ""
     """Address of the folder; empty if there are records."""
-    opened: Callable[[str], Reader] | None = None
-    """Function that returns access to the folder at an address of the cluster's storage."""
+    plane: ControlPlane | None = None
+    """Control plane that gives access to the storage; None where this machine reads it by itself."""
     records: Mapping[str, Any] = MappingProxyType({})
     """Values of the returned records, by the names of the outputs."""
+
+    def reader(self, address: str) -> Reader | None:
+        """Return access to the folder at an address by the control plane; None without one."""
+        return None if self.plane is None else reader(self.plane, address)
 
 
 def parse(text: str, project: str, domain: str) -> Execution | None:
@@ -83,7 +86,7 @@ def reader(plane: ControlPlane, address: str) -> Reader:
     return Reader(lambda name: plane.content(f"{address}/{name}"), get)
 
 
-def find(execution: Execution, is_listed: bool = True) -> Made:
+def find(execution: Execution, is_listed: bool = True) -> ExecutionResult:
     """Return the results of an execution: the folder or the records that its workflow returns, or else the
     stored artifact.
 
@@ -96,27 +99,28 @@ def find(execution: Execution, is_listed: bool = True) -> Made:
             artifacts of an execution that has not succeeded, which the error lists by their nodes.
     """
     with control_plane.connected(execution) as plane:
-        of = execution.identifier
-        (phase, _), outputs = plane.closure(of), plane.outputs(of, execution.node)
-        folders, returned = list(filter(None, map(_folder, outputs.values()))), records(outputs)
+        phase, _ = plane.closure(execution.identifier)
+        outputs = plane.outputs(execution.identifier, execution.node)
+        folders = list(filter(None, map(_folder, outputs.values())))
         if execution.node and folders:
-            return Made(folders[0], partial(reader, plane))
+            return ExecutionResult(folders[0], plane)
         if len(folders) == 1 and (not is_listed or has_list(reader(plane, folders[0]), folders[0])):
-            return Made(folders[0], partial(reader, plane))
-        stored = {} if execution.node else dict(stored_artifacts(plane, plane.nodes(of)))
+            return ExecutionResult(folders[0], plane)
+        stored = {} if execution.node else dict(stored_artifacts(plane, plane.nodes(execution.identifier)))
     # One of several runs or points is not the result of all, and an execution that has not ended may store
     # others.
     if len(stored) > 1 or (stored and phase != SUCCEEDED):
         raise ExportError(f"{execution}: {_lists(phase, stored)}")
     if stored:
-        return Made(next(iter(stored.values())), partial(reader, plane))
+        return ExecutionResult(next(iter(stored.values())), plane)
+    returned = records(outputs)
     if returned and not folders:
-        return Made(records=returned)
+        return ExecutionResult(records=returned)
     raise ExportError(f"{execution}: {_lacks(execution, phase, folders, outputs)}")
 
 
 def _lists(phase: str, stored: Iterable[str]) -> str:
-    """Return that an execution has stored artifacts at these nodes, of which none is its result."""
+    """Say that an execution has stored artifacts at these nodes, of which none is its result."""
     of_each = [f"\n  flyte://v1/{node}/o" for node in stored]
     nothing = f"the execution is {phase}, and returns nothing{' yet' * (phase not in FAILED)}; " * (
         phase != SUCCEEDED
@@ -147,10 +151,10 @@ def stored_artifacts(
     """Yield the addresses of the artifacts that nodes have stored, by the nodes' paths."""
     for node, tasks in nodes:
         if STORE in tasks:
-            of = node.id.execution_id
+            execution = node.id.execution_id
             literals = plane.client.get_node_execution_data(node.id).full_outputs.literals
             if (address := next(filter(None, map(_folder, literals.values())), None)) is not None:
-                yield f"{of.project}/{of.domain}/{of.name}/{node.id.node_id}", address
+                yield f"{execution.project}/{execution.domain}/{execution.name}/{node.id.node_id}", address
 
 
 def _folder(literal: Any) -> str | None:

@@ -25,32 +25,32 @@ def fetch_report(execution: Execution, out: Path) -> list[str]:
     the files' names.
 
     Raises:
-        ExportError: flyteadmin does not know the execution, or it has not failed; `out` is not empty.
+        ExportError: flyteadmin does not know the execution, or it has not failed.
         StorageError: the disk is full.
     """
-    if out.exists() and any(out.iterdir()):
-        raise ExportError(f"{out}: not empty; give a new folder")
     with control_plane.connected(execution) as plane:
-        of = execution.identifier
-        phase, closure = plane.closure(of)
+        phase, closure = plane.closure(execution.identifier)
         if phase not in executions.FAILED:
             raise ExportError(
                 f"{execution}: the execution is {phase}, and has not failed; leave out --failed"
             )
-        nodes = list(plane.nodes(of))
-        lines, reports, decks = [f"{execution}: {phase}"], list[str](), dict[str, str]()
+        nodes = list(plane.nodes(execution.identifier))
+        lines = [f"{execution}: {phase}"]
+        reports: list[str] = []
+        decks: dict[str, str] = {}
         for node, tasks in nodes:
-            if address := node.closure.deck_uri:
-                name = re.sub(
-                    r"[^\w.-]", "-", f"{node.id.node_id}-{(tasks or ['deck'])[-1].rpartition('.')[2]}.html"
-                )
-                try:
-                    decks[name] = plane.content(address).decode(errors="replace")
-                except OSError as error:
-                    lines.append(f"{name}: cannot be read: {reason(error)}")
-                    continue
-                reports += map(html.unescape, _PRE.findall(decks[name]) if REPORT in tasks else [])
-        lines += reports or [*_errors(closure), _checkpoints(plane, of, nodes)]
+            if not node.closure.deck_uri:
+                continue
+            task = tasks[-1].rpartition(".")[2] if tasks else "deck"
+            name = re.sub(r"[^\w.-]", "-", f"{node.id.node_id}-{task}.html")
+            try:
+                decks[name] = plane.content(node.closure.deck_uri).decode(errors="replace")
+            except OSError as error:
+                lines.append(f"{name}: cannot be read: {reason(error)}")
+                continue
+            if REPORT in tasks:
+                reports += map(html.unescape, _PRE.findall(decks[name]))
+        lines += reports or [*_errors(closure), _checkpoints(plane, execution, nodes)]
         lines += [
             f"stored before: flyte://v1/{path}/o" for path, _ in executions.stored_artifacts(plane, nodes)
         ]
@@ -72,14 +72,14 @@ def _errors(closure: Any) -> list[str]:
     return messages
 
 
-def _checkpoints(plane: ControlPlane, of: Any, nodes: list[tuple[Any, list[str]]]) -> str:
+def _checkpoints(plane: ControlPlane, execution: Execution, nodes: list[tuple[Any, list[str]]]) -> str:
     """Return a sentence on the address of a recipe's checkpoints, by the recipe and the addresses that tasks
     wrote to."""
-    inputs = plane.client.get_execution_data(of).full_inputs.literals
+    inputs = plane.client.get_execution_data(execution.identifier).full_inputs.literals
     records = executions.records({"recipe": inputs["recipe"]} if "recipe" in inputs else {})
 
     def shared() -> str | None:
-        location = _location(plane, of.name, nodes)
+        location = _location(plane, execution.name, nodes)
         return None if location is None else f"{location}/flytune-checkpoints"
 
     return checkpoints(records.get("recipe"), shared)
@@ -89,8 +89,9 @@ def checkpoints(recipe: Any, shared: Callable[[], str | None]) -> str:
     """Return a sentence on the address of a run's checkpoints.
 
     Args:
-        recipe: content of the run's recipe; None if it has none. shared: function that returns the address
-        for recipes that name no folder; None if the run has stored nothing.
+        recipe: content of the run's recipe; None if it has none.
+        shared: function that returns the address for recipes that name no folder; None if the run has stored
+            nothing.
     """
     try:
         read = Recipe.model_validate(recipe)
@@ -116,6 +117,7 @@ def _location(plane: ControlPlane, execution: str, nodes: list[tuple[Any, list[s
     for node, _ in nodes:
         for literal in plane.client.get_node_execution_data(node.id).full_outputs.literals.values():
             blob = literal.scalar.blob if literal.scalar is not None else None
-            if blob is not None and (match := pattern.fullmatch(blob.uri)):
+            match = pattern.fullmatch(blob.uri) if blob is not None else None
+            if match:
                 return match[1]
     return None

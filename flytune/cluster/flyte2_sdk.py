@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from flytune import patches, yaml_core
+from flytune.cluster.executions import Execution
 from flytune.errors import ExportError, chain
 
 _SECTIONS = {"task", "image", "local"}
@@ -47,21 +48,21 @@ def content(file: Path) -> Mapping[str, Any]:
 
 
 @contextmanager
-def connected(config: Path, project: str, domain: str, run: str) -> Iterator[None]:
+def connected(config: Path, run: Execution) -> Iterator[None]:
     """Use the SDK in the block; its errors are an ExportError about the run.
 
     Raises:
         ExportError: the SDK is not installed, or the control plane does not know the run or does not answer.
     """
     if importlib.util.find_spec("flyte") is None:
-        raise ExportError(f"{run}: {config} names Flyte 2, whose SDK is not installed: {INSTALL}")
+        raise ExportError(f"{run.name}: {config} names Flyte 2, whose SDK is not installed: {INSTALL}")
     try:
-        with configured(config, project, domain):
+        with configured(config, run.project, run.domain):
             yield
     except ExportError:
         raise
     except Exception as error:
-        raise ExportError(f"{run} in {project}-{domain}: Flyte 2: {line(error)}; {advice(error)}") from error
+        raise ExportError(f"{run}: Flyte 2: {line(error)}; {advice(error)}") from error
 
 
 @contextmanager

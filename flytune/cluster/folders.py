@@ -26,9 +26,11 @@ def problems(recipe: Recipe, cluster: Cluster, shape: str, uploaded: bool = True
     """List the folders of a recipe that its pods do not have, or cannot write to, a sentence each.
 
     Args:
-        recipe: a recipe. cluster: the cluster whose pods run it. shape: the row of shapes.yaml that trains;
-        with "auto" only the pods of the light tasks are compared. uploaded: whether local paths have been
-        uploaded; before that, paths that are read and on no volume are not problems.
+        recipe: a recipe.
+        cluster: the cluster whose pods run it.
+        shape: the row of shapes.yaml that trains; with "auto" only the pods of the light tasks are compared.
+        uploaded: whether local paths have been uploaded; before that, paths that are read and on no volume
+            are not problems.
     """
     problems = []
     for use in _uses(recipe, shape):

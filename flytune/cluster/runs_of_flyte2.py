@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytune.cluster import failed_runs, flyte2_sdk
-from flytune.cluster.executions import FAILED, Execution, Made
+from flytune.cluster.executions import FAILED, Execution, ExecutionResult
 from flytune.errors import ExportError
 from flytune.files import new_output
 from flytune.sentences import counted
@@ -35,13 +35,13 @@ def parse(text: str) -> Execution | None:
     return Execution(**match.groupdict()) if match else None
 
 
-def find(config: Path, run: Execution) -> Made:
+def find(config: Path, run: Execution) -> ExecutionResult:
     """Return the folder or the records that a run has returned.
 
     Raises:
         ExportError: the control plane does not know it, or it has returned nothing.
     """
-    with flyte2_sdk.connected(config, run.project, run.domain, run.name):
+    with flyte2_sdk.connected(config, run):
         from flyte.remote import ActionDetails
         from flyte.syncify import syncify
 
@@ -54,9 +54,9 @@ def find(config: Path, run: Execution) -> Made:
         records = {name: literal for name, literal in literals.items() if literal.scalar.HasField("binary")}
         left = [] if phase == "SUCCEEDED" else _left(run)
     if folders:
-        return Made(folders[0].rstrip("/"))
+        return ExecutionResult(folders[0].rstrip("/"))
     if records:
-        return Made(records={name: _unpacked(record) for name, record in records.items()})
+        return ExecutionResult(records={name: _unpacked(record) for name, record in records.items()})
     texts = [
         literal.scalar.primitive.string_value
         for literal in literals.values()
@@ -81,7 +81,7 @@ def is_known(config: Path, run: Execution) -> bool:
     """Return whether the control plane knows a run, or does not answer; False if it says that there is
     none."""
     try:
-        with flyte2_sdk.connected(config, run.project, run.domain, run.name):
+        with flyte2_sdk.connected(config, run):
             from flyte.remote import ActionDetails
 
             ActionDetails.get(run_name=run.name, name=_ROOT)
@@ -101,7 +101,7 @@ def follow(config: Path, run: Execution, show: Callable[[str], None]) -> RunEnd:
     phases, failures = dict[str, str](), 0
     while True:
         try:
-            with flyte2_sdk.connected(config, run.project, run.domain, run.name):
+            with flyte2_sdk.connected(config, run):
                 outcome = _changes(run, phases, show)
             failures = 0
         except ExportError as error:
@@ -178,11 +178,9 @@ def fetch_report(config: Path, run: Execution, out: Path) -> list[str]:
     names.
 
     Raises:
-        ExportError: the control plane does not know the run, or it has not failed; `out` is not empty.
+        ExportError: the control plane does not know the run, or it has not failed.
     """
-    if out.exists() and any(out.iterdir()):
-        raise ExportError(f"{out}: not empty; give a new folder")
-    with flyte2_sdk.connected(config, run.project, run.domain, run.name):
+    with flyte2_sdk.connected(config, run):
         from flyte.remote import Action, ActionDetails
 
         phase = ActionDetails.get(run_name=run.name, name=_ROOT).phase.name

@@ -1,4 +1,3 @@
 """Progress bars, tables and lines in a terminal."""
 
 # Names are imported from the modules: every process that imports flytune loads this package, for `output`.
-__all__ = ["error_lines", "output", "step_lines", "tables"]

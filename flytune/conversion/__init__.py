@@ -18,7 +18,8 @@ def convert(path: str, gpus: int | None = None, objective: str | None = None) ->
     Args:
         path: a YAML or JSON of axolotl, LLaMA-Factory or TRL, or a file with a command line of one of them.
         gpus: the number of GPUs that the tool was started on; by default as the file says, 8 with DeepSpeed
-        or FSDP, or 1. objective: that of a recipe (sft, dpo ...), for a TRL YAML, which does not name it.
+            or FSDP, or 1.
+        objective: that of a recipe (sft, dpo ...), for a TRL YAML, which does not name it.
 
     Raises:
         RecipeError: the file cannot be read, is of no known tool, or trains what no recipe can; in one

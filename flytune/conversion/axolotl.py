@@ -45,7 +45,8 @@ def _parts_of_base(draft: Draft) -> None:
     """Refuse a tokenizer, or a config.json, of another model than the base."""
     whole = draft.peek("base_model")
     for key, part in (("tokenizer_config", "tokenizer"), ("base_model_config", "config.json")):
-        if (name := draft.take(key)) not in (None, whole):
+        name = draft.take(key)
+        if name not in (None, whole):
             draft.refuse(
                 f"{key}: {name}: the {part} is that of model.name_or_path; put it into a folder with the "
                 "base's other files, and name that folder as base_model"
@@ -244,7 +245,8 @@ def _training(draft: Draft, gpus: int) -> None:
     training.put_schedule(draft, str(schedule), arguments)
     training.put_warmup(draft, 0.03, "axolotl's default, there at most 100 steps")
     training.put_numbers(draft)
-    if (noise := draft.take("noisy_embedding_alpha")) and draft.get("training.neftune_noise_alpha") is None:
+    noise = draft.take("noisy_embedding_alpha")
+    if noise and draft.get("training.neftune_noise_alpha") is None:
         draft.put("training.neftune_noise_alpha", noise)
     checkpointing = draft.take("gradient_checkpointing") or bool(
         draft.get("training.activation_checkpointing")
@@ -259,13 +261,14 @@ def _records(draft: Draft) -> None:
     if draft.get("data.heldout_fraction") == 0:
         for key in ("evals_per_epoch", "eval_steps", "eval_strategy", "evaluation_strategy"):
             draft.leave(key, "without held-out data there is nothing to evaluate")
-    each = "epoch" if draft.get("data.heldout_fraction") != 0 else None
-    training.put_times(draft, "evaluation", each, "axolotl's default")
+    default = "epoch" if draft.get("data.heldout_fraction") != 0 else None
+    training.put_times(draft, "evaluation", default, "axolotl's default")
     training.put_best(draft)
     draft.same(
         ("eval_batch_size", "evaluation.batch_size"), ("eval_max_new_tokens", "evaluation.max_new_tokens")
     )
-    if isinstance(tasks := draft.take("lm_eval_tasks"), list) and tasks:
+    tasks = draft.take("lm_eval_tasks")
+    if isinstance(tasks, list) and tasks:
         draft.put("evaluation.tasks", tasks)
     _tracking(draft)
     training.put_publishing(draft, draft.take("hub_model_id"))

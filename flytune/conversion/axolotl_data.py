@@ -31,15 +31,7 @@ _INPUT = "\n\n### Input:\n"
 
 def put_data(draft: Draft) -> None:
     """Set the section `data`."""
-    datasets, pretraining = draft.take("datasets") or [], draft.take("pretraining_dataset") or []
-    datasets = datasets if isinstance(datasets, list) else [datasets]
-    if pretraining and not datasets:
-        named = pretraining if isinstance(pretraining, list) else [pretraining]
-        datasets = [
-            {"type": "pretrain"} | (entry if isinstance(entry, dict) else {"path": entry}) for entry in named
-        ]
-    if not datasets or not all(isinstance(dataset, dict) for dataset in datasets):
-        draft.refuse("datasets: a list of data sets with path and type is missing")
+    datasets = _datasets(draft)
     templates: list[tuple[str, str]] = []
     sources = [source for dataset in datasets for source in _sources(draft, dict(dataset), templates)]
     if draft.get("data.system_prompt") and len(datasets) > 1:
@@ -59,15 +51,7 @@ def put_data(draft: Draft) -> None:
     packs = bool(draft.take("sample_packing")) or bool(draft.take("pretraining_sample_concatenation"))
     if packs and draft.get("objective.name") is None:
         draft.put("data.packing", True)
-    treatment = {"truncate": "truncate", "raise": "error"}.get(
-        str(draft.take("excess_length_strategy")), "drop"
-    )
-    is_text = all(source.get("format") == "text" for source in sources)
-    draft.put(
-        "data.too_long",
-        "split" if is_text and treatment == "drop" else treatment,
-        "as axolotl" if not is_text else "",
-    )
+    _too_long(draft, sources)
     if draft.take("train_on_inputs") and draft.get("objective.name") is None:
         draft.put("data.completion_only_loss", False, "train_on_inputs")
     if draft.take("dataset_exact_deduplication"):
@@ -77,46 +61,78 @@ def put_data(draft: Draft) -> None:
     _heldout(draft, sources)
 
 
+def _datasets(draft: Draft) -> list[dict[str, Any]]:
+    """Return the data sets of the file, or else those of its pretraining."""
+    datasets, pretraining = draft.take("datasets") or [], draft.take("pretraining_dataset") or []
+    if not datasets:
+        entries = pretraining if isinstance(pretraining, list) else [pretraining]
+        datasets = [
+            {"type": "pretrain"} | (entry if isinstance(entry, dict) else {"path": entry})
+            for entry in entries
+        ]
+    if not isinstance(datasets, list):
+        datasets = [datasets]
+    if not datasets or not all(isinstance(dataset, dict) for dataset in datasets):
+        draft.refuse("datasets: a list of data sets with path and type is missing")
+    return datasets
+
+
+def _too_long(draft: Draft, sources: list[dict[str, Any]]) -> None:
+    strategy = draft.take("excess_length_strategy")
+    treatment = {"truncate": "truncate", "raise": "error"}.get(str(strategy), "drop")
+    if not all(source.get("format") == "text" for source in sources):
+        draft.put("data.too_long", treatment, "as axolotl")
+    else:
+        draft.put("data.too_long", "split" if treatment == "drop" else treatment)
+
+
 def _sources(draft: Draft, dataset: dict[str, Any], templates: list[tuple[str, str]]) -> list[dict[str, Any]]:
     """Return the sources of a data set, which is one for each of its files."""
-    path, files = str(dataset.pop("path", "") or ""), dataset.pop("data_files", None)
+    path = str(dataset.pop("path", "") or "")
+    files = dataset.pop("data_files", None) or []
+    files = [files] if isinstance(files, str) else list(files)
     kind = dataset.pop("type", None) or "tokens"
-    files = [files] if isinstance(files, str) else list(files or ())
     dataset.pop("ds_type", None)
     _refuse_renamed(draft, dataset)
     form = _format(draft, kind, dataset, templates)
     split = str(dataset.pop("split", None) or dataset.pop("train_on_split", None) or "train")
-    names = dataset.pop("name", None), dataset.pop("revision", None)
+    config, revision = dataset.pop("name", None), dataset.pop("revision", None)
     is_local = _LOCAL.search(path) or Path(path).expanduser().exists()
-    if (folder := dataset.pop("data_dir", None)) and not files:
+    folder = dataset.pop("data_dir", None)
+    if folder and not files:
         files = [f"{path.rstrip('/')}/{folder}" if is_local and path not in _LOADERS else str(folder)]
-    for key, value in dataset.items():
-        if value in (None, False, ""):
-            continue
-        if key in _CHANGING and value not in _CHANGING[key][0]:
-            draft.refuse(f"datasets: {key}: {_CHANGING[key][1]}")
-        draft.note(
-            f"datasets: {key}", _REASONS.get(key, "not known as a key of a data set; nothing of it is here")
-        )
+    _note_others(draft, dataset)
     if is_local or files:
         require_whole(draft, "datasets: split", split)
+    if path in _LOADERS and not files:
+        draft.refuse(f"datasets: path: {path} without data_files")
     if path in _LOADERS or (is_local and files):
-        return [{"path": file} | form for file in files] or draft.refuse(
-            f"datasets: path: {path} without data_files"
-        )
+        return [{"path": file} | form for file in files]
     if is_local:
         return [{"path": path} | form]
     if path.count("/") > 1 or not path:
         draft.refuse(f"datasets: path: {path or 'missing'}: neither a file nor owner/name on the hub")
     if files:
-        return [{"path": of_hub(path, file, names[1])} | form for file in files]
+        return [{"path": of_hub(path, file, revision)} | form for file in files]
     source = {
         "dataset_name": path,
-        "dataset_config": names[0],
+        "dataset_config": config,
         "dataset_split": split if split != "train" else None,
-        "revision": names[1],
+        "revision": revision,
     } | form
     return [{key: value for key, value in source.items() if value is not None}]
+
+
+def _note_others(draft: Draft, dataset: dict[str, Any]) -> None:
+    """Note the keys of a data set that are not in its sources, and refuse those that change what is
+    trained."""
+    for key, value in dataset.items():
+        if value in (None, False, ""):
+            continue
+        if key in _CHANGING and value not in _CHANGING[key][0]:
+            draft.refuse(f"datasets: {key}: {_CHANGING[key][1]}")
+        reason = _REASONS.get(key, "not known as a key of a data set; nothing of it is here")
+        draft.note(f"datasets: {key}", reason)
 
 
 def _refuse_renamed(draft: Draft, dataset: dict[str, Any]) -> None:

@@ -270,15 +270,15 @@ def _gpus(given: dict[str, Any], variables: dict[str, str]) -> int | None:
     if processes:
         return processes
     visible = variables.get("CUDA_VISIBLE_DEVICES", "").strip("\"' ")
-    each = (
+    of_node = (
         counts[2]
         or counts[4]
         or _count(variables.get("NPROC_PER_NODE"))
         or (len(visible.split(",")) if visible else None)
     )
-    if each is None and (nodes > 1 or given.get("multi_gpu")):
-        each = sharding.GPUS_OF_A_NODE
-    return each * nodes if each else None
+    if of_node is None and (nodes > 1 or given.get("multi_gpu")):
+        of_node = sharding.GPUS_OF_A_NODE
+    return of_node * nodes if of_node else None
 
 
 def _count(value: Any) -> int | None:

@@ -52,7 +52,8 @@ def _check_purpose(draft: Draft, stage: Any) -> None:
 
 def _model(draft: Draft, stage: str) -> None:
     draft.same(("model_name_or_path", "model.name_or_path"), ("adapter_name_or_path", "method.adapter"))
-    if (revision := draft.take("model_revision")) not in (None, "main"):
+    revision = draft.take("model_revision")
+    if revision not in (None, "main"):
         draft.put("model.revision", revision)
     training.put_model(draft)
     if draft.take("pure_bf16"):

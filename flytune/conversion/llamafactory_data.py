@@ -57,7 +57,8 @@ def _info(draft: Draft, folder: str) -> tuple[Path, dict[str, Any]] | None:
     """Return the folder with dataset_info.json, and its content; None if it is not on this machine."""
     for start in (Path(), *list(draft.path.absolute().parents)[:5]):
         place = start / folder
-        if (file := place / "dataset_info.json").is_file():
+        file = place / "dataset_info.json"
+        if file.is_file():
             try:
                 content = json_core.load(files.read_regular(file, json_core.LARGEST))
             except (json_core.JSONError, OSError) as error:

@@ -55,7 +55,8 @@ def near(path: Path, name: str) -> Path | None:
     not found."""
     for folder in (Path(), path.parent, *list(path.absolute().parents)[:5]):
         try:
-            if (file := folder / name).is_file():
+            file = folder / name
+            if file.is_file():
                 return file
         except OSError:  # a name that no file system takes
             return None
@@ -100,45 +101,47 @@ def put(draft: Draft, gpus: int | None, nodes: int = 1, replicas: int | None = N
     parts = max(parts, sizes["cp"], sizes["sp"])
     deepspeed, fsdp, config = draft.take("deepspeed"), draft.take("fsdp"), draft.take("fsdp_config")
     draft.leave("fsdp_version")
+    offload: str | None = None
     if deepspeed:
         name, offload = _zero(draft, deepspeed)
-        note = "deepspeed: " + (deepspeed if isinstance(deepspeed, str) else "a configuration in the file")
-        if (
-            isinstance(deepspeed, str)
-            and not _STAGE.search(deepspeed.lower())
-            and near(draft.path, deepspeed) is None
-        ):
-            note += ", which is not on this machine, so that stage 3 is assumed"
-        if name.startswith("zero"):
-            note += f"; a file of your own, sharding: {{name: {name}, config: FILE}}"
+        note = _note_of_zero(draft, deepspeed, name)
     elif fsdp or config:
         settings = config if isinstance(config, dict) else {}
-        shown = f"{fsdp} {settings.get('fsdp_offload_params') or settings.get('offload_params')}"
-        name, offload, note = (
-            "fsdp",
-            "cpu" if re.search("offload|True", shown) else None,
-            "FSDP2, which follows from it",
-        )
+        offloads = settings.get("fsdp_offload_params") or settings.get("offload_params")
+        name, note = "fsdp", "FSDP2, which follows from it"
+        if re.search("offload|True", f"{fsdp} {offloads}"):
+            offload = "cpu"
         if settings.get("activation_checkpointing") or settings.get("fsdp_activation_checkpointing"):
             draft.put("training.activation_checkpointing", True, "of fsdp_config")
     elif "fsdp" in draft.path.stem.lower():
-        name, offload, note = (
-            "fsdp",
-            None,
-            "by the name of the file: accelerate's configuration says it there",
-        )
+        name, note = "fsdp", "by the name of the file: accelerate's configuration says it there"
     else:
         gpus = gpus or (GPUS_OF_A_NODE if parts > 1 else None)
-        name, offload, note = ("ddp" if gpus and gpus > 1 else "none"), None, ""
-        if name == "none":
-            note = "for several GPUs: ddp, zero3 or fsdp"
+        if gpus and gpus > 1:
+            name, note = "ddp", ""
+        else:
+            name, note = "none", "for several GPUs: ddp, zero3 or fsdp"
     draft.put("sharding.name", name, note)
     draft.put("sharding.offload", offload)
     if name == "fsdp" and replicas != 1:
         draft.put("sharding.replicas", replicas)
     if parts > 1:
         draft.put("sharding.sequence_parallel", parts, "by heads, inside a node")
-    return (gpus or (GPUS_OF_A_NODE if name not in ("none", "ddp") else 1)) * nodes // parts
+    if not gpus:
+        gpus = 1 if name in ("none", "ddp") else GPUS_OF_A_NODE
+    return gpus * nodes // parts
+
+
+def _note_of_zero(draft: Draft, deepspeed: Any, name: str) -> str:
+    if not isinstance(deepspeed, str):
+        note = "deepspeed: a configuration in the file"
+    elif _STAGE.search(deepspeed.lower()) or near(draft.path, deepspeed):
+        note = f"deepspeed: {deepspeed}"
+    else:
+        note = f"deepspeed: {deepspeed}, which is not on this machine, so that stage 3 is assumed"
+    if name.startswith("zero"):
+        note += f"; a file of your own, sharding: {{name: {name}, config: FILE}}"
+    return note
 
 
 _STAGE = re.compile(r"(?:zero|ds_?z|z|stage|ds)[-_]?([0-3])")

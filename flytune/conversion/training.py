@@ -201,7 +201,8 @@ def put_numbers(draft: Draft) -> None:
         draft.put("training.max_grad_norm", limits.FACTOR, "0 there: no clipping")
     else:
         draft.put("training.max_grad_norm", norm)
-    if (seed := number(draft, "seed")) is not None and seed != Training.model_fields["seed"].default:
+    seed = number(draft, "seed")
+    if seed is not None and seed != Training.model_fields["seed"].default:
         draft.put("training.seed", seed)
         draft.put("data.seed", seed)
     if draft.take("auto_find_batch_size"):
@@ -255,23 +256,23 @@ def put_times(draft: Draft, section: str, default: Any, note: str = "") -> None:
     strategy = draft.take(f"{verb}_strategy") or (
         draft.take("evaluation_strategy") if verb == "eval" else None
     )
-    steps, each = number(draft, f"{verb}_steps"), number(draft, f"{verb}s_per_epoch")
+    steps, times = number(draft, f"{verb}_steps"), number(draft, f"{verb}s_per_epoch")
     if strategy in ("no", False, "False"):
         return
-    if strategy in ("epoch", "best") or each == 1:
-        draft.put(field, "epoch", f"{verb}s_per_epoch" if each == 1 else "")
-    elif each and (epochs := draft.get("training.num_train_epochs")) is None:
+    if strategy in ("epoch", "best") or times == 1:
+        draft.put(field, "epoch", f"{verb}s_per_epoch" if times == 1 else "")
+    elif times and (epochs := draft.get("training.num_train_epochs")) is None:
         draft.put(
-            field, "epoch", f"{verb}s_per_epoch: {each}; with max_steps, a step of an epoch is not known"
+            field, "epoch", f"{verb}s_per_epoch: {times}; with max_steps, a step of an epoch is not known"
         )
-    elif each and each * epochs <= 1:
-        draft.put(field, "epoch", f"{verb}s_per_epoch: {each}, and the run has {counted(epochs, 'epoch')}")
-    elif each:
-        share = float(f"{1 / (each * epochs):.6g}")
+    elif times and times * epochs <= 1:
+        draft.put(field, "epoch", f"{verb}s_per_epoch: {times}, and the run has {counted(epochs, 'epoch')}")
+    elif times:
+        share = float(f"{1 / (times * epochs):.6g}")
         draft.put(
             field,
             share,
-            f"{verb}s_per_epoch: {each}, a share of all steps: 1 / ({each} x {counted(epochs, 'epoch')})",
+            f"{verb}s_per_epoch: {times}, a share of all steps: 1 / ({times} x {counted(epochs, 'epoch')})",
         )
     elif steps:
         draft.put(field, int(steps) if steps >= 1 else steps)

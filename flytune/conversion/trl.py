@@ -54,7 +54,8 @@ def _objective_of(draft: Draft) -> str:
 
 def _model(draft: Draft, dtype_of_weights: str) -> None:
     draft.same(("model_name_or_path", "model.name_or_path"))
-    if (revision := draft.take("model_revision")) not in (None, "main"):
+    revision = draft.take("model_revision")
+    if revision not in (None, "main"):
         draft.put("model.revision", revision)
     _arguments_of_loading(draft)
     training.put_model(draft)

@@ -26,13 +26,13 @@ harness_tasks          a recipe's own tasks of lm-evaluation-harness
 """
 
 from flytune.data.bad_rows import BadRows
-from flytune.data.messages import messages_of, text_of, tools_of
+from flytune.data.messages import text_of, tools_of
 from flytune.data.order import Stream
 from flytune.data.packing import Collator, pack, tokens_of
 from flytune.data.preparation import prepare
 from flytune.data.progress import Progress, digest_of
 from flytune.data.readers import read_path
-from flytune.data.rows import ROW_KINDS, RowKind, row_kind, weight_advice
+from flytune.data.rows import ROW_KINDS, row_kind, weight_advice
 from flytune.data.shards import heldout_rows, heldout_sources, load, read_manifest
 from flytune.data.sources import fingerprint
 from flytune.data.stored_samples import StoredSamples
@@ -43,36 +43,23 @@ __all__ = [
     "BadRows",
     "Collator",
     "Progress",
-    "RowKind",
     "StoredSamples",
     "Stream",
-    "bad_rows",
-    "contract",
     "digest_of",
     "fingerprint",
-    "formats",
-    "harness_tasks",
     "heldout_rows",
     "heldout_sources",
     "load",
     "load_tokenizer",
-    "messages_of",
-    "order",
     "pack",
     "prepare",
-    "progress",
     "read_manifest",
     "read_path",
-    "readers",
     "require_chat_template",
     "row_kind",
-    "shards",
-    "sources",
-    "stored_samples",
     "stored_tokenizer",
     "text_of",
     "tokens_of",
     "tools_of",
     "weight_advice",
-    "windows",
 ]

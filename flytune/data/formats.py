@@ -211,7 +211,8 @@ def _prompted(row: NamedRow) -> list[Message]:
         )
     sides: list[list[Message]] = []
     for name, role in zip(REQUIRED["prompt_completion"], ("user", "assistant"), strict=True):
-        if isinstance(value := row.require(name), list):
+        value = row.require(name)
+        if isinstance(value, list):
             sides.append(messages_of(with_renamed_keys(value, row.columns), row.where))
         else:
             sides.append([{"role": role, "content": row.text(name)}])

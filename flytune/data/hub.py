@@ -10,7 +10,7 @@ from flytune.errors import DataError, chain
 from flytune.recipe import Source
 
 
-def resolved_revision(name: str, revision: str | None, key: str = "data") -> str:
+def resolved_revision(name: str, revision: str | None, key: str) -> str:
     """Return the current commit of `revision` (of the main branch when None) of a data set. `key` is the
     recipe's section.
 

@@ -8,7 +8,7 @@ import base64
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flytune import limits, names
-from flytune.data.columns import TURNS
+from flytune.data.columns import TURNS, NamedRow
 from flytune.data.render import Rendered
 from flytune.errors import DataError
 from flytune.models import base, images, tokenizers
@@ -67,60 +67,65 @@ def extracted(
     Raises:
         DataError: the text has another number of places than the column has images.
     """
-    return _Row(row, columns, where).extracted()
+    return _Extraction(NamedRow(row, columns, where)).run()
 
 
-class _Row:
-    def __init__(self, row: dict[str, Any], columns: Mapping[str, str], where: str) -> None:
-        self._columns, self._where = columns, where
-        names = [columns.get(name, name) for name in COLUMNS]
-        self._row = {name: value for name, value in row.items() if name not in names}
-        self._listed = [image for name in names for image in _as_list(row.get(name))]
-        self._images: list[Any] = []
+class _Extraction:
+    """Extraction of the images of one row, whose text is read in the order in which a chat has it."""
+
+    def __init__(self, row: NamedRow) -> None:
+        self._row = row
+        # Images of the column, and how many of its places the text had so far.
+        self._listed = [image for name in COLUMNS for image in _as_list(row.get(name))]
         self._places = 0
-        """Places in the text that an image of the column is for."""
+        self._images: list[Any] = []
 
-    def extracted(self) -> tuple[dict[str, Any], list[Any]]:
-        row = dict(self._row)
-        for theirs in dict.fromkeys(self._columns.get(name, name) for name in _READ_IN_ORDER):
-            if isinstance(row.get(theirs), list):
-                row[theirs] = [self._turn(turn) for turn in row[theirs]]
-            elif isinstance(row.get(theirs), str):
-                row[theirs] = self._text(row[theirs])
+    def run(self) -> tuple[dict[str, Any], list[Any]]:
+        """Return the row with IMAGE in the place of each image, and the images."""
+        of_images = [self._row.name(name) for name in COLUMNS]
+        values = {name: value for name, value in self._row.values.items() if name not in of_images}
+        for theirs in dict.fromkeys(map(self._row.name, _READ_IN_ORDER)):
+            if isinstance(values.get(theirs), list):
+                values[theirs] = [self._turn(turn) for turn in values[theirs]]
+            elif isinstance(values.get(theirs), str):
+                values[theirs] = self._text(values[theirs])
         if self._listed and not self._places:
+            self._put_first(values, IMAGE * len(self._listed))
             self._images = [*self._listed, *self._images]
-            row = self._with_first(row, IMAGE * len(self._listed))
         elif len(self._listed) != self._places:
             raise DataError(
-                f"{self._where}: {counted(len(self._listed), 'image')} in the column, and "
+                f"{self._row.where}: {counted(len(self._listed), 'image')} in the column, and "
                 f"{counted(self._places, 'place')} for them in the text ({WORD}, or a part of type image "
                 "without an image of its own)"
             )
-        return row, self._images
+        return values, self._images
 
     def _turn(self, turn: Any) -> Any:
         if isinstance(turn, list | tuple):  # a question and its answer, of the column history
             return [self._text(text) if isinstance(text, str) else text for text in turn]
         if not isinstance(turn, dict):
             return turn
-        key = next((key for key in self._keys() if key in turn), None)
-        content = turn.get(key) if key else None
+        key = self._content_key(turn)
+        content = turn.get(key)
         if isinstance(content, str):
             return {**turn, key: self._text(content)}
         if isinstance(content, list):
             return {**turn, key: [self._part(part) for part in content]}
         return turn
 
-    def _keys(self) -> Iterator[str]:
-        for key in ("content", "value"):
-            yield self._columns.get(key, key)
+    def _content_key(self, turn: dict[str, Any]) -> str | None:
+        return next((key for key in map(self._row.name, ("content", "value")) if key in turn), None)
 
     def _part(self, part: Any) -> Any:
+        if isinstance(part, str):
+            return {"type": "text", "text": self._text(part)}
         if not _is_image(part):
-            self._check(*part.values() if isinstance(part, dict) else [part])
-            return {"type": "text", "text": self._text(part)} if isinstance(part, str) else part
+            for text in part.values() if isinstance(part, dict) else ():
+                self._check(text)
+            return part
         value = next((part[key] for key in _OF_PART if part.get(key)), None)
-        value = value.get("url", value) if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            value = value.get("url", value)
         if value is None:
             self._take()
         else:
@@ -135,9 +140,9 @@ class _Row:
             self._take()
         return text.replace(WORD, IMAGE)
 
-    def _check(self, *texts: Any) -> None:
-        if any(isinstance(text, str) and IMAGE in text for text in texts):
-            raise DataError(f"{self._where}: the text has U+10FF7F, which is not a character; remove it")
+    def _check(self, text: Any) -> None:
+        if isinstance(text, str) and IMAGE in text:
+            raise DataError(f"{self._row.where}: the text has U+10FF7F, which is not a character; remove it")
 
     def _take(self) -> None:
         """Let the next place in the text be that of the column's next image."""
@@ -145,36 +150,36 @@ class _Row:
             self._images.append(self._listed[self._places])
         self._places += 1
 
-    def _with_first(self, row: dict[str, Any], marks: str) -> dict[str, Any]:
-        """Return the row with `marks` before its first question."""
+    def _put_first(self, values: dict[str, Any], marks: str) -> None:
+        """Put `marks` before the first question of a row."""
         for name in (*_CHATS, *_QUESTIONS):
-            theirs = self._columns.get(name, name)
-            value = row.get(theirs)
+            theirs = self._row.name(name)
+            value = values.get(theirs)
             if isinstance(value, str) and name in _QUESTIONS:
-                return row | {theirs: marks + value}
+                values[theirs] = marks + value
+                return
             if not isinstance(value, list):
                 continue
             for place, turn in enumerate(value):
                 if isinstance(turn, dict) and self._is_question(turn):
-                    asked = self._with_marks(turn, marks)
-                    return row | {theirs: [*value[:place], asked, *value[place + 1 :]]}
-        raise DataError(f"{self._where}: has images, and no question that they belong to")
+                    values[theirs] = [*value[:place], self._with_marks(turn, marks), *value[place + 1 :]]
+                    return
+        raise DataError(f"{self._row.where}: has images, and no question that they belong to")
 
     def _is_question(self, turn: dict[str, Any]) -> bool:
-        ours = ("role", "from")
-        theirs = [self._columns.get(key, key) for key in ours]
-        return any(turn.get(key) in ("user", "human") for key in (*ours, *theirs))
+        keys = ("role", "from", self._row.name("role"), self._row.name("from"))
+        return any(turn.get(key) in ("user", "human") for key in keys)
 
-    def _with_marks(self, turn: dict[str, Any], marks: str) -> dict[str, Any]:
+    def _with_marks(self, turn: Any, marks: str) -> dict[str, Any]:
         """Return a question with `marks` before its text."""
-        key = next((key for key in self._keys() if key in turn), "")
+        key = self._content_key(turn)
         content = turn.get(key)
         if isinstance(content, str):
             return {**turn, key: marks + content}
         if isinstance(content, list):
             return {**turn, key: [{"type": "text", "text": marks}, *content]}
         raise DataError(
-            f"{self._where}: has images, and the question that they belong to has no content (text, or a "
+            f"{self._row.where}: has images, and the question that they belong to has no content (text, or a "
             f"list of parts), but {type(content).__name__}; write it, or remove the row"
         )
 
@@ -211,9 +216,10 @@ def content_of(image: Any, source: str | None, where: str) -> bytes:
             f"{where}: an image must be a path, an address, bytes or base64, found {type(image).__name__} "
             f"{image!r:.60}"
         )
-    if (match := _DATA_URL.match(image)) or _is_base64(image):
+    prefix = _DATA_URL.match(image)
+    if prefix or _is_base64(image):
         try:
-            return base64.b64decode(image[match.end() if match else 0 :], validate=False)
+            return base64.b64decode(image[prefix.end() if prefix else 0 :], validate=False)
         except ValueError as error:
             raise DataError(f"{where}: an image is not base64: {error}") from None
     return _read(image, source, where)
@@ -236,10 +242,13 @@ def _read(name: str, source: str | None, where: str) -> bytes:
         raise DataError(
             f"{where}: {name:.80}: a data set on the hub has its images in its rows, not in files"
         )
-    is_address = name.startswith(_STORAGES) and "::" not in name
-    folder, below = (name, "") if is_address else _below(name, source, where)
-    if not is_address and (reason := names.problem(below)):
-        raise DataError(f"{where}: the image's name {ascii(name)[:80]} {reason}; correct it")
+    if name.startswith(_STORAGES) and "::" not in name:
+        folder, below = name, ""
+    else:
+        folder, below = _below(name, source, where)
+        problem = names.problem(below)
+        if problem:
+            raise DataError(f"{where}: the image's name {ascii(name)[:80]} {problem}; correct it")
     storage = Storage(folder, "", error=DataError, failed=f"{where}: image cannot be read", retry=False)
     try:
         return storage.read(below, largest=limits.IMAGE_BYTES)

@@ -41,21 +41,25 @@ def encode(
     backend.no_truncation()
     backend.no_padding()
     backend.encode_special_tokens = False
-    plain = iter(
-        backend.encode_batch(
-            [sample.text for sample in batch if not sample.is_renamed], add_special_tokens=adds
-        )
-    )
-    renamed_texts = [sample.text for sample in batch if sample.is_renamed]
-    renamed, ids_of = controls.encodings(renamed_texts, adds) if controls is not None else ([], {})
-    others = iter(renamed)
-    for rendered in batch:
-        encoding = next(others if rendered.is_renamed else plain)
-        ids = [ids_of.get(token, token) for token in encoding.ids] if rendered.is_renamed else encoding.ids
-        ids, labels = _labelled(rendered, encoding, ids, tokenizer, add_eos_token or not is_raw)
+    texts = [sample.text for sample in batch if not sample.is_renamed]
+    plain = iter(backend.encode_batch(texts, add_special_tokens=adds))
+    renamed: Iterator[Any] = iter(())
+    ids_of: dict[int, int] = {}
+    if controls is not None:
+        encodings, ids_of = controls.encodings([sample.text for sample in batch if sample.is_renamed], adds)
+        renamed = iter(encodings)
+    for sample in batch:
+        if sample.is_renamed:
+            encoding = next(renamed)
+            ids = [ids_of.get(token, token) for token in encoding.ids]
+        else:
+            encoding = next(plain)
+            ids = encoding.ids
+        ids, labels = _labelled(sample, encoding, ids, tokenizer, add_eos_token or not is_raw)
         if is_raw and add_bos_token and ids[:1] != [tokenizer.bos_token_id]:
             ids, labels = [tokenizer.bos_token_id, *ids], [IGNORED, *labels]
-        labels[:1] = [IGNORED] * len(labels[:1])
+        if labels:
+            labels[0] = IGNORED
         yield ids, labels
 
 
@@ -73,13 +77,12 @@ def validated(tokens: Tokens, vocabulary: int, where: str, completion_only: bool
     labels = ids if tokens.labels is None else _integers(tokens.labels, "labels", where)
     if tokens.masks:
         ids, labels = _masked(ids, labels, tokens, where, completion_only)
-    if (
-        index := next((index for index, token in enumerate(ids) if not 0 <= token < vocabulary), None)
-    ) is not None:
-        raise DataError(
-            f"{where}: input_ids[{index}] is {ids[index]}, but the tokenizer has tokens 0 to "
-            f"{vocabulary - 1}; was the data tokenized for another model?"
-        )
+    for index, token in enumerate(ids):
+        if not 0 <= token < vocabulary:
+            raise DataError(
+                f"{where}: input_ids[{index}] is {token}, but the tokenizer has tokens 0 to "
+                f"{vocabulary - 1}; was the data tokenized for another model?"
+            )
     if len(labels) != len(ids):
         raise DataError(
             f"{where}: {len(ids)} input_ids but {counted(len(labels), 'label')}; there must be a label for "
@@ -92,7 +95,7 @@ def validated(tokens: Tokens, vocabulary: int, where: str, completion_only: bool
                 f"{IGNORED} (not trained) or the token at the same position: the loss shifts the labels, the "
                 "data must not"
             )
-    return list(ids), [IGNORED] * len(labels[:1]) + labels[1:]
+    return list(ids), [IGNORED, *labels[1:]]
 
 
 def _masked(ids: list[int], labels: list[int], tokens: Tokens, where: str, completion_only: bool) -> Encoded:
@@ -106,26 +109,33 @@ def _masked(ids: list[int], labels: list[int], tokens: Tokens, where: str, compl
         if name in masks and not set(mask) <= {0, 1}:
             wrong = next(value for value in mask if value not in (0, 1))
             raise DataError(f"{where}: {name} must be of 0 and 1, found {wrong}")
-    attended = masks.pop("attention_mask", [1] * len(ids))
-    first, last = (
-        attended.index(1) if 1 in attended else 0,
-        len(ids) - attended[::-1].index(1) if 1 in attended else 0,
-    )
-    if not all(attended[first:last]) or not last:
-        raise DataError(
-            f"{where}: attention_mask is 0 "
-            f"{'everywhere' if not last else 'between tokens that it attends to'}; only padding before or "
-            "after a sample can be removed"
-        )
-    for name, mask in masks.items() if completion_only else ():
-        contradicting = [at for at in range(first, last) if not mask[at] and labels[at] != IGNORED]
+    first, end = _attended(masks.pop("attention_mask", [1] * len(ids)), where)
+    if not completion_only:
+        return ids[first:end], labels[first:end]
+    for name, mask in masks.items():
+        contradicting = [index for index in range(first, end) if not mask[index] and labels[index] != IGNORED]
         if tokens.labels is not None and contradicting:
-            at = contradicting[0]
+            index = contradicting[0]
             raise DataError(
-                f"{where}: labels[{at}] is trained, but {name}[{at}] is 0; remove one of the two columns"
+                f"{where}: labels[{index}] is trained, but {name}[{index}] is 0; remove one of the two "
+                "columns"
             )
         labels = [label if trained else IGNORED for label, trained in zip(labels, mask, strict=True)]
-    return ids[first:last], labels[first:last]
+    return ids[first:end], labels[first:end]
+
+
+def _attended(mask: list[int], where: str) -> tuple[int, int]:
+    """Return the tokens [first, end) that an attention mask leaves between the padding of both ends."""
+    if 1 not in mask:
+        gap = "everywhere"
+    else:
+        first, end = mask.index(1), len(mask) - mask[::-1].index(1)
+        if 0 not in mask[first:end]:
+            return first, end
+        gap = "between tokens that it attends to"
+    raise DataError(
+        f"{where}: attention_mask is 0 {gap}; only padding before or after a sample can be removed"
+    )
 
 
 def _integers(value: Any, name: str, where: str) -> list[int]:
@@ -143,13 +153,19 @@ def _labelled(rendered: Rendered, encoding: Any, ids: list[int], tokenizer: Any,
     for first, last in token_ranges(encoding, rendered.spans):
         labels[first:last] = ids[first:last]
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    # Drop the BOS that the tokenizer has added (it has no characters) where the text already begins with one.
-    if bos is not None and ids[:2] == [bos, bos] and encoding.token_to_chars(0) in (None, (0, 0)):
+
+    def is_added(token: int) -> bool:
+        """Return whether the tokenizer has added a token, which then has no characters."""
+        return encoding.token_to_chars(token) in (None, (0, 0))
+
+    # The text may already begin with a BOS.
+    if bos is not None and ids[:2] == [bos, bos] and is_added(0):
         ids, labels = ids[1:], labels[1:]
     is_question = rendered.add_special_tokens and not rendered.append_eos
     if not ends or is_question:
-        has_added = ids[-1:] == [eos] and encoding.token_to_chars(len(encoding) - 1) in (None, (0, 0))
-        return (ids[:-1], labels[:-1]) if has_added else (ids, labels)
+        if ids[-1:] == [eos] and is_added(len(encoding) - 1):
+            return ids[:-1], labels[:-1]
+        return ids, labels
     if rendered.append_eos and ids[-1:] != [eos]:
         ids, labels = [*ids, eos], [*labels, IGNORED]
     if rendered.append_eos and rendered.spans:
@@ -182,9 +198,13 @@ def token_ranges(encoding: Any, spans: list[Span]) -> Iterator[tuple[int, int]]:
     def start(token: int) -> int:
         return min(chars_of(token)[0], end(token - 1))
 
+    def is_part_of_rest(token: int, position: int) -> bool:
+        """Return whether a token ends behind `position`, or is an empty one there."""
+        return end(token) > position or end(token) == position == start(token)
+
     for low, high in spans:
         first = token_from(low)
-        while first > begin and ((before := end(first - 1)) > low or before == low == start(first - 1)):
+        while first > begin and is_part_of_rest(first - 1, low):
             first -= 1
         last = max(first, token_from(high))
         while last > first and start(last - 1) >= high:

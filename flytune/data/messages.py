@@ -223,23 +223,21 @@ def _is_plain(message: Any) -> bool:
 
 
 def _message(message: Any, name: str, where: str) -> Message:
-    if isinstance(message, dict):
-        message = _in_newer_form(message, name, where)
-    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(message, dict):
+        raise DataError(f"{where}: {name} must have role and content, found {message!r:.60}")
+    message = _in_newer_form(message, name, where)
+    calls = message.get("tool_calls")
     # With tool calls or thoughts the content may be null or missing.
-    has_more = bool(calls) or (isinstance(message, dict) and any(message.get(key) for key in THOUGHT_KEYS))
+    has_more = bool(calls) or any(message.get(key) for key in THOUGHT_KEYS)
     required = {"role"} if has_more else {"role", "content"}
-    if not isinstance(message, dict) or not required <= message.keys():
-        instead = (
-            f"an object with {', '.join(message) or 'none'}"
-            if isinstance(message, dict)
-            else f"{message!r:.60}"
+    if not required <= message.keys():
+        remedy = ""
+        if {"from", "value"} <= message.keys():
+            remedy = "; write data.format: sharegpt and data.columns: {conversations: messages}"
+        raise DataError(
+            f"{where}: {name} must have role and content, found an object with "
+            f"{', '.join(message) or 'none'}{remedy}"
         )
-        is_turn = isinstance(message, dict) and {"from", "value"} <= message.keys()
-        remedy = (
-            "; write data.format: sharegpt and data.columns: {conversations: messages}" if is_turn else ""
-        )
-        raise DataError(f"{where}: {name} must have role and content, found {instead}{remedy}")
     role = text_of(message["role"], f"{name}.role", where)
     if role not in ROLES:
         meant = SHAREGPT_ROLES.get(role.strip().lower())
@@ -248,17 +246,18 @@ def _message(message: Any, name: str, where: str) -> Message:
             + (f"; write {meant}" if meant else "")
         )
     _refuse_keys(message, name, where)
-    content = message.get("content")
-    content = (
-        "" if has_more and content is None else _content(_result(content, role), f"{name}.content", where)
-    )
+    content = ""
+    if not has_more or message.get("content") is not None:
+        content = _content(_result(message.get("content"), role), f"{name}.content", where)
     if role == "assistant":
         message = _with_thoughts_once(message, content, name, where)
     # As apply_chat_template does: templates treat a key with null as present.
-    kept = {key: item for key, item in message.items() if item is not None and (key != "tool_calls" or calls)}
-    kept = {key: item for key, item in kept.items() if key not in FLAGS} | {"content": content}
+    kept = {key: item for key, item in message.items() if item is not None and key not in FLAGS}
+    kept["content"] = content
     if calls:
         kept["tool_calls"] = _calls(calls, f"{name}.tool_calls", where)
+    else:
+        kept.pop("tool_calls", None)
     if kept.keys() - {"role", "content"}:
         _check_characters(kept, name, where)
     return kept | _flag(message, role, name, where)

@@ -317,8 +317,8 @@ def _end_shards(
     )
 
 
-def _digests(out: Path, before: Progress, each: int) -> set[bytes]:
-    """Return the hashes of all rows that are already stored, of `each` sequences."""
+def _digests(out: Path, before: Progress, per_row: int) -> set[bytes]:
+    """Return the hashes of all rows that are already stored, of `per_row` sequences."""
     return {
         digest(
             part.ids[start : start + length],
@@ -329,6 +329,6 @@ def _digests(out: Path, before: Progress, each: int) -> set[bytes]:
         for counts in (before.train, before.heldout)
         for part in parts(out, counts)
         for number, (start, length) in enumerate(
-            zip(part.starts[::each], part.lengths.reshape(-1, each).sum(axis=1), strict=True)
+            zip(part.starts[::per_row], part.lengths.reshape(-1, per_row).sum(axis=1), strict=True)
         )
     }

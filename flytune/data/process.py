@@ -119,7 +119,7 @@ class Sampler:
                 no chat template.
         """
         samples = Samples(Tally(self._sources[chunk.key].name, form=chunk.form, kind=chunk.kind))
-        each = self._kind.sequences
+        per_row = self._kind.sequences
         if self._tokenizer is None:
             for _ in self._items(chunk, samples):
                 pass
@@ -128,7 +128,7 @@ class Sampler:
             encoded = iter(self._encoded([text for item in batch for text in item.texts]))
             for item in batch:
                 for label in item.content.labels:
-                    sequences = self._kind.aligned(list(islice(encoded, each)), item.content.samples)
+                    sequences = self._kind.aligned(list(islice(encoded, per_row)), item.content.samples)
                     self._keep(sequences, label, item, chunk, samples)
         return samples
 
@@ -137,9 +137,8 @@ class Sampler:
     ) -> None:
         """Add what is stored of the sequences of a row to the samples: nothing, one sample, or its pieces,
         which stay together."""
-        import numpy
-
-        data, tally, longest = self._data, samples.tally, max(len(ids) for ids, _ in sequences)
+        data, tally = self._data, samples.tally
+        longest = max(len(ids) for ids, _ in sequences)
         is_long = self._kind.is_long(sequences, data.max_length)
         if is_long and data.too_long == "error":
             raise DataError(
@@ -148,17 +147,10 @@ class Sampler:
             )
         rows = self._kind.cut(sequences, data) if is_long else [sequences]
         trained = [row for row in rows if self._kind.is_trained(row)]
-
-        def joined(row: list[Encoded], place: int) -> Any:
-            return numpy.asarray([number for value in row for number in value[place]], dtype="<i4")
-
-        arrays = [(joined(row, 0), joined(row, 1)) for row in trained]
-        split: Split = "heldout" if chunk.key == data.heldout_key else "train"
-        if arrays and not data.heldout_key:
-            number = self._split_number(self._identity(item.content, arrays[0][0]))
-            split = "heldout" if number < self._heldout_below else "train"
-            tally.split_range = ends_of([*tally.split_range, number])
-        if chunk.again and (split == "heldout" or not trained):
+        stored = [self._stored(row, label, item.content) for row in trained]
+        if self._is_heldout(chunk, item.content, stored, tally):
+            stored = [sample._replace(split="heldout") for sample in stored]
+        if chunk.again and (not stored or stored[0].split == "heldout"):
             return  # held-out samples are stored once
         tally.lengths[longest] += 1
         if not chunk.again:
@@ -169,14 +161,27 @@ class Sampler:
             count_tokens(tally, sequences, [value for row in trained for value in row], item.where, data)
             for row in trained:
                 tally.notes.update(self._kind.notes(row, item.content.samples, self._request))
-        stored = []
-        for row, (ids, labels) in zip(trained, arrays, strict=True):
-            values = self._kind.values([len(part) for part, _ in row], label, item.content.fields)
-            images = values[0] if self._images else ""
-            hashed = digest(ids, labels != IGNORED, label, images) if data.deduplicate else None
-            stored.append(StoredSample(split, ids, labels, hashed, values))
         if stored:
             samples.rows.append(stored)
+
+    def _stored(self, row: list[Encoded], label: Label, content: Content) -> StoredSample:
+        """Return the sample of a row's sequences, one behind the other."""
+        import numpy
+
+        ids = numpy.asarray([token for tokens, _ in row for token in tokens], dtype="<i4")
+        labels = numpy.asarray([number for _, numbers in row for number in numbers], dtype="<i4")
+        values = self._kind.values([len(tokens) for tokens, _ in row], label, content.fields)
+        images = values[0] if self._images else ""
+        hashed = digest(ids, labels != IGNORED, label, images) if self._data.deduplicate else None
+        return StoredSample("train", ids, labels, hashed, values)
+
+    def _is_heldout(self, chunk: Chunk, content: Content, stored: list[StoredSample], tally: Tally) -> bool:
+        """Return whether a row is held out: by its source, or by a number that follows from its content."""
+        if self._data.heldout_key or not stored:
+            return chunk.key == self._data.heldout_key
+        number = self._split_number(self._identity(content, stored[0].ids))
+        tally.split_range = ends_of([*tally.split_range, number])
+        return number < self._heldout_below
 
     def _items(self, chunk: Chunk, samples: Samples) -> Iterator[_Item]:
         source, tally = self._sources[chunk.key], samples.tally

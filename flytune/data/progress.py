@@ -5,15 +5,13 @@ import hashlib
 import logging
 from pathlib import Path
 
-from pydantic import Field
-
 from flytune.data.counts import Tally
 from flytune.data.shards import MANIFEST
 from flytune.errors import DataError
 from flytune.files import sha256_of, written_atomically
 from flytune.recipe import DataRequest
 from flytune.records import SplitCounts
-from flytune.schema import Record, RecordError, Strict
+from flytune.schema import Record, RecordError, Strict, omitted
 
 logger = logging.getLogger(__name__)
 PROGRESS = "progress.json"
@@ -43,7 +41,7 @@ class Progress(Record):
     """Counts by the same keys; empty until the first shards are complete."""
     train: SplitCounts
     heldout: SplitCounts
-    heldout_below: int | None = Field(default=None, exclude_if=lambda number: number is None)
+    heldout_below: int | None = omitted(None)
     """Number below which rows are held out (Sampler), once data.heldout_fraction has left a split without
     any."""
     bad_rows: int

@@ -45,24 +45,20 @@ def known(row: dict[str, Any], columns: Mapping[str, str], where: str) -> dict[s
             changed[theirs] = _parsed(value)
         elif _is_list_of_json(value):
             changed[theirs] = [_parsed(item) for item in value]
-    renamed = _with_messages(row | changed if changed else row, columns)
-    functions = renamed.get("functions")
-    is_chat = any(isinstance(renamed.get(columns.get(name, name)), list) for name in _CHATS)
-    if (
-        functions
-        and is_chat
-        and not renamed.get(columns.get("tools", "tools"))
-        and "functions" not in columns.values()
-    ):
-        tools = (
-            [{"type": "function", "function": function} for function in functions]
-            if isinstance(functions, list)
-            else functions
-        )
-        renamed = {name: value for name, value in renamed.items() if name != "functions"} | {
-            columns.get("tools", "tools"): tools
-        }
-    return renamed
+    return _with_tools(_with_messages(row | changed if changed else row, columns), columns)
+
+
+def _with_tools(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return a chat with tools in place of functions."""
+    theirs = columns.get("tools", "tools")
+    is_chat = any(isinstance(row.get(columns.get(name, name)), list) for name in _CHATS)
+    if not is_chat or not row.get("functions") or row.get(theirs) or "functions" in columns.values():
+        return row
+    others = dict(row)
+    functions = others.pop("functions")
+    if isinstance(functions, list):
+        functions = [{"type": "function", "function": function} for function in functions]
+    return others | {theirs: functions}
 
 
 def _with_parts(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:

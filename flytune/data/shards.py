@@ -5,6 +5,7 @@ import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -68,13 +69,12 @@ class SplitWriter:
         self._writer: Any = None
         self._pending: list[tuple[Any, ...]] = []
         self._pending_tokens = self._samples = self._tokens = 0
-        self._shards = list(written.shards) if written else []
-        self._trained = written.trained_tokens if written else 0
-        self._blocks = (written.blocks or 0) if written else 0
-        self._desirable = None
-        if "label" in columns:
-            self._desirable = (written.desirable or 0) if written else 0
-        self._classes = Counter(dict(enumerate(written.classes if written else ())))
+        written = written or SplitCounts(samples=0, tokens=0, trained_tokens=0, shards=[])
+        self._shards = list(written.shards)
+        self._trained = written.trained_tokens
+        self._blocks = written.blocks or 0
+        self._desirable = written.desirable or 0
+        self._classes = Counter(dict(enumerate(written.classes)))
         (folder / split).mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
@@ -104,16 +104,12 @@ class SplitWriter:
     def counts(self) -> SplitCounts:
         """End the current shard, whatever its size, and return the counts of all shards."""
         self._close()
-        samples, tokens = (
-            sum(getattr(shard, name) for shard in self._shards) for name in ("samples", "tokens")
-        )
-        blocks = self._blocks if self._window else None
         return SplitCounts(
-            samples=samples,
-            tokens=tokens,
+            samples=sum(shard.samples for shard in self._shards),
+            tokens=sum(shard.tokens for shard in self._shards),
             trained_tokens=self._trained,
-            blocks=blocks,
-            desirable=self._desirable,
+            blocks=self._blocks if self._window else None,
+            desirable=self._desirable if "label" in self._schema.names else None,
             classes=[self._classes[place] for place in range(max(self._classes, default=-1) + 1)],
             shards=list(self._shards),
         )
@@ -144,7 +140,6 @@ class SplitWriter:
             self._write()
 
     def _write(self) -> None:
-        import numpy
         import pyarrow
         from pyarrow.parquet import ParquetWriter
 
@@ -152,23 +147,12 @@ class SplitWriter:
             return
         if self._writer is None:
             self._writer = ParquetWriter(self._folder / self._file, self._schema)
-        columns = []
-        for column in zip(*self._pending, strict=True):
-            if isinstance(column[0], int):
-                columns.append(_as_arrow(numpy.array(column, dtype=numpy.int32)))
-                continue
-            if isinstance(column[0], str):
-                columns.append(_text_array(column))
-                continue
-            values = numpy.concatenate([numpy.asarray(row, dtype=numpy.int32) for row in column])
-            offsets = numpy.cumsum([0, *map(len, column)], dtype=numpy.int32)
-            columns.append(pyarrow.ListArray.from_arrays(_as_arrow(offsets), _as_arrow(values)))
-        self._trained += int((numbers_of(columns[1].values) != IGNORED).sum())
-        if self._desirable is not None:
-            self._desirable += sum(row[2] for row in self._pending)
-        if CLASSES in self._schema.names:
-            self._classes.update(place for row in self._pending for place in row[2])
-        self._writer.write_table(pyarrow.Table.from_arrays(columns, schema=self._schema))
+        values = dict(zip(self._schema.names, zip(*self._pending, strict=True), strict=True))
+        arrays = {name: _array(column) for name, column in values.items()}
+        self._trained += int((numbers_of(arrays["labels"].values) != IGNORED).sum())
+        self._desirable += sum(values.get("label", ()))
+        self._classes.update(chain.from_iterable(values.get(CLASSES, ())))
+        self._writer.write_table(pyarrow.Table.from_arrays(list(arrays.values()), schema=self._schema))
         self._blocks += len(self._pending)
         self._pending, self._pending_tokens = [], 0
 
@@ -179,6 +163,20 @@ def numbers_of(array: Any) -> Any:
     import numpy
 
     return numpy.from_dlpack(array) if len(array) else numpy.zeros(0, numpy.int32)
+
+
+def _array(column: Sequence[Any]) -> Any:
+    """Return numbers, texts, or lists of numbers as an Arrow array."""
+    import numpy
+    import pyarrow
+
+    if isinstance(column[0], int):
+        return _as_arrow(numpy.array(column, dtype=numpy.int32))
+    if isinstance(column[0], str):
+        return _text_array(column)
+    numbers = numpy.concatenate([numpy.asarray(row, dtype=numpy.int32) for row in column])
+    offsets = numpy.cumsum([0, *map(len, column)], dtype=numpy.int32)
+    return pyarrow.ListArray.from_arrays(_as_arrow(offsets), _as_arrow(numbers))
 
 
 def _as_arrow(numbers: Any) -> Any:
@@ -253,9 +251,8 @@ def _verify(folder: Path, manifest: Manifest, counts: SplitCounts) -> None:
         paths = [inside(folder, shard.file) for shard in counts.shards]
     except NameRefused as error:
         raise PreparedDataError(f"{folder}: {error}; {AGAIN}") from None
-    if missing := [
-        shard.file for shard, file in zip(counts.shards, paths, strict=True) if not file.is_file()
-    ]:
+    missing = [shard.file for shard, file in zip(counts.shards, paths, strict=True) if not file.is_file()]
+    if missing:
         raise PreparedDataError(f"{folder}: incomplete: {', '.join(missing)} missing; {AGAIN}")
     with ThreadPool(4) as pool:
         hashes = tqdm(
@@ -292,7 +289,7 @@ def _counts(manifest: Manifest, split: str) -> SplitCounts:
 
 def heldout_rows(dataset: Path, limit: int) -> list[Row]:
     """Return the first `limit` held-out samples of a prepared data set, in stored order, with the columns of
-    their kind of rows. None, if the recipe holds none out.
+    their kind of rows; none if the recipe holds none out.
 
     Raises:
         DataError: the folder is incomplete, or its held-out part has no token to score.
@@ -301,7 +298,8 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
 
     rows: list[Row] = []
     manifest = read_manifest(dataset)
-    columns = ["input_ids", "labels", *row_kind(manifest.row_kind).columns]
+    kind = row_kind(manifest.row_kind)
+    columns = ["input_ids", "labels", *kind.columns]
     for shard in manifest.heldout.shards:
         if len(rows) >= limit:
             break
@@ -316,15 +314,12 @@ def heldout_rows(dataset: Path, limit: int) -> list[Row]:
                 f"{dataset}: {shard.file} cannot be read ({' '.join(str(error).split())}); {AGAIN}"
             ) from None
         rows += table.slice(0, limit - len(rows)).to_pylist()
-    if row_kind(manifest.row_kind).has_images:
+    if kind.has_images:
         stored = stored_images(dataset)
         rows = [row | {STORED: stored} for row in rows]
-    has_labels = row_kind(manifest.row_kind).trains_labels
-    if (
-        has_labels
-        and manifest.heldout.samples
-        and not any(label != IGNORED for row in rows for label in row["labels"][1:])
-    ):
+    # The first token of a sample is never scored.
+    labels = (label for row in rows for label in row["labels"][1:])
+    if kind.trains_labels and manifest.heldout.samples and all(label == IGNORED for label in labels):
         raise DataError(
             f"{dataset}: no held-out token to score; raise data.heldout_fraction or set data.heldout_path"
         )

@@ -5,4 +5,4 @@ laptop.py, admin.py, flyte2.py and kube.py collect facts; each is judged separat
 
 from flytune.doctor.finding import Finding
 
-__all__ = ["Finding", "admin", "finding", "flyte2", "kube", "laptop"]
+__all__ = ["Finding"]

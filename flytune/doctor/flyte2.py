@@ -48,7 +48,7 @@ def _findings(
     try:
         with flyte2_sdk.configured(config, project, domain):
             known = {
-                project_there.pb2.id: [of.id for of in project_there.pb2.domains]
+                project_there.pb2.id: [entry.id for entry in project_there.pb2.domains]
                 for project_there in Project.listall()
             }
             yield ok("control plane", "answers")

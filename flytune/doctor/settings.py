@@ -44,7 +44,7 @@ def findings(configuration: dict[str, Any] | None, shapes: Sequence[Shape]) -> I
 
     Args:
         configuration: what `merged` returns; empty where no chart's ConfigMap is there, None where they may
-        not be read.
+            not be read.
     """
     if configuration is None:
         yield ok(_WHAT, "not checked: ConfigMaps cannot be read with this kubeconfig")

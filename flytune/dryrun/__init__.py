@@ -12,13 +12,13 @@ import sys
 import time
 from pathlib import Path
 
-from flytune.dryrun.case import Case, DryRun, PeakStorage, Profile
+from flytune.dryrun.case import Case, DryRun, Profile
 from flytune.errors import RecipeError
 from flytune.recipe import Recipe
 from flytune.sharding import SHARDINGS, sharding_of
 from training_estimates.degrees import Degrees
 
-__all__ = ["Case", "DryRun", "PeakStorage", "Profile", "confirm", "left_out", "refusal", "run"]
+__all__ = ["Case", "DryRun", "Profile", "left_out", "refusal", "run"]
 
 
 VARIABLES = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from flytune import patches
 
@@ -63,7 +63,10 @@ class AllocationLedger:
     now: int = 0
     paused: bool = False
     _streams: dict[Any, int] = field(default_factory=dict)
-    _open: dict[int, tuple[Life, Any]] = field(default_factory=dict)
+    _open: dict[int, Life] = field(default_factory=dict)
+    """Lives of the storages that are not freed yet, by the addresses of the storages."""
+    _references: dict[int, Any] = field(default_factory=dict)
+    """Weak references to the same storages, which say when each is freed."""
 
     @contextmanager
     def watch(self, fake: bool = False) -> Iterator[None]:
@@ -123,9 +126,9 @@ class AllocationLedger:
     def mark(self, tensors: Iterable[Any], kind: str) -> None:
         """Set the kind of the storages of `tensors`; of DTensors, of their local shards."""
         for tensor in tensors:
-            entry = self._open.get(local(tensor).untyped_storage()._cdata)
-            if entry:
-                entry[0].kind = kind
+            life = self.life_of(tensor)
+            if life:
+                life.kind = kind
 
     def add(self, tensors: Iterable[Any], operation: str) -> None:
         """Record the storages of `tensors` that are not recorded yet."""
@@ -136,14 +139,17 @@ class AllocationLedger:
 
     def life_of(self, tensor: Any) -> Life | None:
         """Return the life of a tensor's storage; None if it is not recorded."""
-        entry = self._open.get(local(tensor).untyped_storage()._cdata)
-        return entry[0] if entry else None
+        return self._open.get(local(tensor).untyped_storage()._cdata)
 
     def adopt(self, tensor: Any, life: Life) -> None:
         """Let a storage that is not recorded be the one of `life`."""
-        storage = local(tensor).untyped_storage()
+        self._follow(local(tensor).untyped_storage(), life)
+
+    def _follow(self, storage: Any, life: Life) -> None:
+        # A storage's Python object lives as long as the storage.
         key = storage._cdata
-        self._open[key] = life, weakref.ref(storage, lambda _: self._end(key))
+        self._open[key] = life
+        self._references[key] = weakref.ref(storage, lambda _: self._end(key))
 
     def kind_of(self, tensor: Any) -> str | None:
         life = self.life_of(tensor)
@@ -153,20 +159,12 @@ class AllocationLedger:
         """Record the storages that an operation has allocated."""
         if self.paused:
             return
-        tensors = [
-            tensor
-            for tensor in (output if isinstance(output, (tuple, list)) else (output,))
-            if _has_memory(tensor)
-        ]
+        tensors = _tensors(output)
         self.add(tensors, str(operation))
         if getattr(operation, "namespace", "") in _COLLECTIVES:
-            flat = [
-                x
-                for argument in arguments
-                for x in (argument if isinstance(argument, (tuple, list)) else (argument,))
-            ]
-            used = [tensor for tensor in [*flat, *tensors] if _has_memory(tensor)]
-            self.mark((tensor for tensor in used if not self.kind_of(tensor)), COMMUNICATION)
+            for argument in arguments:
+                tensors += _tensors(argument)
+            self.mark((tensor for tensor in tensors if not self.kind_of(tensor)), COMMUNICATION)
 
     def totals(self, without: Iterable[str] = ()) -> list[int]:
         """Return the bytes alive after each entry, `without` these kinds."""
@@ -190,22 +188,20 @@ class AllocationLedger:
     def assign_kinds(self) -> None:
         """Give a kind to each storage that has none: activations if it outlives forward, else temporary."""
         for name, start, end in self.spans():
-            if name.endswith(FORWARD):
-                for life in self.alive(end):
-                    if life.kind is None and life.born > start:
-                        life.kind = ACTIVATIONS
+            alive = self.alive(end) if name.endswith(FORWARD) else []
+            for life in alive:
+                if life.kind is None and life.born > start:
+                    life.kind = ACTIVATIONS
         for life in self.lives:
             life.kind = life.kind or TEMPORARIES
 
     def _begin(self, storage: Any, size: int, operation: str) -> None:
-        key = storage._cdata
         self.now += 1
         life = Life(
             -(-size // self.rounding) * self.rounding, self.now, operation, self.module, stream=self._stream()
         )
         self.lives.append(life)
-        # A storage's Python object lives as long as the storage.
-        self._open[key] = life, weakref.ref(storage, lambda _: self._end(key))
+        self._follow(storage, life)
 
     def _stream(self) -> int:
         import torch
@@ -214,26 +210,32 @@ class AllocationLedger:
         return self._streams.setdefault(torch.cpu.current_stream(), len(self._streams))
 
     def _end(self, key: int) -> None:
-        entry = self._open.pop(key, None)
-        if entry:
+        life = self._open.pop(key, None)
+        if life:
+            self._references.pop(key)
             self.now += 1
-            entry[0].died = self.now
+            life.died = self.now
 
     def _resized(self, storage: Any, size: int) -> None:
         key = storage._cdata
         if key in self._open:
-            self._open[key][0].kind = GATHERED
+            self._open[key].kind = GATHERED
             self._end(key)
         if size:
             self._begin(storage, size, "resize_")
-            self._open[key][0].kind = GATHERED
+            self._open[key].kind = GATHERED
 
 
-def _has_memory(value: Any) -> bool:
+def _tensors(value: Any) -> list[Any]:
+    """Return the tensors with memory of an argument or a result: of a tensor, or of a list of some."""
     import torch
 
-    # Reading the device of a fake tensor is an operation.
-    return isinstance(value, torch.Tensor) and (hasattr(value, "fake_device") or value.device.type != "meta")
+    return [
+        item
+        for item in (value if isinstance(value, (tuple, list)) else (value,))
+        # Reading the device of a fake tensor is an operation.
+        if isinstance(item, torch.Tensor) and (hasattr(item, "fake_device") or item.device.type != "meta")
+    ]
 
 
 def local(tensor: Any) -> Any:
@@ -261,6 +263,86 @@ def _on_real(ledger: AllocationLedger) -> Any:
     return Watch()
 
 
+class _ResultLayout(NamedTuple):
+    """Layout of the one new or viewed tensor that an operation returns."""
+
+    shape: Any
+    stride: Any
+    offset: Any
+    dtype: Any
+    device: Any
+    viewed: int | None
+    """Number of the argument that it is a view of; None for a new tensor."""
+
+
+class _CallKeys:
+    """Keys of calls on fake tensors: calls with the same key return tensors of the same layout."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        self._fake = FakeTensor
+        torch_values = (torch.dtype, torch.device, torch.memory_format, torch.layout)
+        self._plain = (int, float, bool, str, type(None), *torch_values)
+        self._has_one_result: dict[Any, bool] = {}
+
+    def key(self, operation: Any, arguments: Any, named: dict[str, Any]) -> Any:
+        """Return the key of a call; None for an operation that has not one result, or changes an argument.
+
+        Raises:
+            TypeError: an argument is neither a tensor nor a plain value.
+        """
+        if operation not in self._has_one_result:
+            schema = getattr(operation, "_schema", None)
+            self._has_one_result[operation] = (
+                schema is not None and not schema.is_mutable and len(schema.returns) == 1
+            )
+        if not self._has_one_result[operation] or not arguments or type(arguments[0]) is not self._fake:
+            return None
+        return (
+            operation,
+            tuple(map(self._part, arguments)),
+            tuple((name, self._part(value)) for name, value in named.items()),
+        )
+
+    def _part(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is self._fake and value.constant is None:
+            return value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device
+        if kind in (list, tuple):
+            return tuple(map(self._part, value))
+        if isinstance(value, self._plain):
+            return kind, value
+        raise TypeError
+
+
+def _layout_of(operation: Any, arguments: Any, output: Any) -> _ResultLayout | None:
+    """Return the layout of a result; None unless it is one tensor that fills its memory, or views one
+    argument."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if type(output) is not FakeTensor or output.constant is not None:
+        return None
+    storage = output.untyped_storage()
+    viewed = [
+        place
+        for place, argument in enumerate(arguments)
+        if type(argument) is FakeTensor and argument.untyped_storage()._cdata == storage._cdata
+    ]
+    is_dense = output.storage_offset() == 0 and storage.nbytes() == output.numel() * output.element_size()
+    if bool(viewed) != operation.is_view or not (viewed or is_dense):
+        return None
+    return _ResultLayout(
+        output.shape,
+        output.stride(),
+        output.storage_offset(),
+        output.dtype,
+        output.fake_device,
+        viewed[0] if viewed else None,
+    )
+
+
 def _on_fake(ledger: AllocationLedger) -> Any:
     """Return a FakeTensorMode that records results: one mode is faster than two.
 
@@ -271,52 +353,12 @@ def _on_fake(ledger: AllocationLedger) -> Any:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
     device, add = torch.ops.prim.device.default, torch.ops.aten.add.Tensor
-    plain = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
-    known: dict[Any, tuple[Any, ...] | None] = {}
-    simple: dict[Any, bool] = {}
-
-    def key_of(value: Any) -> Any:
-        kind = type(value)
-        if kind is FakeTensor:
-            if value.constant is not None:
-                raise TypeError
-            return value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device
-        if kind in (list, tuple):
-            return tuple(map(key_of, value))
-        if isinstance(value, plain):
-            return kind, value
-        raise TypeError
-
-    def layout_of(func: Any, args: Any, output: Any) -> tuple[Any, ...] | None:
-        """Return shape, strides, offset, dtype, device and the index of the viewed argument; None for other
-        results."""
-        if type(output) is not FakeTensor or output.constant is not None:
-            return None
-        storage = output.untyped_storage()._cdata
-        of = [
-            place
-            for place, arg in enumerate(args)
-            if type(arg) is FakeTensor and arg.untyped_storage()._cdata == storage
-        ]
-        dense = (
-            output.untyped_storage().nbytes() == output.numel() * output.element_size()
-            and output.storage_offset() == 0
-        )
-        if bool(of) != func.is_view or not (of or dense):
-            return None
-        layout = output.shape, output.stride(), output.storage_offset(), output.dtype, output.fake_device
-        return *layout, of[0] if of else None
+    keys = _CallKeys()
+    layouts: dict[Any, _ResultLayout | None] = {}
 
     class Watch(FakeTensorMode):
         inside = 0
-
-        def repeat(self, layout: tuple[Any, ...], args: Any) -> Any:
-            shape, stride, offset, dtype, on, viewed = layout
-            with in_kernel_invocation_manager(self):
-                view = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-                if viewed is not None:
-                    view.set_(args[viewed].untyped_storage(), offset, shape, stride)
-            return FakeTensor(self, view, on)
+        """Depth of operations within others, which only find the shape of a result."""
 
         def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is device:
@@ -324,35 +366,35 @@ def _on_fake(ledger: AllocationLedger) -> Any:
                 return args[0].fake_device
             if func is add and not self.inside and _follows_embedding():
                 return args[0]
-            key = None
-            if simple.get(func) is None:
-                schema = getattr(func, "_schema", None)
-                simple[func] = schema is not None and not schema.is_mutable and len(schema.returns) == 1
-            if simple[func] and args and type(args[0]) is FakeTensor:
-                try:
-                    key = (
-                        func,
-                        tuple(map(key_of, args)),
-                        tuple((name, key_of(value)) for name, value in (kwargs or {}).items()),
-                    )
-                    if layout := known.get(key):
-                        output = self.repeat(layout, args)
-                        if not self.inside:
-                            ledger.ran(func, args, output)
-                        return output
-                except TypeError:
-                    key = None
-            self.inside += 1
             try:
-                output = super().dispatch(func, types, args, kwargs)
-            finally:
-                self.inside -= 1
-            # Operations inside of an operation only find the shape of its result.
+                key = keys.key(func, args, kwargs or {})
+                layout = layouts.get(key)
+            except TypeError:
+                key = layout = None
+            if layout is not None:
+                output = self.repeat(layout, args)
+            else:
+                output = self.dispatch_inside(func, types, args, kwargs)
             if not self.inside:
                 ledger.ran(func, args, output)
-            if key is not None and key not in known:
-                known[key] = layout_of(func, args, output)
+            if key is not None and key not in layouts:
+                layouts[key] = _layout_of(func, args, output)
             return output
+
+        def repeat(self, layout: _ResultLayout, args: Any) -> Any:
+            with in_kernel_invocation_manager(self):
+                view = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device="meta")
+                if layout.viewed is not None:
+                    viewed = args[layout.viewed].untyped_storage()
+                    view.set_(viewed, layout.offset, layout.shape, layout.stride)
+            return FakeTensor(self, view, layout.device)
+
+        def dispatch_inside(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            self.inside += 1
+            try:
+                return super().dispatch(func, types, args, kwargs)
+            finally:
+                self.inside -= 1
 
     return Watch(allow_non_fake_inputs=True)
 

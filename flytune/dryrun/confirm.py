@@ -172,7 +172,8 @@ def _need(fit: Fit, traced: DryRun) -> Need:
     kept, working = towers.kept_bytes(fit.workload), towers.working_bytes(fit.workload)
     for phase, peak in ((FIRST_STEP, first), (STEP, sum(traced.kinds.values()))):
         above_peak = traced.phases["load"] + working - peak
-        if (tower := round(max(kept, above_peak))) > 0 and working:
+        tower = round(max(kept, above_peak))
+        if tower > 0 and working:
             phases[phase][TOWER] = tower
     if traced.drawing_bytes:
         phases[DRAW] = {"all of the drawing's peak": traced.drawing_bytes} | beside[DRAW]

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from flytune.dryrun.allocations import AllocationLedger, Life
+from flytune.models.scoring import innermost
 
 # Layers that are traced on each side of the repeated unit. FSDP gathers a layer while the one before it
 # computes, and that is noted as part of the one before this: a storage may be freed two layers away from
@@ -52,6 +53,24 @@ class _Place(NamedTuple):
     copy: int
 
 
+class _Placed(NamedTuple):
+    """A storage of the complete model, by the places of its allocation and its release."""
+
+    traced: Life
+    module: str
+    born: _Place
+    died: _Place | None
+
+
+class _Part(NamedTuple):
+    """Part of a stage: from when a layer begins to run until another one does."""
+
+    time: int
+    stage: int
+    layer: int | None
+    """None before the first layer of a stage."""
+
+
 class _Copy(NamedTuple):
     """A storage of the complete model, and the one that was traced for it."""
 
@@ -63,7 +82,7 @@ class _Copy(NamedTuple):
 
 def find(model: Any) -> Repetition | None:
     """Return the repetition that leaves out most of the model's layers; None if too few are alike."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = innermost(model)
     count = getattr(base.config.get_text_config(), "num_hidden_layers", 0)
     decoder = base.get_decoder()
     lists = [
@@ -93,7 +112,7 @@ def leave_out(model: Any, repetition: Repetition, units: int) -> int:
     layers, start = model.get_submodule(repetition.path), repetition.first + repetition.period
     count, removed = len(layers), slice(start, start + units * repetition.period)
     del layers[removed]
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = innermost(model)
     config = base.config.get_text_config()
     for name, value in list(vars(config).items()):
         if isinstance(value, (list, tuple)) and len(value) == count:
@@ -110,7 +129,7 @@ class Trace:
     def __init__(self, ledger: AllocationLedger, repetition: Repetition, layers: int) -> None:
         """Take the number of layers that are left in the model."""
         self.ledger, self.repetition, self.layers = ledger, repetition, layers
-        self._notes: list[tuple[int, int, int]] = []
+        self._notes: list[_Part] = []
         self._module = re.compile(rf"{re.escape(repetition.path)}\.(\d+)(?![^.])")
 
     @contextmanager
@@ -143,7 +162,7 @@ class Trace:
         if not (self._is_regular() and other._is_regular()):
             return False
         copies, parts = self._extended(1)
-        theirs = [*(start for start, _, _ in other._parts()[1:]), other.ledger.now]
+        theirs = [*(part.time for part in other._parts()[1:]), other.ledger.now]
         lives = [_Copy(life, life.born, life.died, life.module) for life in other.ledger.lives]
         return _profile(copies, parts) == _profile(lives, theirs)
 
@@ -152,10 +171,8 @@ class Trace:
         original."""
         copies, parts = self._extended(units)
         ledger, alive, lives = self.ledger, dict[int, list[Life]](), list[Life]()
-        count, with_layers = (
-            self.layers + units * self.repetition.period,
-            {stage for _, stage, _ in self._notes},
-        )
+        count = self.layers + units * self.repetition.period
+        with_layers = {note.stage for note in self._notes}
         sizes = [1 + (count if stage in with_layers else 0) for stage in range(len(ledger.stages))]
         ends = [parts[last - 1] for last in accumulate(sizes)]
         originals = set[int]()
@@ -176,79 +193,97 @@ class Trace:
     def _note(self, layer: int) -> None:
         stage = len(self.ledger.stages) - 1
         if not self._notes or self._notes[-1][1:] != (stage, layer):
-            self._notes.append((self.ledger.now, stage, layer))
+            self._notes.append(_Part(self.ledger.now, stage, layer))
 
-    def _parts(self) -> list[tuple[int, int, int | None]]:
-        """List time, stage and layer whenever another layer begins; None at the beginning of a stage."""
-        begins: list[tuple[int, int, int | None]] = [
-            (time, stage, None) for stage, (_, time) in enumerate(self.ledger.stages)
-        ]
-        return sorted([*begins, *self._notes], key=lambda part: part[1])
+    def _parts(self) -> list[_Part]:
+        """List the parts of all stages."""
+        begins = [_Part(time, stage, None) for stage, (_, time) in enumerate(self.ledger.stages)]
+        return sorted([*begins, *self._notes], key=lambda part: part.stage)
 
     def _is_regular(self) -> bool:
         """Return whether each stage has all layers once, in order or in reverse, or none."""
         layers = list(range(self.layers))
         orders = [
-            [layer for _, of, layer in self._notes if of == stage] for stage in range(len(self.ledger.stages))
+            [note.layer for note in self._notes if note.stage == stage]
+            for stage in range(len(self.ledger.stages))
         ]
         return all(order in (layers, layers[::-1], []) for order in orders)
 
     def _extended(self, units: int) -> tuple[list[_Copy], list[int]]:
         """Return all storages with `units` further units, by birth, and the time when each part of a stage
         ends."""
+        placed = self._placed(units)
+        births = [(copy.born, number, True) for number, copy in enumerate(placed)]
+        deaths = [(copy.died, number, False) for number, copy in enumerate(placed) if copy.died is not None]
+        events = sorted([*births, *deaths])
+        born: dict[int, int] = {}
+        died: dict[int, int] = {}
+        for time, (_, number, is_birth) in enumerate(events, 1):
+            (born if is_birth else died)[number] = time
+        copies = [
+            _Copy(copy.traced, born[number], died.get(number), copy.module)
+            for number, copy in enumerate(placed)
+        ]
+        keys = [(place.stage, place.order) for place, _, _ in events]
+        count = self.layers + units * self.repetition.period
+        with_layers = {note.stage for note in self._notes}
+        orders = [
+            (stage, order)
+            for stage in range(len(self.ledger.stages))
+            for order in range(-1, count if stage in with_layers else 0)
+        ]
+        return sorted(copies, key=lambda copy: copy.born), [bisect_right(keys, order) for order in orders]
+
+    def _placed(self, units: int) -> list[_Placed]:
+        """Return all storages with `units` further units, with the places where they begin and end."""
         first, period = self.repetition.first, self.repetition.period
         parts, count = self._parts(), self.layers + units * period
-        starts = [start for start, _, _ in parts]
+        starts = [part.time for part in parts]
         # The last layer's note comes first.
-        firsts = {stage: layer for _, stage, layer in reversed(self._notes)}
+        firsts = {note.stage: note.layer for note in reversed(self._notes)}
         reverse = {stage for stage, layer in firsts.items() if layer}
 
+        def part_of(time: int) -> _Part:
+            return parts[bisect_left(starts, time) - 1]
+
         def index(layer: int, copy: int) -> int:
-            """Return the index in the complete model."""
+            """Return a layer's index in the complete model."""
             if layer < first:
                 return layer
             return layer + (copy if layer < first + period else units) * period
 
-        def place(time: int, home: int | None, copy: int) -> _Place:
-            start, stage, layer = parts[bisect_left(starts, time) - 1]
-            if layer is None:
-                return _Place(stage, -1, time - start, copy)
-            near = home is not None and abs(layer - home) <= REACH
-            there = index(home, copy) + layer - home if near and home is not None else index(layer, 0)
-            return _Place(stage, count - 1 - there if stage in reverse else there, time - start, copy)
+        def near(home: int | None, copy: int, layer: int) -> int:
+            """Return the index of a traced layer for the copy of a storage of the layer `home`: a neighbour
+            of that is copied with it."""
+            if home is None or abs(layer - home) > REACH:
+                return index(layer, 0)
+            return index(home, copy) + layer - home
 
-        events: list[tuple[_Place, int, bool]] = []
-        spans: list[tuple[Life, str]] = []
+        def place(time: int, home: int | None, copy: int) -> _Place:
+            part = part_of(time)
+            if part.layer is None:
+                return _Place(part.stage, -1, time - part.time, copy)
+            order = near(home, copy, part.layer)
+            if part.stage in reverse:
+                order = count - 1 - order
+            return _Place(part.stage, order, time - part.time, copy)
+
+        placed: list[_Placed] = []
         for life in self.ledger.lives:
-            _, stage, layer = parts[bisect_left(starts, life.born) - 1]
+            part = part_of(life.born)
             named = self._module.match(life.module)
-            home = layer if layer is not None or not named or stage else int(named[1])
-            for copy in range(units + 1 if home is not None and first <= home < first + period else 1):
+            home = part.layer
+            if home is None and named and part.stage == 0:
+                home = int(named[1])
+            is_repeated = home is not None and first <= home < first + period
+            for copy in range(units + 1 if is_repeated else 1):
                 module = life.module
                 if named:
-                    of = int(named[1])
-                    near = home is not None and abs(of - home) <= REACH
-                    of = index(home, copy) + of - home if near and home is not None else index(of, 0)
-                    module = f"{self.repetition.path}.{of}{life.module[named.end() :]}"
-                events.append((place(life.born, home, copy), len(spans), True))
-                if life.died is not None:
-                    events.append((place(life.died, home, copy), len(spans), False))
-                spans.append((life, module))
-        events.sort()
-        born, died = dict[int, int](), dict[int, int]()
-        for time, (_, number, is_birth) in enumerate(events, 1):
-            (born if is_birth else died)[number] = time
-        copies = [
-            _Copy(life, born[number], died.get(number), module) for number, (life, module) in enumerate(spans)
-        ]
-        keys = [(event.stage, event.order) for event, _, _ in events]
-        with_layers = {stage for _, stage, _ in self._notes}
-        orders = [
-            (stage, order)
-            for stage in range(len(self.ledger.stages))
-            for order in range(-1, count * (stage in with_layers))
-        ]
-        return sorted(copies, key=lambda copy: copy.born), [bisect_right(keys, order) for order in orders]
+                    layer = near(home, copy, int(named[1]))
+                    module = f"{self.repetition.path}.{layer}{life.module[named.end() :]}"
+                died = None if life.died is None else place(life.died, home, copy)
+                placed.append(_Placed(life, module, place(life.born, home, copy), died))
+        return placed
 
 
 def _profile(lives: list[_Copy], ends: list[int]) -> list[tuple[int, int]]:

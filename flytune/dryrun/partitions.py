@@ -53,9 +53,10 @@ class Partitions:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(lambda reduced: self._reduced(reduced, ledger))
-        numbers, each = round(self.parts.partition), round(self.parts.updated)
+        numbers, updated = round(self.parts.partition), round(self.parts.updated)
         self.held[MASTERS] = [
-            self._empty(min(each, numbers - start), "float32") for start in range(0, numbers, max(1, each))
+            self._empty(min(updated, numbers - start), "float32")
+            for start in range(0, numbers, max(1, updated))
         ]
         ledger.mark(self.held[MASTERS], MASTERS)
         if layout.shards_parameters:

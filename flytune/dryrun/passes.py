@@ -9,6 +9,7 @@ from flytune.data import Collator
 from flytune.dryrun.allocations import FORWARD, AllocationLedger
 from flytune.dryrun.case import Case
 from flytune.models import host_memory, own_logits
+from flytune.models.scoring import innermost
 from flytune.models.sequence_parallel import WHOLE, SequenceGroup, SequencePart
 from flytune.records.plan import DRAW
 from flytune.rollouts import Drawing, chosen
@@ -26,7 +27,7 @@ def prepare(case: Case, model: Any) -> None:
     objective = case.objective
     objective.set_dropout(model)
     if case.profile.loss == "chunked" and objective.head_outputs:
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        base = innermost(model)
         own_logits.add_head(base, case.recipe.model.trust_remote_code, outputs=objective.head_outputs)
         if case.profile.kernels == "cpu":
             host_memory.use_small_loss_tiles()
@@ -114,7 +115,7 @@ def _reference(case: Case, model: Any, reference: Any, batch: dict[str, Any]) ->
     import torch
     from trl.models.utils import disable_gradient_checkpointing
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = innermost(model)
     without: AbstractContextManager[Any] = nullcontext() if reference is not None else model.disable_adapter()
     with torch.no_grad(), disable_gradient_checkpointing(base), without:
         return _loss(case, _outputs(case, model if reference is None else reference, batch))

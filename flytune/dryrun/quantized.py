@@ -74,7 +74,7 @@ def optimizer_states(
 
     Args:
         embeddings: storages of the parameters whose states transformers keeps in 32 bits (trainer.py,
-        create_optimizer).
+            create_optimizer).
     """
     import torch
 

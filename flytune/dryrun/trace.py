@@ -154,11 +154,11 @@ def _with_copies(
     for pair in trained:
         result.append(pair)
         lives = [copies.get(id(ledger.life_of(tensor)), []) for tensor in pair]
-        for each in zip(*lives, strict=True):
+        for lives_of_copy in zip(*lives, strict=True):
             ledger.paused = True
             pair_of_copies = tuple(torch.empty_like(tensor) for tensor in pair)
             ledger.paused = False
-            for tensor, life in zip(pair_of_copies, each, strict=True):
+            for tensor, life in zip(pair_of_copies, lives_of_copy, strict=True):
                 ledger.adopt(tensor, life)
             result.append(pair_of_copies)
     return result

@@ -79,7 +79,7 @@ class _Measured:
 def compare(
     models: BothModels, heldout: HeldoutRows, sources: list[str]
 ) -> tuple[HeldoutFigures, dict[str, Any]]:
-    """Return the figures of both models, and the other fields of their Metrics.
+    """Return the figures of both models, and other fields of Metrics by their names.
 
     Args:
         sources: name of each row's source.
@@ -87,11 +87,13 @@ def compare(
     described = heldout.described
     questions = Questions.of(heldout.recipe.evaluation, heldout.sequences, heldout.tokenizer, described)
     of_tuned = _measure(models.tuned, heldout, questions, "tuned model")
-    with models.base() as base_of_tuned:
-        of_base = _measure(base_of_tuned, heldout, questions, "base model")
+    with models.base() as base_model_alone:
+        of_base = _measure(base_model_alone, heldout, questions, "base model")
     base, tuned = of_base.scores, of_tuned.scores
     figures = heldout.figures(base, tuned)
-    base_nll, tuned_nll, tokens = base.nll[:described], tuned.nll[:described], base.tokens[:described]
+    base_nll = base.nll[:described]
+    tuned_nll = tuned.nll[:described]
+    tokens = base.tokens[:described]
     has_tokens = bool(tokens.any())  # prompts need not have reference answers
     if has_tokens:
         figures.figures.update(_losses(base_nll, tuned_nll, tokens, heldout.answers))
@@ -99,12 +101,14 @@ def compare(
     comparable = [answer for answer in answers if answer.reference]
     left_out = heldout.left_out() | {"samples without a trained token": int((tokens == 0).sum())}
     by_label = breakdown.of_labels(base.nll, tuned.nll, base.tokens, heldout.desirable)
-    sequences, of_sequences = heldout.sequences[:described], heldout.by_sequence(sources)
+    by_source = breakdown.parts(
+        heldout.sequences[:described], heldout.by_sequence(sources), base_nll, tuned_nll, tokens
+    )
     return figures, {
         "tokens": int(tokens.sum()),
         "answers": answers,
         "left_out": {what: count for what, count in left_out.items() if count},
-        "parts": [*by_label, *breakdown.parts(sequences, of_sequences, base_nll, tuned_nll, tokens)],
+        "parts": [*by_label, *by_source],
         "sample_wins": breakdown.wins(tuned_nll - base_nll) if has_tokens else None,
         "answer_wins": breakdown.answer_wins(comparable) if comparable else None,
         "expert_loads": expert_load.loads(of_base.expert_tokens, of_tuned.expert_tokens),
@@ -125,7 +129,7 @@ def _measure(model: Any, heldout: HeldoutRows, questions: Questions, label: str)
 
 
 def _losses(base: Any, tuned: Any, tokens: Any, answers: str) -> dict[str, Sides]:
-    """Return loss and perplexity of a token, as figures of such answers."""
+    """Return loss and perplexity of a token, as figures of the kind of answers that `answers` names."""
     loss = intervals({"base": base, "tuned": tuned, "difference": tuned - base}, tokens)
     perplexity = {side: _perplexity(loss[side]) for side in ("base", "tuned")}
     prefix = f"{answers}_" if answers else ""

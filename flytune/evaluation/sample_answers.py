@@ -5,6 +5,7 @@ from typing import Any
 
 from flytune.evaluation import breakdown
 from flytune.models import Row, generation
+from flytune.models.generation import padding_token
 from flytune.models.images import STORED
 from flytune.models.scoring import IGNORED
 from flytune.recipe import Evaluation
@@ -35,8 +36,7 @@ class Questions:
         """Return the questions of held-out rows; the first `sample_answers` give the prompts, at most
         `asked`."""
         ends = sorted({tokenizer.eos_token_id, *(_end_marker(row, tokenizer) for row in rows)} - {None})
-        # Padding is masked in any case; any token will do.
-        pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
+        pad = padding_token(tokenizer, ends)
         chosen = rows[:asked][: section.sample_answers]
         prompts = [_prompt(row, tokenizer) for row in chosen]
         with_images = [

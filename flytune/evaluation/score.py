@@ -11,7 +11,7 @@ from typing import Any
 from flytune.console import output, step_lines
 from flytune.data import contract, heldout_rows, heldout_sources, stored_tokenizer
 from flytune.evaluation import expert_load
-from flytune.evaluation.language_models import BothModels, base_model, compare, tuned_model
+from flytune.evaluation.language_models import BothModels, compare, tuned_model
 from flytune.export import gate
 from flytune.models import Row, clean_process, heads, loading
 from flytune.models.scoring import samples_sha256
@@ -20,8 +20,6 @@ from flytune.objectives.heldout import HeldoutFigures, Sides
 from flytune.recipe import Recipe
 from flytune.records import Metrics, SampleScores, Score
 from flytune.records.metrics import SINGLE_SAMPLE
-
-__all__ = ["base_model", "score", "score_in_subprocess", "tuned_model"]
 
 log = logging.getLogger(__name__)
 SHOWN = 3

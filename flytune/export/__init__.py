@@ -2,4 +2,4 @@
 
 from flytune.export.folder import trained_folder
 
-__all__ = ["folder", "gate", "manifest", "tensors", "trained_folder", "write"]
+__all__ = ["trained_folder"]

@@ -164,7 +164,8 @@ def _check_answers(recipe: Recipe, trained: Path, model: Any) -> None:
         )
     if live.long_ids is not None:
         after = probe.ask_long(model, live.long_ids.tolist())["long_logits"]
-        if not (farthest := float(probe.distance(live.long_logits, after).max())) <= bound:
+        farthest = float(probe.distance(live.long_logits, after).max())
+        if not farthest <= bound:
             raise ExportError(
                 f"{trained.name}: after {counted(len(live.long_ids), 'token')}, more than the base was made "
                 f"for, the exported model's logits are {farthest:.2g} of their spread away from the live "
@@ -194,7 +195,8 @@ def _check_image(recipe: Recipe, trained: Path, live: probe.Answers, model: Any,
             f"picture and its question, the one that was trained with {len(live.image_ids):,} or others; "
             "nothing was stored"
         )
-    if not (distance := float(probe.distance(live.image_logits, after["image_logits"]).max())) <= bound:
+    distance = float(probe.distance(live.image_logits, after["image_logits"]).max())
+    if not distance <= bound:
         raise ExportError(
             f"{name}: to {probe.PICTURED!r}, with the fixed picture, the exported model's logits are "
             f"{distance:.2g} of their spread away from the live model's (bound {bound:g}): what reads images "

@@ -39,24 +39,18 @@ def write(
 
     Args:
         weights: identity of the weights (Saver.weights_at): complete files that an earlier call with the same
-        identity left
-            in `out` are not written again. None writes everything.
+            identity left in `out` are not written again. None writes everything.
         max_file_bytes: largest size of a file of weights; MAX_FILE_BYTES by default. A layer is never split.
 
     Returns: the folder written.
     """
-    folder, first = (
-        out / ("model" if recipe.method.name == "full" else "adapter"),
-        trainer.is_world_process_zero(),
-    )
+    folder = out / ("model" if recipe.method.name == "full" else "adapter")
     limit = max_file_bytes or MAX_FILE_BYTES
-    progress = (
-        ExportProgress.of(folder, weights and f"{weights} in files of {limit} bytes")
-        if first
-        else ExportProgress()
-    )
+    progress = ExportProgress()
+    if trainer.is_world_process_zero():
+        progress = ExportProgress.of(folder, weights and f"{weights} in files of {limit} bytes")
     progress = write_weights(trainer, recipe, tokenizer, folder, progress, limit)
-    if first:
+    if trainer.is_world_process_zero():
         write_manifest(recipe, folder, loading.commit(recipe.model, local=True), progress)
     trainer.accelerator.wait_for_everyone()
     return folder
@@ -87,15 +81,17 @@ def write_weights(
     import torch
 
     strategy, model = sharding_of(recipe), trainer.accelerator.unwrap_model(trainer.model)
-    full, hashed = recipe.method.name == "full", progress is not None
+    full = recipe.method.name == "full"
+    hashed = progress is not None
     first = trainer.is_world_process_zero() if writes is None else writes
     progress = progress or ExportProgress()
     strategy.before_gather(trainer.model_wrapped)
     # Tied weights are one parameter and are written once, under the name that from_pretrained ties the other
     # to.
-    parameters = {_WRAPPERS.sub("", name): parameter for name, parameter in model.named_parameters()}
     parameters = {
-        name: parameter for name, parameter in parameters.items() if full or parameter.requires_grad
+        _WRAPPERS.sub("", name): parameter
+        for name, parameter in model.named_parameters()
+        if full or parameter.requires_grad
     }
     dtype = getattr(torch, recipe.model.dtype) if full else torch.float32
     files = _files(parameters, dtype.itemsize, limit) if full else [list(parameters)]
@@ -107,30 +103,26 @@ def write_weights(
     bar = tqdm(total=len(parameters), desc="export", unit=" tensors", delay=2, disable=not first)
     with bar, ThreadPoolExecutor(max_workers=1) as hashing:
         for number, names in enumerate(files, 1):
-            file = (
-                "model.safetensors"
-                if len(files) == 1
-                else f"model-{number:05}-of-{len(files):05}.safetensors"
-            )
-            file = file if full else "adapter_model.safetensors"
+            if not full:
+                file = "adapter_model.safetensors"
+            elif len(files) == 1:
+                file = "model.safetensors"
+            else:
+                file = f"model-{number:05}-of-{len(files):05}.safetensors"
             bar.update(len(names))
             if file in there:
                 continue
-            state: dict[str, torch.Tensor] = {}
-            for name in names:
-                gathered = strategy.gather(parameters[name])
-                if first:
-                    state[name] = gathered.detach().to("cpu", dtype, copy=True)
-            if first:
-                state = (
-                    _published(model, state, last=number == len(files))
-                    if full
-                    else _adapter(trainer, model, state)
-                )
-                progress = _with_hashes(progress, folder, unhashed)
-                _save(state, folder / file)
-                digest = hashing.submit(sha256_of, folder / file) if hashed else None
-                unhashed.append((file, list(state), digest))
+            gathered = _gathered(strategy, {name: parameters[name] for name in names}, dtype, keep=first)
+            if not first:
+                continue
+            if full:
+                state = _published(model, gathered, last=number == len(files))
+            else:
+                state = _adapter(trainer, model, gathered)
+            progress = _with_hashes(progress, folder, unhashed)
+            _save(state, folder / file)
+            digest = hashing.submit(sha256_of, folder / file) if hashed else None
+            unhashed.append((file, list(state), digest))
         progress = _with_hashes(progress, folder, unhashed)
     if first:
         if full:
@@ -142,6 +134,17 @@ def write_weights(
         shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
         companion_files.write(recipe, model.config, folder)
     return progress
+
+
+def _gathered(strategy: Any, parameters: dict[str, Any], dtype: Any, keep: bool) -> dict[str, Any]:
+    """Gather parameters, which every process takes part in; return them in host memory on one that keeps
+    them."""
+    state = {}
+    for name, parameter in parameters.items():
+        complete = strategy.gather(parameter)
+        if keep:
+            state[name] = complete.detach().to("cpu", dtype, copy=True)
+    return state
 
 
 def _with_hashes(
@@ -186,16 +189,17 @@ def _files(parameters: Mapping[str, Any], width: int, limit: int) -> list[list[s
     within one layer.
     """
     files: list[list[str]] = [[]]
-    size, unit = 0, ""
+    size, last_layer = 0, ""
     for name, parameter in parameters.items():
-        layer = _LAYER.match(name)
-        new = (layer.group() if layer else name) != unit
-        unit, bytes_ = layer.group() if layer else name, elements(parameter) * width
-        if files[-1] and new and size + bytes_ > limit:
+        match = _LAYER.match(name)
+        layer = match.group() if match else name
+        bytes_ = elements(parameter) * width
+        if files[-1] and layer != last_layer and size + bytes_ > limit:
             files.append([])
             size = 0
         files[-1].append(name)
         size += bytes_
+        last_layer = layer
     return files
 
 
@@ -215,7 +219,8 @@ def _adapter(trainer: Any, model: Any, state: dict[str, Any]) -> dict[str, Any]:
     # Head and embedding that are trained as one tensor are one parameter, and PEFT reads both.
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if (same := first[id(parameter)]) in state and name not in state:
+        same = first[id(parameter)]
+        if same in state and name not in state:
             state[name] = state[same].clone()
     factors = dict(get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False))
     return pissa.as_lora(factors, getattr(trainer, "initial_factors", {}))

@@ -2,20 +2,7 @@
 
 from flytune.addresses import redact as without_secrets
 from flytune.failures.reports import Failure
-from flytune.failures.table import kind_named, kind_of
+from flytune.failures.table import kind_of
 from flytune.failures.text import FailureText, first_line, shortened, task_name
 
-__all__ = [
-    "Failure",
-    "FailureText",
-    "first_line",
-    "kind_named",
-    "kind_of",
-    "messages",
-    "reports",
-    "shortened",
-    "table",
-    "task_name",
-    "text",
-    "without_secrets",
-]
+__all__ = ["Failure", "FailureText", "first_line", "kind_of", "shortened", "task_name", "without_secrets"]

@@ -13,13 +13,8 @@ __all__ = [
     "Shape",
     "Volume",
     "accelerator_named",
-    "cluster",
-    "devices",
     "load_accelerators",
     "load_cluster",
     "load_shapes",
-    "pod_memory",
     "shape_named",
-    "shapes",
-    "this_machine",
 ]

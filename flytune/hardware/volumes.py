@@ -10,7 +10,7 @@ from flytune.schema import Strict
 
 SOURCES = ("persistent_volume_claim", "csi", "nfs", "host_path")
 """Fields of a volume of which it has exactly one."""
-_HIDDEN = (
+_IMAGE_FOLDERS = (
     "/",
     "/app",
     "/bin",
@@ -26,7 +26,7 @@ _HIDDEN = (
     "/var",
 )
 """Folders of the images that a volume must not hide; folders below them may be mounted."""
-_OWN = ("/code", "/dev", "/proc", "/scratch", "/sys")
+_POD_FOLDERS = ("/code", "/dev", "/proc", "/scratch", "/sys")
 """Folders that pods have of their own, with all below them."""
 
 Text = Annotated[str, Field(min_length=1)]
@@ -83,18 +83,18 @@ class Volume(Strict):
 
     @field_validator("name")
     @classmethod
-    def _free(cls, name: str) -> str:
+    def _name_is_free(cls, name: str) -> str:
         if name in ("dshm", "scratch", "flytune-code", "flytune-tmp"):
             raise ValueError(f"{name}: pods have a volume of this name; give another one")
         return name
 
     @field_validator("mount_path")
     @classmethod
-    def _absolute(cls, path: str) -> str:
+    def _mount_path_is_free(cls, path: str) -> str:
         place = PurePosixPath(path)
         if not path.startswith("/") or path.startswith("//") or ".." in place.parts or ":" in path:
             raise ValueError(f"{path}: write an absolute path, for example /mnt/checkpoints")
-        if str(place) in _HIDDEN or any(place.is_relative_to(hidden) for hidden in _OWN):
+        if str(place) in _IMAGE_FOLDERS or any(place.is_relative_to(folder) for folder in _POD_FOLDERS):
             raise ValueError(
                 f"{path}: it would hide files that pods need there; mount it at a path such as "
                 "/mnt/checkpoints"
@@ -103,10 +103,12 @@ class Volume(Strict):
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
-        given = [source for source in SOURCES if getattr(self, source) is not None]
-        if len(given) != 1:
-            sources_given = f"it has {' and '.join(given)}" if given else "it has none"
-            raise ValueError(f"volume {self.name} needs exactly one of {', '.join(SOURCES)}; {sources_given}")
+        sources = [source for source in SOURCES if getattr(self, source) is not None]
+        if len(sources) != 1:
+            raise ValueError(
+                f"volume {self.name} needs exactly one of {', '.join(SOURCES)}; it has "
+                f"{' and '.join(sources) or 'none'}"
+            )
         if self.total_read_gbs is not None and self.read_gbs is None:
             raise ValueError(
                 f"volume {self.name} has total_read_gbs, which limits the sum of the nodes' rates; add "
@@ -121,7 +123,9 @@ class Volume(Strict):
 
     def is_mounted_by(self, shape: str | None) -> bool:
         """Return whether the pods of a shape mount it; with None, whether those of the light tasks do."""
-        return self.light_tasks if shape is None else not self.shapes or shape in self.shapes
+        if shape is None:
+            return self.light_tasks
+        return not self.shapes or shape in self.shapes
 
     def has(self, path: str) -> bool:
         """Return whether an absolute path is its folder or below it."""

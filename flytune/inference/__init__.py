@@ -2,4 +2,4 @@
 
 from flytune.inference.prompts import PromptPart
 
-__all__ = ["PromptPart", "batch", "prompts"]
+__all__ = ["PromptPart"]

@@ -21,7 +21,7 @@ from flytune.artifacts import opening
 from flytune.console import step_lines
 from flytune.data import image_rows, tools_of
 from flytune.errors import DataError, ExportError, RecipeError
-from flytune.evaluation import score
+from flytune.evaluation import language_models
 from flytune.export import folder as export_folder
 from flytune.inference.labels import Classifier, LabelledText
 from flytune.inference.prompts import BASE, Columns, PromptPart, Summary, answers_name, join, read_part, split
@@ -134,7 +134,7 @@ class InferenceModel:
         else:
             recipe = opening.open_artifact(artifact, consent).recipe
             opening.require_language_model(recipe, artifact)
-            self.model = score.tuned_model(recipe, artifact).eval()
+            self.model = language_models.tuned_model(recipe, artifact).eval()
         self.formats = {name: PromptFormat.of(folder, self.model) for name, folder in folders.items()}
         # The base gets prompts in the artifact's format.
         self.formats[BASE] = self.formats[_OWN]

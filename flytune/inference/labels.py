@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from flytune.artifacts import opening
 from flytune.errors import DataError, ExportError
-from flytune.evaluation import score
+from flytune.evaluation import language_models
 from flytune.export import folder as export_folder
 from flytune.inference.texts import Texts
 from flytune.models import Generation, heads, loading
@@ -46,7 +46,7 @@ class Classifier:
         """
         loading.import_libraries(*(("peft",) if loading.is_adapter(artifact) else ()))
         self.recipe = opening.open_artifact(artifact, consent).recipe
-        self.model = score.tuned_model(self.recipe, artifact).eval()
+        self.model = language_models.tuned_model(self.recipe, artifact).eval()
         self._tokenizer = export_folder.tokenizer(loading.weights_folder(artifact))
         self._texts = Texts(self.recipe, self._tokenizer)
 

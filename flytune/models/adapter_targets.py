@@ -297,49 +297,58 @@ def _modules_of(model: Any) -> Modules:
 
 
 def _targets(method: Method, modules: Modules) -> Iterator[str]:
-    named, where = method.target_modules, "method.target_modules"
+    """Yield what is wrong with method.target_modules."""
     able = [name for name in (*modules.linear, modules.embedding, modules.head) if name]
+    named = method.target_modules
     if method.is_all_linear:
         return
-    if isinstance(named, list):
-        known = {end for name in able for end in _ends(name)}
-        wrong = [name for name in dict.fromkeys(named) if name not in known]
-        others = {end for name in modules.others for end in _ends(name)}
-        for name in wrong[:MOST_SHOWN]:
-            if name in others:
-                advice = "; for experts write experts: true" if modules.experts else ""
-                yield (
-                    f"{where}: {name}: no layer, or an expert or a router; name layers: "
-                    f"{_leaves(modules)}{advice}"
-                )
-            else:
-                yield f"{where}: {name}: {_unknown([name], modules)}"
-        if both := next((name for name in named if name in known and name in others), None):
-            bad = next(name for name in modules.others if both in _ends(name))
-            yield (
-                f"{where}: {both}: {bad} has the name too, and PEFT can give it no adapter; write the names "
-                "with more of what comes before, or a regular expression of whole names"
-            )
-        if len(wrong) > MOST_SHOWN:
-            yield f"{where}: {len(wrong) - MOST_SHOWN} more names that no layer has"
-        if not named:
-            yield f"{where}: []: names no layer; write all-linear, or names: {_leaves(modules)}"
-        return
-    pattern = re.compile(named)
-    if not any(pattern.fullmatch(name) for name in able):
-        ends = {end for name in able for end in _ends(name)}
-        advice = f"; for layers of that name write [{named}]" if named in ends else ""
+    problems = _listed(named, able, modules) if isinstance(named, list) else _matched(named, able, modules)
+    for problem in problems:
+        yield f"method.target_modules: {problem}"
+
+
+def _listed(named: list[str], able: list[str], modules: Modules) -> Iterator[str]:
+    """Yield what is wrong with a list of names; `able` are the modules that PEFT can adapt."""
+    if not named:
+        yield f"[]: names no layer; write all-linear, or names: {_leaves(modules)}"
+    known = {end for name in able for end in _ends(name)}
+    others = {end for name in modules.others for end in _ends(name)}
+    wrong = [name for name in dict.fromkeys(named) if name not in known]
+    for name in wrong[:MOST_SHOWN]:
+        if name in others:
+            advice = "; for experts write experts: true" if modules.experts else ""
+            yield f"{name}: no layer, or an expert or a router; name layers: {_leaves(modules)}{advice}"
+        else:
+            yield f"{name}: {_unknown([name], modules)}"
+    ambiguous = [name for name in named if name in known and name in others]
+    if ambiguous:
+        other = next(name for name in modules.others if ambiguous[0] in _ends(name))
         yield (
-            f"{where}: {named}: a regular expression of whole names, and "
-            f"{_unknown(_WORD.findall(named), modules)}{advice}"
+            f"{ambiguous[0]}: {other} has the name too, and PEFT can give it no adapter; write the names "
+            "with more of what comes before, or a regular expression of whole names"
+        )
+    if len(wrong) > MOST_SHOWN:
+        yield f"{len(wrong) - MOST_SHOWN} more names that no layer has"
+
+
+def _matched(expression: str, able: list[str], modules: Modules) -> Iterator[str]:
+    """Yield what is wrong with a regular expression; `able` are the modules that PEFT can adapt."""
+    pattern = re.compile(expression)
+    if not any(pattern.fullmatch(name) for name in able):
+        is_end = any(expression in _ends(name) for name in able)
+        advice = f"; for layers of that name write [{expression}]" if is_end else ""
+        yield (
+            f"{expression}: a regular expression of whole names, and "
+            f"{_unknown(_WORD.findall(expression), modules)}{advice}"
         )
         return
-    for alternative, variant in alternatives(named):
+    for alternative, variant in alternatives(expression):
         if not any(variant.fullmatch(name) for name in able):
-            yield f"{where}: {alternative} in {named}: {_unknown(_WORD.findall(alternative), modules)}"
-    if other := next((name for name in modules.others if pattern.fullmatch(name)), None):
+            yield f"{alternative} in {expression}: {_unknown(_WORD.findall(alternative), modules)}"
+    others = [name for name in modules.others if pattern.fullmatch(name)]
+    if others:
         yield (
-            f"{where}: {named}: matches {other} too, to which PEFT can give no adapter; let it match "
+            f"{expression}: matches {others[0]} too, to which PEFT can give no adapter; let it match "
             f"{_leaves(modules)} alone"
         )
 

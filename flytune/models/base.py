@@ -305,9 +305,11 @@ def copy_from_hub(
     one by one.
 
     Args:
-        wanted: the model, with its commit. put: function that stores a file before it returns; the file is
-        then deleted, so that the disk holds one at a time. scratch: a folder for that file. has: function
-        that returns whether a file with this path and this number of bytes is stored already.
+        wanted: the model, with its commit.
+        put: function that stores a file before it returns; the file is then deleted, so that the disk holds
+            one at a time.
+        scratch: a folder for that file.
+        has: function that returns whether a file with this path and this number of bytes is stored already.
 
     Raises:
         RecipeError: the hub refuses the model or cannot be reached, or the model has no safetensors.

@@ -84,7 +84,8 @@ def run(function: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def _free_gpu_memory() -> None:
-    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
         free_memory()
 
 

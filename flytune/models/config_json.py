@@ -172,7 +172,8 @@ def config_file(model: Model) -> Path:
     """
     where = f"model.name_or_path: {model.name_or_path}"
     name = base.local_name(model, weights=False)
-    if (folder := Path(name)).is_dir():
+    folder = Path(name)
+    if folder.is_dir():
         if not (folder / "config.json").is_file():
             entries = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
             raise RecipeError(f"{where}: the folder has no config.json; it holds {entries}")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from flytune.models.scoring import innermost
 from training_estimates.sizes import is_fused_name
 
 _LISTED = re.compile(r".*\.experts\.\d+\..*")
@@ -57,7 +58,7 @@ _WRAPPERS = ("_orig_mod", "base_layer")
 def adapted_experts(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield PEFT's layers around parameters of experts, each with the name of its parameter in the base, in a
     fixed order."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = innermost(model)
     for name, module in base.named_modules():
         if type(module).__name__ == "ParamWrapper":
             yield f"{base_name(name)}.{module.parameter_name}", module

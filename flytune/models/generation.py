@@ -66,34 +66,43 @@ def end_markers(tokenizer: Any, model: Any) -> list[int]:
         ExportError: the model's own are not ids of tokens.
     """
     ids = model.generation_config.eos_token_id if model.generation_config else None
-    owns = ids if isinstance(ids, list) else [ids]
-    if wrong := [number for number in owns if number is not None and (type(number) is not int or number < 0)]:
-        raise ExportError(
-            f"generation_config.json: eos_token_id: must be ids of tokens; found {wrong[0]!r:.60}"
-        )
-    ends = {tokenizer.eos_token_id, *owns}
+    ends = {tokenizer.eos_token_id}
+    for number in ids if isinstance(ids, list) else [ids]:
+        if number is not None and (type(number) is not int or number < 0):
+            raise ExportError(
+                f"generation_config.json: eos_token_id: must be ids of tokens; found {number!r:.60}"
+            )
+        ends.add(number)
     if tokenizer.chat_template is not None:
-        # A private-use character, which no template contains.
-        chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "\ue000"}]
-        try:
-            behind = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("\ue000")[2].lstrip()
-        except (
-            chat_templates.TemplateError
-        ) as error:  # rows that are not chats are not rendered, so it may never have worked
-            log.debug("no end marker of the chat template: %s", error)
-            behind = ""
-        first = next(iter(tokenizer(behind, add_special_tokens=False)["input_ids"]), None) if behind else None
-        # A word of the template is not a marker.
-        ends.add(first if first in tokenizer.added_tokens_decoder else None)
+        ends.add(_end_marker_of_chats(tokenizer))
     return sorted(ends - {None})
+
+
+def _end_marker_of_chats(tokenizer: Any) -> int | None:
+    """Return the token that the chat template adds after an answer; None if it adds no special one."""
+    # A private-use character, which no template contains.
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "\ue000"}]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False).rpartition("\ue000")[2].lstrip()
+    except chat_templates.TemplateError as error:
+        # Rows that are not chats are not rendered, so it may never have worked.
+        log.debug("no end marker of the chat template: %s", error)
+        return None
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+    # A word of the template is not a marker.
+    return tokens[0] if tokens and tokens[0] in tokenizer.added_tokens_decoder else None
+
+
+def padding_token(tokenizer: Any, ends: Sequence[int]) -> int:
+    """Return the token that pads prompts: as padding is masked, any serves."""
+    return next(int(token) for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
 
 
 def configure(model: Any, tokenizer: Any, generation: Generation, ends: list[int]) -> int:
     """Give a model the settings of generation, and none of its own; return the token that pads prompts."""
     from transformers import GenerationConfig
 
-    # Padding is masked, so any token serves.
-    pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
+    pad = padding_token(tokenizer, ends)
     sampling: dict[str, Any] = {"do_sample": False}
     if generation.temperature:
         sampling = {
@@ -109,7 +118,7 @@ def configure(model: Any, tokenizer: Any, generation: Generation, ends: list[int
         max_new_tokens=generation.max_new_tokens,
         **sampling,
     )
-    return int(pad)
+    return pad
 
 
 def answer(
@@ -125,11 +134,14 @@ def answer(
     """Return the model's answers to tokenized prompts, in their order; batches have similar lengths, the
     longest first.
 
-    An answer ends where the model has no further positions.
+    An answer ends where the model has no further positions. Sampled answers depend on generation.seed, `salt`
+    and the prompts alone.
 
-    `rows` are the held-out rows of the prompts, where they have images.
-
-    Sampled answers depend on generation.seed, `salt` and the prompts alone.
+    Args:
+        ends: tokens that end an answer (end_markers).
+        bar: progress bar, which advances by the prompts of each batch.
+        salt: text that makes other random numbers of the same seed.
+        rows: the held-out rows of the prompts, where they have images.
 
     Raises:
         OutOfMemory: a batch does not fit into a GPU.
@@ -147,12 +159,14 @@ def answer(
     for start in range(0, len(order), generation.batch_size):
         batch = order[start : start + generation.batch_size]
         if limit and limit.is_bound:
+            # The first prompt of a batch is its longest.
             left = max(1, limit.tokens - len(prompts[batch[0]]))
             model.generation_config.max_new_tokens = min(generation.max_new_tokens, left)
         input_ids = padded([prompts[index] for index in batch], pad, left=True)
         mask = padded([[1] * len(prompts[index]) for index in batch], 0, left=True)
-        inputs = images.inputs_of([rows[index] for index in batch], input_ids) if rows else {}
-        inputs = {"input_ids": input_ids, "attention_mask": mask} | inputs
+        inputs = {"input_ids": input_ids, "attention_mask": mask}
+        if rows:
+            inputs |= images.inputs_of([rows[index] for index in batch], input_ids)
         try:
             with torch.no_grad():
                 output = model.generate(**{name: values.to(device) for name, values in inputs.items()})
@@ -170,7 +184,7 @@ def answer(
 
 
 def _answer(tokenizer: Any, prompt: list[int], tokens: list[int], ends: list[int]) -> GeneratedAnswer:
-    end = next((at for at, token in enumerate(tokens) if token in ends), None)
+    end = next((index for index, token in enumerate(tokens) if token in ends), None)
     kept = tokens[:end]
     text = str(tokenizer.decode(kept, skip_special_tokens=True))
     return GeneratedAnswer(text, len(prompt), len(kept), "length" if end is None else "stop")

@@ -188,7 +188,7 @@ def pair_losses(both: Any, center: float | None) -> Any:
     """Return the loss of each pair in nats, as TRL's RewardTrainer computes it.
 
     Args:
-        found: rewards of the chosen sequences, then of the rejected ones.
+        both: rewards of the chosen sequences, then of the rejected ones.
         center: objective.center_rewards_coefficient.
     """
     import numpy

@@ -81,9 +81,8 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
 
 def _warn_of_missing(recipe: Recipe, names: Iterable[str]) -> None:
     """Warn of parameters that the files have no values for, once on each node; a new head is drawn."""
-    if (missing := sorted({*names} - {*heads.head_of(recipe).drawn})) and os.environ.get(
-        "LOCAL_RANK", "0"
-    ) == "0":
+    missing = sorted({*names} - {*heads.head_of(recipe).drawn})
+    if missing and os.environ.get("LOCAL_RANK", "0") == "0":
         others = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         log.warning(
             "model.name_or_path: %s has no values for %s%s: they are random; check that its files are of "
@@ -110,7 +109,9 @@ def _keep_quantized(model: Any) -> Any:
 
 def local_folder(model: Model) -> Path:
     """Return the folder of the base model's files on this node; they are fetched once per node."""
-    if (folder := Path(name := base.local_name(model))).is_dir():
+    name = base.local_name(model)
+    folder = Path(name)
+    if folder.is_dir():
         return folder
     from huggingface_hub import snapshot_download
 
@@ -139,7 +140,7 @@ def quantization(recipe: Recipe, storage: str = "uint8") -> Any:
 
     method = recipe.method
     if method.load_in_8bit:
-        _say_once("bitsandbytes.autograd._functions", "inputs will be cast")
+        _say_casts_once()
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=method.llm_int8_threshold)
     return BitsAndBytesConfig(
         load_in_4bit=True,
@@ -151,17 +152,17 @@ def quantization(recipe: Recipe, storage: str = "uint8") -> Any:
 
 
 @cache
-def _say_once(name: str, part: str) -> None:
-    """Let a logger write a message that contains `part` once: 8-bit layers repeat theirs at every product."""
+def _say_casts_once() -> None:
+    """Let 8-bit layers say once that they cast their inputs, which they repeat at every product."""
     messages: list[str] = []
 
     def is_new(record: logging.LogRecord) -> bool:
-        if part not in str(record.msg):
+        if "inputs will be cast" not in str(record.msg):
             return True
         messages.append(str(record.msg))
         return len(messages) == 1
 
-    logging.getLogger(name).addFilter(is_new)
+    logging.getLogger("bitsandbytes.autograd._functions").addFilter(is_new)
 
 
 def is_quantized(module: Any) -> bool:

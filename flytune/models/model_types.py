@@ -44,23 +44,19 @@ def table() -> dict[str, dict[str, Any]]:
 
 def packing_problem(model_type: str, attention: str, trust_remote_code: bool) -> str | None:
     """Return why data.packing would not keep the samples of such a model apart; None if a run showed that it
-    does.
-
-    Args:
-        attention: attn_implementation; FlashAttention 3 is handed the same arguments as 2.
-    """
+    does."""
     if trust_remote_code:
         return (
             "model.trust_remote_code: whether code of the model's own keeps packed samples apart is not known"
         )
-    if (row := table().get(model_type)) is None:
+    row = table().get(model_type)
+    if row is None:
         return f"no test shows that packed samples of {model_type} do not see each other; leave packing out"
-    kind = "flash_attention_2" if attention.startswith("flash_attention") else attention
-    if kind in row["packing"]:
+    if _kind_of_attention(attention) in row["packing"]:
         return None
     why = row["problems"].get("packing", f"{model_type} has no {attention} that a test could run")
-    other = f"set model.attn_implementation to {row['packing'][0]}, or leave" if row["packing"] else "leave"
-    return f"{model_type} with {attention}: {why}; {other} packing out"
+    other = f"set model.attn_implementation to {row['packing'][0]}, or " if row["packing"] else ""
+    return f"{model_type} with {attention}: {why}; {other}leave packing out"
 
 
 def training_problem(
@@ -74,23 +70,20 @@ def training_problem(
         experts: True if routed experts get adapters.
         in_slices: True if each process reads its own part of the weights only (fsdp).
     """
-    row = None if trust_remote_code else table().get(model_type)
-    if row is None:
-        return None
-    checks = [
-        "full" if method == "full" else "lora",
-        *(["slices"] if in_slices else []),
-        *(["experts"] if experts else []),
-    ]
-    return next((row["problems"][check] for check in checks if check in row["problems"]), None)
+    problems: dict[str, str] = _row(model_type, trust_remote_code).get("problems", {})
+    problem = problems.get("full" if method == "full" else "lora")
+    if problem is None and in_slices:
+        problem = problems.get("slices")
+    if problem is None and experts:
+        problem = problems.get("experts")
+    return problem
 
 
 def attention_problem(model_type: str, attention: str, trust_remote_code: bool) -> str | None:
     """Return why transformers refuses to load a model type with a kind of attention; None if it has it, or is
     not known."""
-    kinds = _known(model_type, trust_remote_code).get("attention")
-    kind = "flash_attention_2" if attention.startswith("flash_attention") else attention
-    if kinds is None or kind in kinds:
+    kinds = _row(model_type, trust_remote_code).get("attention")
+    if kinds is None or _kind_of_attention(attention) in kinds:
         return None
     return f"{attention}: transformers has no such attention for {model_type}; set {' or '.join(kinds)}"
 
@@ -98,7 +91,7 @@ def attention_problem(model_type: str, attention: str, trust_remote_code: bool) 
 def checkpointing_problem(model_type: str, trust_remote_code: bool) -> str | None:
     """Return why activations of a model type cannot be recomputed; None if they can, or if the table does not
     know it."""
-    if _known(model_type, trust_remote_code).get("checkpointing", True):
+    if _row(model_type, trust_remote_code).get("checkpointing", True):
         return None
     return (
         f"transformers has no activation checkpointing for {model_type}; set "
@@ -109,9 +102,8 @@ def checkpointing_problem(model_type: str, trust_remote_code: bool) -> str | Non
 def dtype_problem(model_type: str, trust_remote_code: bool) -> str | None:
     """Return why a model type does not compute in 16 bits; None if it does, or if the table does not know
     it."""
-    if why := _known(model_type, trust_remote_code).get("problems", {}).get("bfloat16"):
-        return f"{model_type} does not compute in 16 bits ({why}); set float32"
-    return None
+    why = _row(model_type, trust_remote_code).get("problems", {}).get("bfloat16")
+    return f"{model_type} does not compute in 16 bits ({why}); set float32" if why else None
 
 
 def own_logits(config: Mapping[str, Any], trust_remote_code: bool) -> str | None:
@@ -133,9 +125,7 @@ def own_logits(config: Mapping[str, Any], trust_remote_code: bool) -> str | None
     for name, value in _fields(config):
         if name in alike:
             # TRL and the models differ on a cap or a factor that is not a positive number.
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int | float) or value <= 0
-            ):
+            if value is not None and not _is_positive(value):
                 return f"{name}: {shown(value)}"
         elif (name in CHUNKED_FIELDS or name in own_fields) and value != own_fields.get(name):
             return f"{name}: {shown(value)}"
@@ -146,7 +136,7 @@ def loss_problem(config: Mapping[str, Any], trust_remote_code: bool) -> str | No
     """Return which field of a configuration gives the model's own loss a term that Flytune's has not; None if
     none does."""
     kind = str(config.get("model_type"))
-    fields = _known(kind, trust_remote_code and "auto_map" in config).get("loss_fields", {})
+    fields = _row(kind, trust_remote_code and "auto_map" in config).get("loss_fields", {})
     for name, value in _fields(config):
         if name in fields and value != fields[name]:
             return (
@@ -165,7 +155,18 @@ def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _known(model_type: str, trust_remote_code: bool) -> dict[str, Any]:
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _kind_of_attention(attention: str) -> str:
+    """Return the kind that rows list for an attn_implementation; FlashAttention 3 is handed the same
+    arguments as 2."""
+    return "flash_attention_2" if attention.startswith("flash_attention") else attention
+
+
+def _row(model_type: str, trust_remote_code: bool) -> dict[str, Any]:
+    """Return the row of a model type; empty if there is none, or if the model runs code of its own."""
     return {} if trust_remote_code else table().get(model_type, {})
 
 

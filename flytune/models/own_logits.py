@@ -127,7 +127,8 @@ def _of_tokens(logits: Any, targets: Any, outputs: tuple[str, ...]) -> dict[str,
     """Return TRL's results for each token that a position predicts, float32 of shape (rows, length).
 
     Args:
-        logits: (rows, length, vocabulary). targets: (rows, length).
+        logits: (rows, length, vocabulary).
+        targets: (rows, length).
     """
     import torch
     from torch.utils.checkpoint import checkpoint

@@ -151,7 +151,8 @@ def record(
 
 
 def _without_adapter(wrapped: Any, model: Any, prompts: list[list[int]]) -> dict[str, Any]:
-    """Return the logits of an adapter's base, and of the base with the adapter at HALF of its scale."""
+    """Return the logits of an adapter's base, and of the base with the adapter at HALF of its scale, fields
+    of Answers by their names."""
     from peft.helpers import rescale_adapter_scale
 
     with model.disable_adapter():
@@ -169,21 +170,21 @@ def ask(model: Any, prompts: list[list[int]]) -> Answers:
     wordless = _wordless(model, prompts)
     if wordless is not None:
         return Answers(padded(prompts, 0), lengths, wordless, torch.zeros(len(prompts)))
-    last, losses = [], []
-    for ids, logits in logits_of(model, prompts):
+    last = []
+    losses = torch.zeros(len(prompts))
+    for place, (ids, logits) in enumerate(logits_of(model, prompts)):
         last.append(logits[-1])
-        is_scored = len(ids) > 1
-        losses.append(
-            torch.nn.functional.cross_entropy(logits[:-1], ids[1:]) if is_scored else torch.tensor(0.0)
-        )
-    return Answers(padded(prompts, 0), lengths, torch.stack(last), torch.stack(losses))
+        if len(ids) > 1:
+            losses[place] = torch.nn.functional.cross_entropy(logits[:-1], ids[1:])
+    return Answers(padded(prompts, 0), lengths, torch.stack(last), losses)
 
 
 def ask_long(model: Any, prompt: list[int]) -> dict[str, Any]:
-    """Return a long prompt and a model's answers after its last tokens, fields of Answers."""
+    """Return a long prompt and a model's answers after its last tokens, fields of Answers by their names."""
     import torch
 
-    ids, logits = torch.tensor([prompt]), _wordless(model, [prompt])
+    ids = torch.tensor([prompt])
+    logits = _wordless(model, [prompt])
     if logits is None:
         logits = _last_logits(model, {"input_ids": ids}, LONG_ENDS)
     return {"long_ids": ids[0], "long_logits": logits}
@@ -191,7 +192,7 @@ def ask_long(model: Any, prompt: list[int]) -> dict[str, Any]:
 
 def _wordless(model: Any, prompts: list[list[int]]) -> Any:
     """Return the answers of a model without a head of words, float32 (prompts, outputs), vectors of length 1;
-    None of others."""
+    None of a model that has such a head."""
     import torch
     from torch.nn.functional import normalize
 
@@ -203,13 +204,13 @@ def _wordless(model: Any, prompts: list[list[int]]) -> Any:
 
 
 def ask_image(model: Any, tokenizer: Any, processor: images.Processor) -> dict[str, Any]:
-    """Return the prompt about the fixed picture and a model's answer after its last token, fields of
-    Answers."""
+    """Return the prompt about the fixed picture and a model's answer after its last token, fields of Answers
+    by their names."""
     import torch
 
     picture = images.fixed()
-    asked = chat_templates.in_parts({"role": "user", "content": chat_templates.IMAGE + PICTURED})
-    text = tokenizer.apply_chat_template([asked], add_generation_prompt=True, tokenize=False)
+    message = chat_templates.in_parts({"role": "user", "content": chat_templates.IMAGE + PICTURED})
+    text = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
     text = text.replace(processor.token, *processor.replacements([picture]))
     ids = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
     inputs = {"input_ids": ids, **processor.inputs([[picture]], ids)}
@@ -239,20 +240,14 @@ def logits_of(model: Any, prompts: list[list[int]]) -> Any:
     """
     import torch
 
-    device, was_training = next(model.parameters()).device, model.training
-    model.eval()
-    try:
+    device = next(model.parameters()).device
+    with evaluating(model):
         for start in range(0, len(prompts), _BATCH):
             batch = prompts[start : start + _BATCH]
             mask = padded([[1] * len(prompt) for prompt in batch], 0).to(device)
-            with torch.no_grad():
-                logits = model(
-                    input_ids=padded(batch, 0).to(device), attention_mask=mask, use_cache=False
-                ).logits
+            logits = model(input_ids=padded(batch, 0).to(device), attention_mask=mask, use_cache=False).logits
             for ids, row in zip(batch, logits, strict=True):
                 yield torch.tensor(ids), row[: len(ids)].float().cpu()
-    finally:
-        model.train(was_training)
 
 
 def distance(logits: Any, others: Any) -> Any:

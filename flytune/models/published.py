@@ -207,9 +207,11 @@ def _in_old_form(parameters: dict[str, Any], content: dict[str, Any]) -> dict[st
         if kind.startswith("gpt_neox")
         else ("rope_theta", "partial_rotary_factor")
     )
-    if isinstance(local := parameters.get("sliding_attention"), dict):
+    local = parameters.get("sliding_attention")
+    if isinstance(local, dict):
         older["rope_local_base_freq"] = local.get("rope_theta")
-    if isinstance(inner := parameters.get("full_attention"), dict):
+    inner = parameters.get("full_attention")
+    if isinstance(inner, dict):
         parameters = inner
     for key, name in (("rope_theta", theta), ("partial_rotary_factor", share)):
         if key in parameters:

@@ -125,18 +125,18 @@ class SequenceGroup:
         """Call the attention `compute` of a model with all positions of this process's heads."""
         if kwargs.get("position_ids") is not None:
             kwargs["position_ids"] = whole
-        inputs = [self._exchanged(values, 1, 2) for values in (query, key, value)]
+        inputs = [self._exchanged(values) for values in (query, key, value)]
         output, _ = compute(module, *inputs, attention_mask, **kwargs)
-        return self._exchanged(output, 1, 2), None
+        return self._exchanged(output), None
 
-    def _exchanged(self, values: Any, divided: int, joined: int) -> Any:
-        """Send each process its part of a dimension of `values`; return what all have sent, joined along
-        another one."""
+    def _exchanged(self, values: Any) -> Any:
+        """Send each process its part of dimension 1 of `values`; return what all have sent, joined along
+        dimension 2."""
         import torch
         from torch.distributed._functional_collectives import all_to_all_single
 
-        parts = torch.stack(values.chunk(self.part.parts, divided))
-        return torch.cat(all_to_all_single(parts, None, None, self._group).unbind(), joined)
+        parts = torch.stack(values.chunk(self.part.parts, 1))
+        return torch.cat(all_to_all_single(parts, None, None, self._group).unbind(), 2)
 
     def log_probs(self, model: Any, batch: dict[str, Any]) -> tuple[Any, Any]:
         """Return the log-probabilities of the next tokens of this process's part of a batch, and which of

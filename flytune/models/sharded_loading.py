@@ -18,6 +18,7 @@ from flytune.errors import RecipeError, TrainingError
 from flytune.models import base as models_base
 from flytune.models import rope, safetensors_files, vocabulary
 from flytune.models.heads import LANGUAGE_MODEL, Head
+from flytune.models.scoring import innermost
 from flytune.recipe import Model
 
 logger = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def load_weights(model: Any, folder: Path, device: str | None = None) -> None:
     """
     import torch
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = innermost(model)
     slots = _slots(base)
     sources = _sources(folder, base, slots)
     slots = [slot for slot in slots if slot.tensor.is_meta or (slot.is_buffer and slot.names[0] in sources)]

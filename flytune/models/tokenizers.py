@@ -77,8 +77,8 @@ def are_equal(first: Any, other: Any) -> bool:
     """Return whether two tokenizers of the tokenizers library have the same vocabulary and take the same
     steps."""
     vocabularies = [
-        {token.content: at for at, token in each.get_added_tokens_decoder().items()}
-        for each in (first, other)
+        {token.content: at for at, token in tokenizer.get_added_tokens_decoder().items()}
+        for tokenizer in (first, other)
     ]
     return vocabularies[0] == vocabularies[1] and all(
         _state(getattr(first, step)) == _state(getattr(other, step)) for step in _STEPS
@@ -131,7 +131,8 @@ def write_files(tokenizer: Any, model: Model, folder: Path) -> None:
     base = published.content_of(model, CONFIG)
     config = _config(tokenizer, saved, base) | getattr(tokenizer, "end_rule", {})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if (path := path_of(published.base_name(model), model.revision, tokenizer)) is not None:
+    path = path_of(published.base_name(model), model.revision, tokenizer)
+    if path is not None:
         content = _with_tokens(path.read_bytes(), tokenizer, model)
         if hasattr(tokenizer, "end_rule"):
             stored = json_core.load_object(content, published.LARGEST)
@@ -146,24 +147,14 @@ def _config(tokenizer: Any, saved: dict[str, Any], base: dict[str, Any] | None) 
     for key, token in tokenizer.special_tokens_map.items():
         if isinstance(token, str) and _text(config.get(key)) != token:
             config[key] = token
-    for key in [key for key in config if key.endswith("_token") and getattr(tokenizer, key, "") is None]:
-        config[key] = None
-    # transformers 4 takes no list as extra_special_tokens.
-    key = (
-        "extra_special_tokens"
-        if base and isinstance(base.get("extra_special_tokens"), list)
-        else "additional_special_tokens"
-    )
-    extra, there = saved.get("extra_special_tokens"), [_text(listed) for listed in config.get(key) or ()]
-    if base is None:
-        config.pop("extra_special_tokens", None)
-    listed = extra if isinstance(extra, list) else []
-    if new := [_text(token) for token in listed if _text(token) not in there]:
-        config[key] = [*(config.get(key) or ()), *new]
+    for key in config:
+        if key.endswith("_token") and getattr(tokenizer, key, "") is None:
+            config[key] = None
+    _put_special_tokens(config, saved, base)
     if isinstance(config.get("added_tokens_decoder"), dict):
-        for at, token in tokenizer.added_tokens_decoder.items():
-            config["added_tokens_decoder"].setdefault(str(at), token.__getstate__())
-    if isinstance(config.get("chat_template"), str) and tokenizer.chat_template != config["chat_template"]:
+        for number, token in tokenizer.added_tokens_decoder.items():
+            config["added_tokens_decoder"].setdefault(str(number), token.__getstate__())
+    if isinstance(config.get("chat_template"), str):
         config["chat_template"] = tokenizer.chat_template
     if "auto_map" in saved:
         config["auto_map"] = saved["auto_map"]
@@ -178,10 +169,24 @@ def _config(tokenizer: Any, saved: dict[str, Any], base: dict[str, Any] | None) 
     if tokenizer.otherwise:
         config["tokenizer_class"] = ANY_CLASS
     elif "tokenizer_class" not in (base or {}):
-        config["tokenizer_class"] = (
-            ANY_CLASS if saved["tokenizer_class"] == "TokenizersBackend" else saved["tokenizer_class"]
-        )
+        kind = saved["tokenizer_class"]
+        config["tokenizer_class"] = ANY_CLASS if kind == "TokenizersBackend" else kind
     return config
+
+
+def _put_special_tokens(config: dict[str, Any], saved: dict[str, Any], base: dict[str, Any] | None) -> None:
+    """Add the special tokens to the configuration that the saved one lists beside the base's."""
+    if base is None:
+        config.pop("extra_special_tokens", None)
+    # transformers 4 takes no list as extra_special_tokens.
+    is_list = base is not None and isinstance(base.get("extra_special_tokens"), list)
+    key = "extra_special_tokens" if is_list else "additional_special_tokens"
+    listed = config.get(key) or []
+    texts = [_text(token) for token in listed]
+    extra = saved.get("extra_special_tokens")
+    new = [_text(token) for token in extra if _text(token) not in texts] if isinstance(extra, list) else []
+    if new:
+        config[key] = [*listed, *new]
 
 
 def _text(token: Any) -> Any:
@@ -235,7 +240,8 @@ def problem_in_steps(folder: Path) -> str | None:
         if names.problem(name) or "/" in name:
             return f"tokenizer_config.json names the file {name!r:.80}, which is not beside it"
     for key in _FILES:
-        if isinstance(named := config.get(key), str) and _is_elsewhere(folder, named):
+        named = config.get(key)
+        if isinstance(named, str) and _is_elsewhere(folder, named):
             return f"tokenizer_config.json names a file elsewhere ({key}: {named!r:.80})"
     for file in sorted(folder.glob("tokenizer*.json")):
         content = _object(file)
@@ -392,7 +398,8 @@ def _checked(tokenizer: Any, stored: Any) -> Any:
 def note_difference(tokenizer: Any, texts: Iterable[str]) -> None:
     """Set the attribute `otherwise` of a loaded tokenizer, if its class makes other tokens of one of the
     texts."""
-    if (built := tokenizer.built) is None or tokenizer.otherwise:
+    built = tokenizer.built
+    if built is None or tokenizer.otherwise:
         return
     stored = tokenizer.backend_tokenizer
     add_missing(built, stored, lambda token: True)

@@ -6,20 +6,11 @@ from importlib import import_module
 
 from flytune.models import Row, heads
 from flytune.models.scoring import gate_sequences
-from flytune.objectives.base import FILLER, Draws, ObjectiveBase, ReferenceKind
+from flytune.objectives.base import FILLER, ObjectiveBase
 from flytune.objectives.sft import Supervised
 from flytune.recipe import SECTIONS, Recipe
 
-__all__ = [
-    "FILLER",
-    "OBJECTIVES",
-    "Draws",
-    "ObjectiveBase",
-    "ReferenceKind",
-    "Supervised",
-    "objective_of",
-    "of_gate",
-]
+__all__ = ["FILLER", "OBJECTIVES", "ObjectiveBase", "objective_of", "of_gate"]
 
 OBJECTIVES: dict[str, type[ObjectiveBase]] = {
     name: import_module(f"flytune.objectives.{name}").OBJECTIVE for name in SECTIONS

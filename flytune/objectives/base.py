@@ -70,6 +70,8 @@ class ObjectiveBase:
     def __init__(self, recipe: Recipe) -> None:
         """Bind it to a recipe that names it."""
         self.recipe = recipe
+        self.section: Any = recipe.objective
+        """The recipe's section of the objective."""
 
     @cached_property
     def sharding(self) -> ShardingBase:

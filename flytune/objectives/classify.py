@@ -65,18 +65,19 @@ def macro_f1(wanted: Any, given: Any) -> Interval:
     import numpy
 
     weights = numpy.ones(len(wanted), dtype=int)
-    both = numpy.concatenate([wanted & given, wanted, given], axis=1).astype(float)
+    columns = numpy.concatenate([wanted & given, wanted, given], axis=1).astype(float)
 
     def means(shares: Any) -> Any:
+        """Return the mean F1 of each row of the means of `columns`."""
         right, texts, answers = numpy.split(shares, 3, axis=1)
         is_there = texts + answers > 0
         f1 = 2 * right / numpy.where(is_there, texts + answers, 1)
         return f1.sum(axis=1) / numpy.maximum(is_there.sum(axis=1), 1)
 
-    value = float(means(both.mean(axis=0, keepdims=True))[0])
+    value = float(means(columns.mean(axis=0, keepdims=True))[0])
     if len(wanted) < 2:
         return Interval(value=value, low=-sys.float_info.max, high=sys.float_info.max)
-    low, high = numpy.percentile(means(resampled(both, weights)), [2.5, 97.5])
+    low, high = numpy.percentile(means(resampled(columns, weights)), [2.5, 97.5])
     return Interval(value=value, low=float(low), high=float(high))
 
 
@@ -119,41 +120,38 @@ class Classification(SequenceHeadObjective):
     """TRL's RewardTrainer with the loss of labels; all texts have the same weight."""
 
     name = "classify"
+    section: Classify
     head_of = "classes"
     answers_with = "a classifier gives labels"
     heldout_rows = ClassifiedRows
     logged: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy"}
 
-    @property
-    def section(self) -> Classify:
-        """Return its section of a recipe."""
-        assert isinstance(self.recipe.objective, Classify)
-        return self.recipe.objective
-
     def figures(self) -> list[Figure]:
-        several = self.section.has_several_labels
-        of_labels = "mean over labels of minus the log-probability of having each or not"
-        meaning = of_labels if several else "minus the log-probability of the text's label"
+        if self.section.has_several_labels:
+            accuracy = f"texts whose labels are exactly those of at least {heads.THRESHOLD:.0%}"
+            loss = "mean over labels of minus the log-probability of having each or not"
+        else:
+            accuracy = "texts whose label is the most probable one"
+            loss = "minus the log-probability of the text's label"
         if self.section.class_weight:
-            meaning += ", times the label's weight"
-        every = f"texts whose labels are exactly those of at least {heads.THRESHOLD:.0%}"
-        accuracy = {"meaning": every if several else "texts whose label is the most probable one"}
-        loss = {
-            "title": "log loss",
-            "unit": "nats per text",
-            "meaning": meaning,
-            "scaled_by": ["objective.class_weight", "objective.problem_type"],
-            "neutral_model": SHARE_OF_TEXTS.neutral_model,
-        }
+            loss += ", times the label's weight"
         return [
-            SHARE_OF_TEXTS.model_copy(update=accuracy),
+            SHARE_OF_TEXTS.model_copy(update={"meaning": accuracy}),
             Figure(
                 name="macro_f1",
                 title="macro F1",
                 better="higher",
                 meaning="mean over labels of the harmonic mean of precision and recall",
             ),
-            LOSS.model_copy(update=loss),
+            LOSS.model_copy(
+                update={
+                    "title": "log loss",
+                    "unit": "nats per text",
+                    "meaning": loss,
+                    "scaled_by": ["objective.class_weight", "objective.problem_type"],
+                    "neutral_model": SHARE_OF_TEXTS.neutral_model,
+                }
+            ),
         ]
 
     def base_problems(self, geometry: Geometry) -> list[str]:

@@ -38,15 +38,10 @@ class Distillation(ObjectiveBase):
     tokens."""
 
     name = "distill"
+    section: Distill
     references: ClassVar[tuple[ReferenceKind, ...]] = ("precomputed",)
     reads_logits = "the teacher's tokens"
     logged: ClassVar[Mapping[str, str]] = LOGGED
-
-    @property
-    def section(self) -> Distill:
-        """Return its section of a recipe."""
-        assert isinstance(self.recipe.objective, Distill)
-        return self.recipe.objective
 
     def figures(self) -> list[Figure]:
         names = {0.0: "forward KL divergence", 1.0: "reverse KL divergence"}
@@ -306,7 +301,8 @@ def tile_losses(logits: Any, wanted: Any, ids: Any, teacher: Any, section: Disti
     """Return the loss of some trained tokens, float32 (tokens,).
 
     Args:
-        logits: the student's (tokens, vocabulary). wanted: the data's own token of each, int64 (tokens,).
+        logits: the student's (tokens, vocabulary).
+        wanted: the data's own token of each, int64 (tokens,).
         ids, teacher: the teacher's tokens and their log-probabilities at the temperature, (tokens, top_k).
     """
     logits = logits.float()

@@ -50,6 +50,7 @@ class DirectPreference(ObjectiveBase):
     """TRL's DPOTrainer on pairs of sequences; all pairs have the same weight."""
 
     name = "dpo"
+    section: Dpo | Kto
     references: ClassVar[tuple[ReferenceKind, ...]] = ("adapter", "copy", "precomputed")
     logged: ClassVar[Mapping[str, str]] = {
         "reward_accuracy": "rewards/accuracies",
@@ -61,12 +62,6 @@ class DirectPreference(ObjectiveBase):
 
     card_rows: ClassVar[str] = "pairs of answers"
     """The rows, in the model card."""
-
-    @property
-    def section(self) -> Dpo | Kto:
-        """Return its section of a recipe."""
-        assert isinstance(self.recipe.objective, Dpo | Kto)
-        return self.recipe.objective
 
     def figures(self) -> list[Figure]:
         objective = self.recipe.objective

@@ -386,7 +386,7 @@ def _of_node(trainer: Any, section: VllmEngine, mine: Sequence[Server]) -> list[
 def _nearest(trainer: Any, mine: _Result | None) -> _Result:
     """Return what this process has, or else the last one before it, which is on its node, or the only one."""
     every = gathered(trainer, [mine])
-    return next(each for each in reversed(every[: trainer.args.process_index + 1]) if each is not None)
+    return next(value for value in reversed(every[: trainer.args.process_index + 1]) if value is not None)
 
 
 def _scored(

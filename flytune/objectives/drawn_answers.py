@@ -42,13 +42,13 @@ class PromptRows(HeldoutRows):
         """Return the rewards of a model's answers."""
         import numpy
 
-        each, scores = self._section.eval_answers, list[list[float]]()
-        total = len(self.rows) * (1 + each)
+        answers, scores = self._section.eval_answers, list[list[float]]()
+        total = len(self.rows) * (1 + answers)
         with (
             RewardProcess(self._section) as process,
             tqdm(total=total, desc=f"{label}: rewards", delay=2) as bar,
         ):
-            for index in range(-1, each):
+            for index in range(-1, answers):
                 texts = self._texts(model, index, bar)
                 items = [
                     judged(row, text, "a held-out row") for row, text in zip(self.rows, texts, strict=True)

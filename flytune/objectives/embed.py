@@ -87,6 +87,7 @@ class Embedding(SequenceHeadObjective):
     """TRL's RewardTrainer with the loss of queries among documents; all queries have the same weight."""
 
     name = "embed"
+    section: Embed
     head_of = "vectors"
     answers_with = "an embedding model gives vectors"
     why_no_adapter = "an adapter of a language model has other names of layers"
@@ -94,12 +95,6 @@ class Embedding(SequenceHeadObjective):
     why_no_code = "code of the model's own may have no hidden states to take"
     heldout_rows = VectorRows
     logged: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy"}
-
-    @property
-    def section(self) -> Embed:
-        """Return its section of a recipe."""
-        assert isinstance(self.recipe.objective, Embed)
-        return self.recipe.objective
 
     def figures(self) -> list[Figure]:
         mrr = Figure(

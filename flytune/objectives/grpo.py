@@ -83,6 +83,7 @@ class GroupPolicy(ObjectiveBase):
     """TRL's GRPOTrainer on answers that are drawn by generators of their own."""
 
     name = "grpo"
+    section: Grpo
     references: ClassVar[tuple[ReferenceKind, ...]] = ("none", "adapter", "copy")
     head_outputs = ("log_probs", "entropy")
     heldout_rows = PromptRows
@@ -279,12 +280,6 @@ class GroupPolicy(ObjectiveBase):
 
     def collator(self, pad_token_id: int) -> Callable[[list[Row]], Any]:
         return functools.partial(collate, pad_token_id)
-
-    @property
-    def section(self) -> Grpo:
-        """Return its section of a recipe."""
-        assert isinstance(self.recipe.objective, Grpo)
-        return self.recipe.objective
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
         import numpy

@@ -113,8 +113,9 @@ class UnpairedPreference(DirectPreference):
     def run_passes(self, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
         if not _estimates_kl(self.recipe):
             return super().run_passes(trained, frozen)
-        known = frozen()
-        return trained(), known
+        # add_kl runs them before the first forward pass of training.
+        reference = frozen()
+        return trained(), reference
 
     def cost(self) -> str:
         if not _estimates_kl(self.recipe):
@@ -125,14 +126,14 @@ class UnpairedPreference(DirectPreference):
         )
 
     def log_counts(self, batch: dict[str, Any]) -> dict[str, Any]:
-        desirable, rows = batch["label"].sum(), batch["label"].numel()
-        of_labels = {"chosen": desirable, "rejected": rows - desirable}
-        means = {
-            f"{figure}/{label}": count
-            for figure in ("rewards", "logps")
-            for label, count in of_labels.items()
+        desirable = batch["label"].sum()
+        undesirable = batch["label"].numel() - desirable
+        return super().log_counts(batch) | {
+            "rewards/chosen": desirable,
+            "logps/chosen": desirable,
+            "rewards/rejected": undesirable,
+            "logps/rejected": undesirable,
         }
-        return super().log_counts(batch) | means
 
     def arguments(self) -> dict[str, Any]:
         names = ("beta", "desirable_weight", "undesirable_weight", "disable_dropout")
@@ -152,9 +153,9 @@ class UnpairedPreference(DirectPreference):
         return LabelledCollator(pad_token_id)
 
     def joined(self) -> Callable[[Row, Row], Row] | None:
-        return (
-            functools.partial(mismatched, self.recipe.data.max_length) if _estimates_kl(self.recipe) else None
-        )
+        if not _estimates_kl(self.recipe):
+            return None
+        return functools.partial(mismatched, self.recipe.data.max_length)
 
     def scored_batches(self, trainer: Any, rows: Sequence[Row]) -> Iterable[Any]:
         batches = [*super().scored_batches(trainer, rows)]
@@ -182,7 +183,7 @@ def mismatched(max_length: int, row: Row, before: Row) -> Row:
 
 def _prompt_length(row: Row) -> int:
     """Return the number of tokens before the first trained one."""
-    return next(at for at, label in enumerate(row["labels"]) if label != IGNORED)
+    return next(index for index, label in enumerate(row["labels"]) if label != IGNORED)
 
 
 @functools.cache
@@ -225,25 +226,29 @@ def _trainer_class() -> Any:
             and all processes.
 
             Every process calls it with equally many; `counted` is False for those that are left out of the
-            mean.
+            mean, and empty if there are none.
             """
             if not self.calculate_KL:
                 return
+            # The sum of the differences, and their number.
             total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
             for place, batch in enumerate(batches):
-                inputs = self._prepare_inputs(batch)
-                with torch.no_grad(), self.compute_loss_context_manager():
-                    mine = super()._compute_kl_logps(model, inputs)
-                reference, theirs = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
-                batch |= {"ref_logps": reference, f"ref_{_KL}logps": torch.zeros_like(theirs)}
+                difference = self._with_reference(model, batch).to(total.device)
                 if not counted or counted[place]:
-                    difference = (mine - theirs).double()
-                    total += torch.stack([difference.sum(), torch.ones_like(difference).sum()]).to(
-                        total.device
-                    )
+                    total += torch.stack([difference.sum(), torch.ones_like(difference).sum()])
             total = self.accelerator.reduce(total, reduction="sum")
             for batch in batches:
                 batch[f"{_KL}mean"] = (total[0] / total[1]).float()
+
+        def _with_reference(self, model: Any, batch: dict[str, Any]) -> Any:
+            """Add the reference's log-probabilities to a micro batch; return the differences of those of the
+            answers to other prompts, trained model minus reference, float64 [rows]."""
+            inputs = self._prepare_inputs(batch)
+            with torch.no_grad(), self.compute_loss_context_manager():
+                trained_kl = super()._compute_kl_logps(model, inputs)
+            reference, reference_kl = self.compute_ref_log_probs(self.ref_model or self.model, inputs)
+            batch |= {"ref_logps": reference, f"ref_{_KL}logps": torch.zeros_like(reference_kl)}
+            return (trained_kl - reference_kl).double()
 
         def log(self, *args: Any, **kwargs: Any) -> None:
             """Log the margin of all rows: TRL averages those of the micro batches that have rows of both
@@ -257,9 +262,9 @@ def _trainer_class() -> Any:
         def _compute_kl_logps(self, model: Any, batch: dict[str, Any]) -> Any:
             """Return the step's mean, and take it out of the batch: TRL passes on to the model what it does
             not know."""
-            return (
-                batch.pop(f"{_KL}mean") if f"{_KL}mean" in batch else super()._compute_kl_logps(model, batch)
-            )
+            if f"{_KL}mean" in batch:
+                return batch.pop(f"{_KL}mean")
+            return super()._compute_kl_logps(model, batch)
 
     return UnpairedTrainer
 
@@ -277,9 +282,8 @@ class LabelledCollator:
         import torch
 
         batch = {"label": torch.tensor([bool(row["label"]) for row in rows])}
-        for prefix in ("", *[_KL] * (f"{_KL}input_ids" in rows[0])):
+        for prefix in ("", _KL) if f"{_KL}input_ids" in rows[0] else ("",):
             sequences = [{name: row[prefix + name] for name in ("input_ids", "labels")} for row in rows]
-            batch |= {
-                prefix + name: value for name, value in sequence_batch(sequences, self.pad_token_id).items()
-            }
+            padded = sequence_batch(sequences, self.pad_token_id)
+            batch |= {prefix + name: value for name, value in padded.items()}
         return batch

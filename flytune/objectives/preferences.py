@@ -1,7 +1,7 @@
 """Figures of preferences: which of two answers to one prompt, or with two labels, each model prefers."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from flytune.models import Row
@@ -57,30 +57,22 @@ def of_pairs(base: Any, tuned: Any, beta: float) -> HeldoutFigures:
 
     Args:
         base, tuned: negative log-likelihood of each sequence in nats, shape (2 x pairs,): those of the chosen
-        answers, then
-            those of the rejected ones (models.scoring.sequences_of).
+            answers, then those of the rejected ones (models.scoring.sequences_of).
         beta: the recipe's objective.beta.
     """
     import numpy
 
     pairs = len(base) // 2
-    margins = [nll[pairs:] - nll[:pairs] for nll in (base, tuned)]
-    reward = beta * (margins[1] - margins[0])
-    rewards = {
-        "preference_loss": numpy.logaddexp(0.0, -reward),
-        "reward_accuracy": reward > 0,
-        "reward_margin": reward,
-    }
-    preferred = {"base": margins[0] > 0, "tuned": margins[1] > 0}
+    base_margin, tuned_margin = (nll[pairs:] - nll[:pairs] for nll in (base, tuned))
+    reward = beta * (tuned_margin - base_margin)
+    scores = {"preference_loss": numpy.logaddexp(0.0, -reward), "reward_accuracy": reward > 0}
+    preferred = {"base": base_margin > 0, "tuned": tuned_margin > 0}
     preferred["difference"] = preferred["tuned"].astype(float) - preferred["base"]
     weights = numpy.ones(pairs, dtype=int)
-    by_name = intervals(rewards | preferred, weights)
-    figures = {name: {"tuned": by_name[name]} for name in rewards} | {
-        "chosen_preferred": {name: by_name[name] for name in preferred}
-    }
-    return HeldoutFigures(
-        figures, weights, {name: rewards[name] for name in ("preference_loss", "reward_accuracy")}
-    )
+    by_name = intervals(scores | {"reward_margin": reward} | preferred, weights)
+    figures = {name: {"tuned": by_name[name]} for name in (*scores, "reward_margin")}
+    figures["chosen_preferred"] = {side: by_name[side] for side in preferred}
+    return HeldoutFigures(figures, weights, scores)
 
 
 def of_labelled(base: Any, tuned: Any, tokens: Any, desirable: int, beta: float) -> HeldoutFigures:
@@ -91,62 +83,27 @@ def of_labelled(base: Any, tuned: Any, tokens: Any, desirable: int, beta: float)
 
     Args:
         base, tuned: negative log-likelihood of each answer in nats, the desirable ones first
-        (models.scoring.sequences_of). tokens: number of scored tokens of each answer. desirable: number of
-        desirable answers; neither they nor the others may be none. beta: the recipe's objective.beta.
+            (models.scoring.sequences_of).
+        tokens: number of scored tokens of each answer.
+        desirable: number of desirable answers; neither they nor the others may be none.
+        beta: the recipe's objective.beta.
     """
     import numpy
 
     reward, undesirable = beta * (base - tuned), len(base) - desirable
-    ranked = {
-        "accuracy": reward,
-        **{name: -nll / numpy.maximum(tokens, 1) for name, nll in (("base", base), ("tuned", tuned))},
-    }
-    draw = numpy.random.default_rng(0)
-    drawn_figures = list[Any]()
-    block = max(1, 2**22 // len(base))
-    for start in range(-1, RESAMPLES, block):
-        # The first row is all answers, each once.
-        first = start < 0
-        drawn = [
-            numpy.vstack(
-                [
-                    numpy.ones((int(first), size)),
-                    draw.multinomial(size, [1 / size] * size, size=block - first),
-                ]
-            )
-            for size in (desirable, undesirable)
-        ]
-        means = [
-            (each @ numpy.stack([part, sign * part > 0], axis=1) / len(part)).T
-            for each, part, sign in zip(drawn, (reward[:desirable], reward[desirable:]), (1, -1), strict=True)
-        ]
-        shares = [
-            _share(drawn[0], drawn[1], values[:desirable], values[desirable:]) for values in ranked.values()
-        ]
-        columns = [*shares, shares[2] - shares[1], means[0][0] - means[1][0], *means[0], *means[1]]
-        drawn_figures.append(numpy.stack(columns, axis=1))
-    resampled = numpy.concatenate(drawn_figures)
-    ends = numpy.percentile(resampled[1:], [2.5, 97.5], axis=0)
-    if min(desirable, undesirable) < 2:
-        ends[0], ends[1] = -sys.float_info.max, sys.float_info.max
-    of = [
-        Interval(value=value, low=low, high=high)
-        for value, low, high in zip(resampled[0], *ends, strict=True)
-    ]
     fewest = min(desirable, undesirable)
-    figures: dict[str, Sides] = {
-        "reward_accuracy": {"tuned": exact(of[0], fewest)},
-        "desirable_preferred": {
-            "base": exact(of[1], fewest),
-            "tuned": exact(of[2], fewest),
-            "difference": of[3],
-        },
-        "reward_margin": {"tuned": of[4]},
-        "desirable_reward": {"tuned": of[5]},
-        "desirable_moved": {"tuned": exact(of[6], desirable)},
-        "undesirable_reward": {"tuned": of[7]},
-        "undesirable_moved": {"tuned": exact(of[8], undesirable)},
-    }
+    log_probs = [-nll / numpy.maximum(tokens, 1) for nll in (base, tuned)]
+    blocks = [
+        _labelled_means(counts, other_counts, reward, *log_probs)
+        for counts, other_counts in _draws(desirable, undesirable)
+    ]
+    by_name: dict[str, Interval] = {}
+    for name in blocks[0]:
+        values = numpy.concatenate([means[name] for means in blocks])
+        low, high = -sys.float_info.max, sys.float_info.max
+        if fewest > 1:
+            low, high = numpy.percentile(values[1:], [2.5, 97.5])
+        by_name[name] = Interval(value=values[0], low=low, high=high)
     weights = numpy.repeat([0.5 / desirable, 0.5 / undesirable], [desirable, undesirable])
     kernels = {
         "preference_loss": lambda margins: numpy.logaddexp(0.0, -margins),
@@ -159,7 +116,76 @@ def of_labelled(base: Any, tuned: Any, tokens: Any, desirable: int, beta: float)
     loss = intervals({"preference_loss": scores["preference_loss"]}, weights)["preference_loss"]
     if fewest < 2:
         loss = loss.model_copy(update={"low": -sys.float_info.max, "high": sys.float_info.max})
-    return HeldoutFigures({"preference_loss": {"tuned": loss}} | figures, weights, scores)
+    figures: dict[str, Sides] = {
+        "preference_loss": {"tuned": loss},
+        "reward_accuracy": {"tuned": exact(by_name["reward_accuracy"], fewest)},
+        "desirable_preferred": {
+            "base": exact(by_name["base_preferred"], fewest),
+            "tuned": exact(by_name["tuned_preferred"], fewest),
+            "difference": by_name["difference"],
+        },
+        "reward_margin": {"tuned": by_name["reward_margin"]},
+        "desirable_reward": {"tuned": by_name["desirable_reward"]},
+        "desirable_moved": {"tuned": exact(by_name["desirable_moved"], desirable)},
+        "undesirable_reward": {"tuned": by_name["undesirable_reward"]},
+        "undesirable_moved": {"tuned": exact(by_name["undesirable_moved"], undesirable)},
+    }
+    return HeldoutFigures(figures, weights, scores)
+
+
+def _draws(*sizes: int) -> Iterator[list[Any]]:
+    """Yield blocks of draws: for each group of answers how often each one is drawn, [draws, answers].
+
+    The first draw has all answers once; at least RESAMPLES follow.
+    """
+    import numpy
+
+    draw = numpy.random.default_rng(0)
+    block = max(1, 2**22 // sum(sizes))
+    for start in range(-1, RESAMPLES, block):
+        all_once = 1 if start < 0 else 0
+        yield [
+            numpy.vstack(
+                [
+                    numpy.ones((all_once, size)),
+                    draw.multinomial(size, [1 / size] * size, size=block - all_once),
+                ]
+            )
+            for size in sizes
+        ]
+
+
+def _labelled_means(counts: Any, other_counts: Any, reward: Any, base: Any, tuned: Any) -> dict[str, Any]:
+    """Return the figures of each draw of desirable answers (`counts`) and undesirable ones, by name.
+
+    Args:
+        reward, base, tuned: each answer's reward, and its log-probabilities for each token.
+    """
+    import numpy
+
+    desirable = counts.shape[1]
+
+    def share(values: Any) -> Any:
+        return _share(counts, other_counts, values[:desirable], values[desirable:])
+
+    def mean(counts: Any, rewards: Any, has_moved: Any) -> Any:
+        return (counts @ numpy.stack([rewards, has_moved], axis=1) / len(rewards)).T
+
+    rewards, other_rewards = reward[:desirable], reward[desirable:]
+    desirable_reward, desirable_moved = mean(counts, rewards, rewards > 0)
+    undesirable_reward, undesirable_moved = mean(other_counts, other_rewards, other_rewards < 0)
+    base_preferred, tuned_preferred = share(base), share(tuned)
+    return {
+        "reward_accuracy": share(reward),
+        "base_preferred": base_preferred,
+        "tuned_preferred": tuned_preferred,
+        "difference": tuned_preferred - base_preferred,
+        "reward_margin": desirable_reward - undesirable_reward,
+        "desirable_reward": desirable_reward,
+        "desirable_moved": desirable_moved,
+        "undesirable_reward": undesirable_reward,
+        "undesirable_moved": undesirable_moved,
+    }
 
 
 def _of_each(rewards: Any, others: Any, kernel: Callable[[Any], Any]) -> Any:

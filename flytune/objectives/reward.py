@@ -45,6 +45,7 @@ class RewardModeling(SequenceHeadObjective):
     """TRL's RewardTrainer on pairs of sequences; all pairs have the same weight."""
 
     name = "reward"
+    section: RewardSection
     head_of = "rewards"
     answers_with = "a reward model gives a number"
     heldout_rows = RewardedRows
@@ -95,12 +96,6 @@ class RewardModeling(SequenceHeadObjective):
             "answers to one prompt have a meaning. The base has\n"
             "no head of rewards, and so no figures."
         )
-
-    @property
-    def section(self) -> RewardSection:
-        """Return its section of a recipe."""
-        assert isinstance(self.recipe.objective, RewardSection)
-        return self.recipe.objective
 
     def measure(self, trainer: Any, rows: Sequence[Row]) -> tuple[Any, Any]:
         import numpy

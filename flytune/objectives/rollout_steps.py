@@ -14,6 +14,7 @@ from flytune.data.order import PLACE
 from flytune.data.rows.prompts import prompt_length, stored_prompt
 from flytune.errors import FlytuneError
 from flytune.models import Row, end_markers
+from flytune.models.generation import padding_token
 from flytune.models.scoring import padded
 from flytune.objectives import importance
 from flytune.objectives.drawing_engines import draw_evaluated, engine_of, gathered, with_attention
@@ -168,8 +169,8 @@ class Rollouts(RecordedSteps):
         drawing = drawing_of(trainer.processing_class, trainer.model, section.temperature, section)
         rows = [row for batch in batches for row in batch]
         wanted = [self._wanted(row, step) for row in rows]
-        each = section.per_device_generation_batch_size or len(batches[0])
-        drawn = self.engine.draw(trainer, step, wanted, drawing, each)
+        at_a_time = section.per_device_generation_batch_size or len(batches[0])
+        drawn = self.engine.draw(trainer, step, wanted, drawing, at_a_time)
         mine = [(row[PLACE], row, completion) for row, completion in zip(rows, drawn, strict=True)]
         drawn_by_all = sorted(gathered(trainer, mine), key=lambda answer: answer[0])
         outcome: list[Any] = [None]
@@ -226,13 +227,13 @@ class Rollouts(RecordedSteps):
     def heldout(self, trainer: Any, rows: Sequence[Row]) -> list[float]:
         """Return the reward of the most probable answer to each held-out prompt. Every process calls it with
         equally many."""
-        drawing, each, drawn = (
+        drawing, size, drawn = (
             drawing_of(trainer.processing_class, trainer.model, 0.0, self.section),
             self._recipe.evaluation.batch_size,
             list[Completion](),
         )
-        for start in range(0, len(rows), each):
-            prompts = [row["input_ids"][: prompt_length(row)] for row in rows[start : start + each]]
+        for start in range(0, len(rows), size):
+            prompts = [row["input_ids"][: prompt_length(row)] for row in rows[start : start + size]]
             drawn += draw_evaluated(
                 trainer, prompts, [[0.0] * most_tokens(self._recipe, prompt) for prompt in prompts], drawing
             )
@@ -244,8 +245,7 @@ class Rollouts(RecordedSteps):
 def drawing_of(tokenizer: Any, model: Any, temperature: float, section: Grpo | None = None) -> Drawing:
     """Return the settings of a drawing with a temperature; `section` may leave improbable tokens out."""
     ends = tuple(end_markers(tokenizer, model))
-    pad = next(token for token in (tokenizer.pad_token_id, *ends, 0) if token is not None)
-    drawing = Drawing(ends, pad, temperature)
+    drawing = Drawing(ends, padding_token(tokenizer, ends), temperature)
     if section is None:
         return drawing
     return replace(drawing, top_p=section.top_p, top_k=section.top_k, min_p=section.min_p)
@@ -275,7 +275,7 @@ def advantages_of(section: Grpo, values: Sequence[Sequence[float]]) -> tuple[Any
     """
     import torch
 
-    each = torch.tensor(values, dtype=torch.float32)
+    by_reward = torch.tensor(values, dtype=torch.float32)
     rewards = torch.tensor([section.total(value) for value in values], dtype=torch.float32)
     grouped = rewards.view(-1, section.group_size)
     means = grouped.mean(dim=1).repeat_interleave(section.group_size)
@@ -287,7 +287,7 @@ def advantages_of(section: Grpo, values: Sequence[Sequence[float]]) -> tuple[Any
     if section.scale_rewards != "none":
         advantages = advantages / (spread + _EPSILON)
     logs = {
-        f"rewards/{reward.name}/mean": float(each[:, place].mean())
+        f"rewards/{reward.name}/mean": float(by_reward[:, place].mean())
         for place, reward in enumerate(section.rewards)
     }
     logged = {

@@ -96,9 +96,9 @@ class StudentAnswers(RecordedSteps):
         """Return the answers of a step, drawn by all processes in equal parts, and recorded by the first
         one."""
         processes, rank = trainer.args.world_size, trainer.args.process_index
-        each = -(-len(prompts) // processes)
+        share = -(-len(prompts) // processes)
         # A process with a prompt less draws to the first one too: all make equally many passes.
-        mine = [*prompts[rank::processes], prompts[0]][:each]
+        mine = [*prompts[rank::processes], prompts[0]][:share]
         wanted = [self._wanted(prompt, step) for prompt in mine]
         at_a_time = self._section.per_device_generation_batch_size or micro_batch
         completions = self._engine.draw(trainer, step, wanted, self._drawing(trainer), at_a_time)

@@ -2,18 +2,4 @@
 
 from flytune.planning.budget import Budget
 
-__all__ = [
-    "Budget",
-    "base_sizes",
-    "budget",
-    "calibration",
-    "comparing",
-    "document",
-    "drawn",
-    "largest",
-    "planner",
-    "sample_count",
-    "save_interval",
-    "solving",
-    "table",
-]
+__all__ = ["Budget"]

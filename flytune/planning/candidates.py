@@ -343,13 +343,14 @@ def _arithmetic(fit: Fit, scarcest: Need) -> str:
     parts = sorted(scarcest.phases[scarcest.peak_phase].items(), key=lambda part: -part[1])
     shown = [f"{name} {size / GIB:.1f}" for name, size in parts if size >= LEAST_SHOWN_GIB * GIB]
     lines = [f"{scarcest.peak_bytes / GIB:.1f} = {' + '.join(shown)}"]
-    if (offloaded := dict(parts).get("offloaded")) and scarcest.resource == "host memory":
+    offloaded = dict(parts).get("offloaded")
+    if offloaded and scarcest.resource == "host memory":
         # All processes of a node: their share of the bytes of all parameters.
         billions, nodes = fit.workload.trained / 1e9, fit.shape.nodes
-        each = offloaded * nodes / fit.workload.trained
+        bytes_ = offloaded * nodes / fit.workload.trained
         share = f", on {counted(nodes, 'node')}" if nodes > 1 else ""
         lines.append(
-            f"offloaded: {each:.1f} bytes x {billions:.2f} billion trained parameters (weights, gradients, "
+            f"offloaded: {bytes_:.1f} bytes x {billions:.2f} billion trained parameters (weights, gradients, "
             f"states){share}"
         )
     others = [

@@ -28,16 +28,16 @@ def reasons(fit: Fit) -> list[str]:
 def _of_model(fit: Fit, drawn: Decoding) -> list[str]:
     """Return the lines about answers that the trained model draws itself."""
     held, time = decoding.held_bytes(fit.workload, drawn.at_a_time), fit.time
-    each = (
+    line = (
         f"drawing: each process draws {counted(drawn.answers, 'answer')} a step, {drawn.at_a_time} at a "
         f"time, which take {held['KV cache'] / GIB:.2g} GiB of keys and values and "
         f"{held['logits and loss'] / GIB:.2g} of logits"
     )
     if time is None:
-        return [f"{each}; its time is not known on {fit.shape.name}"]
+        return [f"{line}; its time is not known on {fit.shape.name}"]
     scoring = ", with the scoring by the teacher" if drawn.teacher else ""
     return [
-        f"{each}; {counted(drawn.tokens, 'token')} of each take {time.drawing:.3g} s of a step's "
+        f"{line}; {counted(drawn.tokens, 'token')} of each take {time.drawing:.3g} s of a step's "
         f"{time.seconds:.3g}{scoring}, less where answers end before. That time follows from the bytes and "
         "kernels of a token; no published run was compared",
         *_larger(fit),
@@ -47,15 +47,15 @@ def _of_model(fit: Fit, drawn: Decoding) -> list[str]:
 
 def _of_vllm(fit: Fit, drawn: Decoding) -> list[str]:
     """Return the lines about answers that vLLM draws."""
-    time, each = fit.time, f"drawing: vLLM draws {counted(drawn.answers, 'answer')} a process and step"
+    time, line = fit.time, f"drawing: vLLM draws {counted(drawn.answers, 'answer')} a process and step"
     if drawn.served:
         own = fit.shape.processes - fit.workload.degrees.processes
-        each += f", on {own} of a node's {counted(fit.shape.processes, 'GPU')}, {drawn.served} each"
+        line += f", on {own} of a node's {counted(fit.shape.processes, 'GPU')}, {drawn.served} each"
     if time is None:
-        return [f"{each}; its time is not known on {fit.shape.name}"]
+        return [f"{line}; its time is not known on {fit.shape.name}"]
     low, high = decoding.VLLM_BAND
     return [
-        f"{each}; {counted(drawn.tokens, 'token')} of each take {time.drawing:.3g} s of a step's "
+        f"{line}; {counted(drawn.tokens, 'token')} of each take {time.drawing:.3g} s of a step's "
         f"{time.seconds:.3g}, with the scoring by the trained model, less where answers end before. That "
         f"time is fitted to published speeds of one answer at a time, which are {low:g} to {high:g} of it "
         "(training_estimates/decoding.py); no published run with several was compared",
@@ -86,28 +86,27 @@ def _by_the_other(fit: Fit, drawn: Decoding) -> list[str]:
         needs=requirements.of(bound, fit.shape, other, states),
         time=workloads.time_of(other, fit.shape, states),
     )
-    if not with_other.fits:
+    price = _price(fit, with_other)
+    if price is None or not with_other.fits:
         return []
     # A server of one's own may be on any machine.
     is_elsewhere = drawn.by_vllm and draws.gpu_share is None
     beside = ", without the machine of the server" if is_elsewhere else ""
-    return [
-        f"objective.engine: {engine.name} {price}{beside}; {_where_vllm_is_faster(fit, drawn)}"
-        for price in _price(fit, with_other)
-    ]
+    return [f"objective.engine: {engine.name} {price}{beside}; {_where_vllm_is_faster(fit, drawn)}"]
 
 
-def _price(fit: Fit, other: Fit) -> list[str]:
-    """Return how the price of a step changes with another way to draw, as a clause; none where it is not
+def _price(fit: Fit, other: Fit) -> str | None:
+    """Return how the price of a step changes with another way to draw, as a clause; None where it is not
     known."""
     if fit.time is None or other.time is None:
-        return []
-    ours, theirs = (time.seconds / 3600 * fit.shape.total_price_per_hour for time in (fit.time, other.time))
-    word = "cheaper" if theirs < ours else "dearer"
-    return [
-        f"would be {word}: {other.time.drawing:.3g} s of drawing, and ${theirs:.2g} a step instead of "
-        f"${ours:.2g}"
-    ]
+        return None
+    price, other_price = (
+        time.seconds / 3600 * fit.shape.total_price_per_hour for time in (fit.time, other.time)
+    )
+    return (
+        f"would be {'cheaper' if other_price < price else 'dearer'}: {other.time.drawing:.3g} s of drawing, "
+        f"and ${other_price:.2g} a step instead of ${price:.2g}"
+    )
 
 
 def _by_all_gpus(fit: Fit) -> list[str]:
@@ -117,26 +116,26 @@ def _by_all_gpus(fit: Fit) -> list[str]:
     engine = section.engine.model_copy(update={"gpus": 0})
     recipe = fit.recipe.model_copy(update={"objective": section.model_copy(update={"engine": engine})})
     other = candidates.best_fit(recipe, fit.shape, fit.workload.geometry)
-    if isinstance(other, str):
-        return []
-    return [f"objective.engine.gpus: 0, where all GPUs train, {price}" for price in _price(fit, other)]
+    price = None if isinstance(other, str) else _price(fit, other)
+    return [] if price is None else [f"objective.engine.gpus: 0, where all GPUs train, {price}"]
 
 
 def _where_vllm_is_faster(fit: Fit, drawn: Decoding) -> str:
     """Return from which length of answers on vLLM draws faster, as a clause."""
 
-    def seconds(tokens: int, by_vllm: bool) -> float:
-        work = replace(fit.workload, decoding=replace(drawn, tokens=tokens, by_vllm=by_vllm))
+    def seconds(answers: Decoding) -> float:
+        work = replace(fit.workload, decoding=answers)
         time = workloads.time_of(work, fit.shape, model_states.of(work))
         assert time is not None, "the caller has one"
         return time.drawing
 
-    def is_faster(tokens: int) -> bool:
-        return seconds(tokens, True) < seconds(tokens, False)
+    def is_vllm_faster(tokens: int) -> bool:
+        answers = replace(drawn, tokens=tokens, by_vllm=False)
+        return seconds(replace(answers, by_vllm=True)) < seconds(answers)
 
     # A prompt has a token at least.
     lengths = range(1, fit.recipe.data.max_length)
-    shortest = bisect_left(lengths, True, key=is_faster)
+    shortest = bisect_left(lengths, True, key=is_vllm_faster)
     if shortest == len(lengths):
         return "vLLM is faster at no length of answers"
     if shortest == 0:

@@ -130,8 +130,9 @@ def make(recipe: Recipe, geometry: Geometry, folder: Path, shapes: Sequence[Shap
         RecipeError, DataError, DoesNotFit: as `lengths` and `planner.make` do.
     """
     drawn_lengths = lengths(folder, recipe)
+    data = recipe.data.model_copy(update={"max_length": drawn_lengths.longest})
     fit = planner.fit(
-        _as_long(recipe, drawn_lengths.longest),
+        recipe.model_copy(update={"data": data}),
         shapes or load_shapes(),
         geometry,
         samples=len(drawn_lengths.train),
@@ -157,10 +158,6 @@ def make(recipe: Recipe, geometry: Geometry, folder: Path, shapes: Sequence[Shap
         "reasons": [longest, *plan.reasons],
     }
     return plan.model_copy(update=changed)
-
-
-def _as_long(recipe: Recipe, length: int) -> Recipe:
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_length": length})})
 
 
 def _time_share(fit: Fit, mean: float) -> float:

@@ -168,8 +168,10 @@ def _values(recipe: Recipe, field: str, geometry: Geometry, shape: Shape) -> _Va
     else:
         degrees = sharding_of(recipe).degrees(candidates.training_part(recipe, shape))
         batch = recipe.training.global_batch_size
-        each = degrees.samples(batch)
-        numbers = [] if degrees.near(batch) else [size for size in range(1, each + 1) if each % size == 0]
+        samples = degrees.samples(batch)
+        numbers = (
+            [] if degrees.near(batch) else [size for size in range(1, samples + 1) if samples % size == 0]
+        )
         last = f"it is the share of a process in training.global_batch_size {batch}"
         end = str(candidates.best_fit(recipe, shape, geometry)) if not numbers else last
 
@@ -202,7 +204,7 @@ def _with(recipe: Recipe, section: str, fields: dict[str, Any]) -> Recipe:
     return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update=fields)})
 
 
-def shorter(recipe: Recipe, geometry: Geometry, shapes: Sequence[Shape], share: float = 1.0) -> str:
+def shorter(recipe: Recipe, geometry: Geometry, shapes: Sequence[Shape], share: float) -> str:
     """Return the largest length with which a recipe fits that changes in nothing else, as words; empty if it
     is of no use."""
     try:

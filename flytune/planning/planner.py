@@ -55,8 +55,9 @@ def make(
     Args:
         samples: number of training samples, if it is known; hours and price of the run follow from it.
         cluster: the cluster whose pods run it, so that the recipe's folders must be on their volumes; None
-        for this machine. trace: the dry run's decision about one shape (flytune/dryrun/confirm.py: best_fit),
-        which the planner does not import.
+            for this machine.
+        trace: the dry run's decision about one shape (flytune/dryrun/confirm.py: best_fit), which the planner
+            does not import.
 
     Raises:
         RecipeError: method, sharding, dtype or wishes cannot work on any machine; the pods of no shape have
@@ -138,7 +139,7 @@ def fit(
 
 
 def advised(
-    chosen_fit: Fit, geometry: Geometry, samples: int | None = None, shapes: Sequence[Shape] | None = None
+    chosen_fit: Fit, geometry: Geometry, samples: int | None, shapes: Sequence[Shape] | None = None
 ) -> Plan:
     """Return the plan of a fit, which says what would make it safe if it is tight."""
     plan = plan_of(chosen_fit, samples)
@@ -249,19 +250,15 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
     recipe, shape, work, time = fit.recipe, fit.shape, fit.workload, fit.time
     degrees, batch = work.degrees, recipe.training.global_batch_size
     assert degrees.batch(work.micro_batch, work.accumulation) == batch
-    most = recipe.training.per_device_train_batch_size or candidates.MAX_MICRO_BATCH
     low, high = fit.likely
     steps = steps_of(recipe, samples)
-    if steps and (wrong := recipe.training.schedule_problem(steps)):
-        raise RecipeError(f"recipe {recipe.name}: training.{wrong}")
-    each = samples * fit.objective.repeats() if samples else None
-    hour = time.seconds * steps / 3600 if time and steps else 0.0
-    hours = (
-        [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)]
-        if time and hour
-        else []
-    )
-    lacking = disk.shortage(recipe, samples)
+    problem = recipe.training.schedule_problem(steps) if steps else None
+    if problem:
+        raise RecipeError(f"recipe {recipe.name}: training.{problem}")
+    hours = []
+    if time and steps:
+        hour = time.seconds * steps / 3600
+        hours = [hour * time.tokens_per_second / rate for rate in (high, time.tokens_per_second, low)]
     short = budget.shortfall(recipe.hardware, shape.total_price_per_hour, hours)
     measured = load_factors().get(shape.name)
     calibration = Calibration(**measured.model_dump(exclude={"name"})) if measured else None
@@ -294,35 +291,42 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
         calibration=calibration,
         reasons=[
             f"shape {shape.name}: {chosen or choosing.reason(fit, steps)}",
-            *([fit.sharding_reason] if fit.sharding_reason else []),
-            f"micro batch {work.micro_batch}: of those up to {most} that divide "
-            f"{counted(degrees.samples(batch), 'sample')} a process, the "
-            "largest that fits"
-            + (
-                f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations"
-                if candidates.is_modest(recipe, shape)
-                else ""
-            ),
-            f"{work.micro_batch} x {work.accumulation} accumulated x "
-            f"{sharers(degrees.data_parallel, degrees.copies)} = {batch}, the global batch",
-            *filter(None, [learning_rates.doubt(recipe)]),
-            *fit.sharding.reasons(),
-            *fit.objective.reasons(),
-            *(run_length.notes(recipe, steps, each) if steps else run_length.unused(recipe)),
-            *drawing_answers.reasons(fit),
-            *stage_shapes.reference_reasons(fit, samples, steps),
-            *([f"not counted: {work.geometry.left_out}"] if work.geometry.left_out else []),
-            *([fit.traced] if fit.traced else []),
-            *_rough(work.geometry, fit.traced is not None),
-            *_images(work),
-            *candidates.type_notes(recipe, work.geometry),
+            *_reasons(fit, samples, steps),
             *([save_interval.describe(lost)] if lost else []),
             *requirements.gather_reason(fit, work),
-            *([lacking] if lacking else []),
-            *([short] if short else []),
+            *filter(None, [disk.shortage(recipe, samples), short]),
             *([_calibrated(calibration)] if calibration else []),
         ],
     )
+
+
+def _reasons(fit: Fit, samples: int | None, steps: int | None) -> list[str]:
+    """Return the lines on the sharding, the batch, the steps, the objective and the model."""
+    recipe, work = fit.recipe, fit.workload
+    degrees, batch = work.degrees, recipe.training.global_batch_size
+    most = recipe.training.per_device_train_batch_size or candidates.MAX_MICRO_BATCH
+    is_modest = candidates.is_modest(recipe, fit.shape)
+    within = f" with {candidates.CPU_ACTIVATIONS_GIB} GiB of activations" if is_modest else ""
+    rows = samples * fit.objective.repeats() if samples else None
+    lines = [
+        fit.sharding_reason,
+        f"micro batch {work.micro_batch}: of those up to {most} that divide "
+        f"{counted(degrees.samples(batch), 'sample')} a process, the largest that fits{within}",
+        f"{work.micro_batch} x {work.accumulation} accumulated x "
+        f"{sharers(degrees.data_parallel, degrees.copies)} = {batch}, the global batch",
+        learning_rates.doubt(recipe),
+        *fit.sharding.reasons(),
+        *fit.objective.reasons(),
+        *(run_length.notes(recipe, steps, rows) if steps else run_length.unused(recipe)),
+        *drawing_answers.reasons(fit),
+        *stage_shapes.reference_reasons(fit, samples, steps),
+        f"not counted: {work.geometry.left_out}" if work.geometry.left_out else None,
+        fit.traced,
+        *_rough(work.geometry, fit.traced is not None),
+        *_images(work),
+        *candidates.type_notes(recipe, work.geometry),
+    ]
+    return [line for line in lines if line]
 
 
 def _over(plan: Plan) -> str:

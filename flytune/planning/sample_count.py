@@ -84,7 +84,7 @@ def counted(recipe: Recipe) -> SampleCount:
     return SampleCount(samples, f"{sentences.counted(samples, 'training sample')}: {origin}{heldout}")
 
 
-def told(plan: Plan, count: SampleCount) -> Plan:
+def with_origin(plan: Plan, count: SampleCount) -> Plan:
     """Return the plan with reasons that name the origin of its number of samples, and what is doubtful about
     them."""
     warnings = [f"warning: {warning}" for warning in count.warnings]
@@ -94,29 +94,32 @@ def told(plan: Plan, count: SampleCount) -> Plan:
 def _rows(source: Source, key: str, recipe: Recipe) -> _Rows:
     most, path = source.max_samples, source.path
     kind = row_kind(recipe.row_kind)
-    each = kind.rows_of({}, source)
+    per_row = kind.rows_of({}, source)
     limit = (
         "and has no max_samples"
         if most is None
         else f"and is taken to have the {sentences.counted(most, 'row')} of max_samples"
     )
     if path is None or ("://" in path and not path.startswith("file://")):
-        return _Rows(most, f"{key}: {source.name} was not read, {limit}", each)
+        return _Rows(most, f"{key}: {source.name} was not read, {limit}", per_row)
     if windows.is_windowed(path):
-        return _Rows(most, f"{key}: {path} is a file for each day, which was not read, {limit}", each)
+        return _Rows(most, f"{key}: {path} is a file for each day, which was not read, {limit}", per_row)
     if not _place(source).exists() and not uploads.is_local("data.path", path):
-        return _Rows(most, f"{key}: {path} is on a volume of the pods and not on this machine, {limit}", each)
+        return _Rows(
+            most, f"{key}: {path} is on a volume of the pods and not on this machine, {limit}", per_row
+        )
     first, rows, is_estimate = _count(source, key)
     if rows is None:
-        return _Rows(most, f"{key}: {path} is too large to be counted, {limit}", each)
-    each = kind.rows_of(first, source)
+        return _Rows(most, f"{key}: {path} is too large to be counted, {limit}", per_row)
+    per_row = kind.rows_of(first, source)
     how = "estimated" if is_estimate else "counted"
     if most is not None and rows >= most:
-        return _Rows(most, f"{sentences.counted(most, 'row')} of {path}, as max_samples says", each)
+        return _Rows(most, f"{sentences.counted(most, 'row')} of {path}, as max_samples says", per_row)
     return _Rows(
         rows,
-        f"{sentences.counted(rows, 'row')} {how} in {path}" + (", each of two samples" if each == 2 else ""),
-        each,
+        f"{sentences.counted(rows, 'row')} {how} in {path}"
+        + (", each of two samples" if per_row == 2 else ""),
+        per_row,
     )
 
 

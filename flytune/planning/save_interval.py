@@ -131,8 +131,8 @@ def describe(forecast: Interruptions) -> str:
         return f"{often}, and loses the whole run: checkpoints.save_steps is not set (auto: {best})"
     if forecast.interval_seconds is None:
         return often
-    each = _hours((forecast.hours_lost_each or 0.0) * 3600)
-    lost = f"{forecast.share_lost:.2%} of the run is lost to saves and interruptions, {each} by each"
+    lost_by_each = _hours((forecast.hours_lost_each or 0.0) * 3600)
+    lost = f"{forecast.share_lost:.2%} of the run is lost to saves and interruptions, {lost_by_each} by each"
     guess = f"auto: {best}, guessed at {forecast.save_seconds:.0f} s a save"
     return f"{often}; saving every {_hours(forecast.interval_seconds)}, {lost} ({guess})"
 

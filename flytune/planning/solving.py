@@ -55,7 +55,7 @@ def solve(
 
     Args:
         samples: number of training samples, from which hours and price follow; training.max_steps may say it
-        too.
+            too.
 
     Raises:
         RecipeError: the recipe cannot work, the question lacks a limit, or the closed form, which answers,

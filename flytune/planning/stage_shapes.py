@@ -36,7 +36,7 @@ def evaluation_shape(recipe: Recipe, plan: Plan, geometry: Geometry | None = Non
 
     Raises:
         DoesNotFit: it cannot hold the model, GPUs and host memory together; quantized weights must be on the
-        GPUs.
+            GPUs.
         RecipeError: there is no such row.
     """
     shape = shape_named(recipe.evaluation.shape or plan.shape)

@@ -165,10 +165,10 @@ def optimizer(sharding: ShardingBase, shape: Shape) -> Optimizer:
     implementation = "foreach" if copies else "fused"
     if kind.algorithm == "adafactor" or not shape.is_gpu:
         implementation = "for_loop"
-    each = 1 + 4 / BLOCK if kind.bits == 8 else 4.0
+    width = 1 + 4 / BLOCK if kind.bits == 8 else 4.0
     return Optimizer(
         name,
-        None if kind.library == "torch" and states else states * each,
+        None if kind.library == "torch" and states else states * width,
         implementation=implementation,  # type: ignore[arg-type]  # one of three words
         # On a CPU bitsandbytes keeps the states of a paged optimizer where those of any other are.
         paged=kind.paged and shape.is_gpu,

@@ -2,4 +2,4 @@
 
 from flytune.pods.security import Image
 
-__all__ = ["Image", "disk", "security", "spec", "volumes"]
+__all__ = ["Image"]

@@ -33,7 +33,6 @@ from flytune.recipe.sections import (
     TaskSection,
 )
 from flytune.recipe.training import Training
-from flytune.schema import Positive
 
 __all__ = [
     "OF_HELDOUT",
@@ -59,7 +58,6 @@ __all__ = [
     "Notify",
     "ObjectiveSection",
     "OptimizerKind",
-    "Positive",
     "Recipe",
     "Reward",
     "Sft",
@@ -71,8 +69,6 @@ __all__ = [
     "VllmEngine",
     "fields",
     "json_schema",
-    "named_files",
     "patterns",
     "read_recipe",
-    "sections",
 ]

@@ -30,7 +30,7 @@ from flytune.recipe.sections import (
 )
 from flytune.recipe.training import Training
 from flytune.row_names import ANSWERS, IMAGE_ANSWERS, RowKindName, with_row_kind
-from flytune.schema import Strict
+from flytune.schema import Strict, omitted
 from flytune.written_files import load_yaml, with_others, wrong_values
 
 
@@ -200,18 +200,18 @@ class DataRequest(Strict):
     tokenizer: str = ""
     """Identity of the base model's config and tokenizer files (see
     flytune.models.base.tokenizer_identity)."""
-    row_kind: Annotated[RowKindName, Field(exclude_if=lambda name: name == ANSWERS)] = ANSWERS
+    row_kind: RowKindName = omitted(ANSWERS)
     """Name of the kind of rows that the objective trains on (flytune.data.rows)."""
-    judged_by: Annotated[Grpo | None, Field(exclude_if=lambda section: section is None)] = None
+    judged_by: Grpo | None = omitted(None)
     """Rewards with which reference answers are checked, and the most tokens of an answer; None of objectives
     without any."""
-    classes: Annotated[list[str], Field(exclude_if=lambda names: not names)] = Field(default=[])
+    classes: list[str] = omitted([])
     """Names of the labels of rows, in the order of the model's outputs; empty where rows have none."""
-    labelling: Annotated[str, Field(exclude_if=lambda name: not name)] = ""
+    labelling: str = omitted("")
     """Problem whose labels they are, by transformers' name; empty where rows have none."""
-    negatives: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
+    negatives: int = omitted(0)
     """Number of documents of a row that do not belong to its query."""
-    text_prompts: Annotated[list[str], Field(exclude_if=lambda prompts: not prompts)] = Field(default=[])
+    text_prompts: list[str] = omitted([])
     """Texts before each query and before each document; empty where there are none."""
 
     @model_validator(mode="before")

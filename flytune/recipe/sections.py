@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from flytune import limits
 from flytune.recipe.rope import RopeScaling
-from flytune.schema import PathOrAddress, Positive, Strict
+from flytune.schema import PathOrAddress, Positive, Strict, omitted
 
 
 def _with_effect(value: float) -> float:
@@ -63,7 +63,7 @@ class Model(Section):
     )
     """Special tokens to add to the vocabulary, such as ChatML's marks; their rows of embedding and head are
     trained."""
-    rope_scaling: RopeScaling | None = Field(default=None, exclude_if=lambda scaling: scaling is None)
+    rope_scaling: RopeScaling | None = omitted(None)
     """Scaling of the rotary embedding, for samples longer than the base was made for
     (docs/long-sequences.md); by default the base's own."""
 
@@ -86,14 +86,10 @@ class Sharding(Section):
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Storage of sharded states that are not in use: the GPU (`none`), host memory, or the node's NVMe
     disk."""
-    replicas: Annotated[int, Field(gt=0, le=limits.COUNT)] | Literal["nodes", "auto"] = Field(
-        default=1, exclude_if=lambda replicas: replicas == 1
-    )
+    replicas: Positive | Literal["nodes", "auto"] = omitted(1)
     """Groups of processes that each hold all states, which fsdp then shards inside a group: a number, `nodes`
     for one on each node, or `auto`: the plan takes the faster one that fits."""
-    sequence_parallel: Annotated[int, Field(gt=0, le=limits.COUNT)] = Field(
-        default=1, exclude_if=lambda parts: parts == 1
-    )
+    sequence_parallel: Positive = omitted(1)
     """Processes of a node that divide the positions of each sample among themselves, for samples that are too
     long for one GPU (docs/long-sequences.md)."""
     # Flyte's type for any JSON object.

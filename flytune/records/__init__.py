@@ -42,10 +42,5 @@ __all__ = [
     "TaskScore",
     "TrainingResult",
     "Wins",
-    "attempt",
-    "comparison",
-    "contents",
     "environment",
-    "plan",
-    "training",
 ]

@@ -15,7 +15,7 @@ from flytune.addresses import reason
 from flytune.errors import ExportError
 from flytune.files import CHUNK, read_regular, sha256_of
 from flytune.names import FileName, NameRefused, check_list, inside
-from flytune.schema import Record, RecordError, Strict
+from flytune.schema import Record, RecordError, Strict, omitted
 
 _Kind = TypeVar("_Kind", bound=Record)
 
@@ -44,11 +44,9 @@ class Contents(Record):
     """artifact.json, written last: an artifact, or another folder that a workflow ends with, is incomplete
     without one."""
 
-    kind: Annotated[Kind, Field(exclude_if=lambda kind: kind == "artifact")] = "artifact"
+    kind: Kind = omitted("artifact")
     files: list[StoredFile]
-    identity: Annotated[
-        str, Field(pattern=r"^([0-9a-f]{64})?$", exclude_if=lambda identity: not identity)
-    ] = ""
+    identity: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = omitted("")
     """Hash of the model and of what made it (flytune.artifacts.identity), the same for equal runs; empty
     before 0.2.0."""
 
@@ -132,9 +130,10 @@ def verify(
 
     Args:
         folder: the artifact. Files that are not listed may be there, unless a library would load them by
-        their names. listed: the list, where it is not artifact.json. elsewhere: whether files may be missing,
-        because they are in another storage. weights: whether the weights are compared, which may be missing
-        otherwise.
+            their names.
+        listed: the list, where it is not artifact.json.
+        elsewhere: whether files may be missing, because they are in another storage.
+        weights: whether the weights are compared, which may be missing otherwise.
 
     Raises:
         ExportError: artifact.json is missing, damaged, or that of no artifact; a file is missing, differs, is

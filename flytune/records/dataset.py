@@ -1,12 +1,12 @@
 """manifest.json: the record of a prepared data set."""
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from flytune.names import FileName
 from flytune.row_names import ANSWERS, RowKindName, with_row_kind
-from flytune.schema import Record, Strict
+from flytune.schema import Record, Strict, omitted
 
 
 class Shard(Strict):
@@ -27,11 +27,11 @@ class SplitCounts(Strict):
     tokens: int
     trained_tokens: int
     """Number of tokens with a label, which the loss is computed on."""
-    blocks: Annotated[int | None, Field(exclude_if=lambda blocks: blocks is None)] = None
+    blocks: int | None = omitted(None)
     """Number of rows that the samples were packed into; None if each sample is a row of its own."""
-    desirable: Annotated[int | None, Field(exclude_if=lambda desirable: desirable is None)] = None
+    desirable: int | None = omitted(None)
     """Number of samples whose answer is labelled desirable; None for answers without labels."""
-    classes: Annotated[list[int], Field(exclude_if=lambda counts: not counts)] = Field(default=[])
+    classes: list[int] = omitted([])
     """Number of samples that have each label, up to the last one that some have; empty where rows have
     none."""
     shards: list[Shard]
@@ -98,18 +98,18 @@ class Manifest(Record):
     """Number of tokens that were cut off."""
     dropped_tokens: int = 0
     """Number of tokens of dropped rows."""
-    missing: Annotated[int, Field(exclude_if=lambda rows: not rows)] = 0
+    missing: int = omitted(0)
     """Number of rows of tables of which a text is a word for a missing value, such as None or nan."""
-    first_missing: Annotated[str, Field(exclude_if=lambda text: not text)] = ""
+    first_missing: str = omitted("")
     """Location of the first of them, and the word."""
-    contradicted: Annotated[int, Field(exclude_if=lambda rows: not rows)] = 0
+    contradicted: int = omitted(0)
     """Number of pairs whose own figures (scores, a margin) say that the rejected answer is the better one."""
     left_out: dict[str, int] = Field(default={})
     """Number of rows by the column, or the key of messages, that has content and is in no sample."""
-    thoughts: Annotated[dict[str, int], Field(exclude_if=lambda counts: not counts)] = Field(default={})
+    thoughts: dict[str, int] = omitted({})
     """Number of answers' thoughts that are trained, context, or left_out (not in the text); empty if there
     are none."""
-    notes: Annotated[dict[str, int], Field(exclude_if=lambda counts: not counts)] = Field(default={})
+    notes: dict[str, int] = omitted({})
     """Number of rows by what their kind notes of them for the contract; empty if there are none."""
     histogram: list[Bin]
     sources: list[SourceCounts] = Field(default=[])
@@ -117,19 +117,19 @@ class Manifest(Record):
     train: SplitCounts
     heldout: SplitCounts
     tokenizer_sha256: str
-    other_tokens: Annotated[str | None, Field(exclude_if=lambda text: text is None)] = None
+    other_tokens: str | None = omitted(None)
     """Class of transformers that makes other tokens than the base's tokenizer.json, which is used, and an
     example."""
     content_sha256: str
     """Hash of the shards' hashes in order; equal for equal content."""
-    max_pixels: Annotated[int | None, Field(exclude_if=lambda most: most is None)] = None
+    max_pixels: int | None = omitted(None)
     """Largest number of pixels of an image, to which larger ones are reduced; None for any."""
-    row_kind: Annotated[RowKindName, Field(exclude_if=lambda name: name == ANSWERS)] = ANSWERS
+    row_kind: RowKindName = omitted(ANSWERS)
     """Name of the kind of rows (flytune.data.rows)."""
 
-    classes: Annotated[list[str], Field(exclude_if=lambda names: not names)] = Field(default=[])
+    classes: list[str] = omitted([])
     """Names of the labels of rows, by their numbers; empty where rows have none."""
-    negatives: Annotated[int, Field(exclude_if=lambda count: not count)] = 0
+    negatives: int = omitted(0)
     """Number of documents of a row that do not belong to its query."""
 
     @model_validator(mode="before")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from flytune.schema import Strict
+from flytune.schema import Strict, omitted
 
 PREFERS_NOTHING = "a model that prefers nothing"
 
@@ -27,7 +27,7 @@ class Figure(Strict):
     """Definition in a few words, where the title is none."""
     neutral: float | None = None
     """Value of a model that reads no sample, such as one that prefers nothing."""
-    neutral_model: Annotated[str, Field(exclude_if=lambda name: name == PREFERS_NOTHING)] = PREFERS_NOTHING
+    neutral_model: str = omitted(PREFERS_NOTHING)
     """Phrase of that model."""
     is_paired: bool = False
     """True if models are compared by it, sample by sample (SampleScores)."""

@@ -1,8 +1,6 @@
 """lineage.json: the runs whose model another run started from."""
 
-from pydantic import Field
-
-from flytune.schema import Record, Strict
+from flytune.schema import Record, Strict, omitted
 
 LINEAGE = "lineage.json"
 
@@ -18,9 +16,9 @@ class Ancestor(Strict):
     """The recipe's model.name_or_path."""
     revision: str | None
     """Commit of that base; None for a folder or an address."""
-    teacher: str | None = Field(default=None, exclude_if=lambda name: name is None)
+    teacher: str | None = omitted(None)
     """Name of the model whose distributions it trained; None of other objectives than distill."""
-    teacher_revision: str | None = Field(default=None, exclude_if=lambda commit: commit is None)
+    teacher_revision: str | None = omitted(None)
     """Commit of that model; None for a folder or an address."""
     data_sha256: str
     """Manifest.content_sha256 of its prepared data."""

@@ -21,7 +21,7 @@ from flytune.records.figures import (
     of_answers,
     of_labels,
 )
-from flytune.schema import Record, RecordError, Strict
+from flytune.schema import Record, RecordError, Strict, omitted
 from flytune.sentences import counted
 
 
@@ -74,11 +74,11 @@ class Wins(Strict):
     tuned: int
     base: int
     ties: int
-    rate: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    rate: float | None = omitted(None)
     """Win rate of the tuned model, ties counted as half; None for a single comparison and in older
     records."""
-    rate_low: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    rate_high: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    rate_low: float | None = omitted(None)
+    rate_high: float | None = omitted(None)
 
 
 class ExpertLoad(Strict):
@@ -123,7 +123,7 @@ class LabelCounts(Strict):
     """Number of texts that the model gives it to."""
     right: int
     """Number of texts that have it, and that the model gives it to."""
-    answers: list[int] = Field(default=[], exclude_if=lambda answers: not answers)
+    answers: list[int] = omitted([])
     """Number of its texts by the label that the model gives them, in the order of labels: a row of the
     confusion matrix; empty where texts may have several labels."""
 
@@ -171,22 +171,22 @@ class Metrics(Record):
 
     figures: list[MeasuredFigure] = Field(default=[])
     """Figures of the objective that were measured, the most important first."""
-    base: Score | None = Field(default=None, exclude_if=lambda value: value is None)
+    base: Score | None = omitted(None)
     """Loss and perplexity of the base model, which are also figures; None for an objective that does not aim
     at them."""
-    tuned: Score | None = Field(default=None, exclude_if=lambda value: value is None)
-    loss_difference: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    tuned: Score | None = omitted(None)
+    loss_difference: float | None = omitted(None)
     """Mean of tuned - base, paired by sample; negative means that tuning helped."""
-    loss_difference_low: float | None = Field(default=None, exclude_if=lambda value: value is None)
-    loss_difference_high: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    loss_difference_low: float | None = omitted(None)
+    loss_difference_high: float | None = omitted(None)
     samples: int
     """Number of scored held-out samples: of pairs the pairs, of labelled answers the answers."""
-    left_out: dict[str, int] = Field(default={}, exclude_if=lambda left_out: not left_out)
+    left_out: dict[str, int] = omitted({})
     """Held-out samples that losses, perplexities, sources and lengths are not of: their number by what they
     are."""
     tokens: int
     """Number of scored tokens: the trained ones, of a reward model all."""
-    doubts: list[str] = Field(default=[], exclude_if=lambda doubts: not doubts)
+    doubts: list[str] = omitted([])
     """Clauses that make the figures doubtful: samples that training has seen as well, or that are cut."""
     loaded_as: str
     """Precision in which both models were loaded: the dtype, or `nf4`, `fp4` or `int8` for an adapter on a
@@ -199,13 +199,13 @@ class Metrics(Record):
     """Comparisons of the loss of each held-out sample."""
     answer_wins: Wins | None = None
     """Comparisons of the words that each answer shares with its reference."""
-    expert_loads: list[ExpertLoad] = Field(default=[], exclude_if=lambda loads: not loads)
+    expert_loads: list[ExpertLoad] = omitted([])
     """Load of each layer's experts, of a mixture of experts."""
-    untrained_experts: list[UntrainedExperts] = Field(default=[], exclude_if=lambda experts: not experts)
+    untrained_experts: list[UntrainedExperts] = omitted([])
     """Adapted experts that got no token in training."""
-    labels: list[LabelCounts] = Field(default=[], exclude_if=lambda labels: not labels)
+    labels: list[LabelCounts] = omitted([])
     """Labels of a classifier, in its order; empty of other models."""
-    scores: SampleScores | None = Field(default=None, exclude_if=lambda value: value is None)
+    scores: SampleScores | None = omitted(None)
     """Scores of each held-out sample; None in older records."""
 
     @model_validator(mode="before")
@@ -221,9 +221,8 @@ class Metrics(Record):
         if values.get("preference") or values.get("reward"):
             left_out |= {"base", "tuned", *_DIFFERENCE.values()}
         kept = {name: value for name, value in values.items() if name not in left_out}
-        with contextlib.suppress(
-            KeyError, TypeError, AttributeError
-        ):  # then figures are missing, as any field can be
+        # Otherwise figures are missing, as any field can be.
+        with contextlib.suppress(KeyError, TypeError, AttributeError):
             kept["figures"] = figures_of(values)
         return kept
 
@@ -238,9 +237,10 @@ class Metrics(Record):
         """Return the kind of the answers whose losses and sample answers these are, such as `chosen `; empty
         if all are."""
         names = {figure.name for figure in self.figures}
-        return next(
-            (f"{kind} " for kind in ("chosen", "desirable", "undesirable") if f"{kind}_loss" in names), ""
-        )
+        for kind in ("chosen", "desirable", "undesirable"):
+            if f"{kind}_loss" in names:
+                return f"{kind} "
+        return ""
 
     @property
     def has_references(self) -> bool:
@@ -258,10 +258,10 @@ class Metrics(Record):
     @property
     def untrained_warning(self) -> str:
         """Return a sentence about adapted experts that got no token in training; empty if all got some."""
-        if not (layers := self.untrained_experts):
+        if not self.untrained_experts:
             return ""
-        count = sum(len(layer.experts) for layer in layers)
-        first = layers[0]
+        count = sum(len(layer.experts) for layer in self.untrained_experts)
+        first = self.untrained_experts[0]
         return (
             f"{counted(count, 'adapter')} of experts {'is' if count == 1 else 'are'} still as at the start, "
             f"since no token of training reached the experts ({len(first.experts)} of {first.of} of "
@@ -301,30 +301,30 @@ def figures_of(values: Mapping[str, Any]) -> list[MeasuredFigure]:
 def _figures_of(values: Mapping[str, Any]) -> list[MeasuredFigure]:
     if "figures" in values:
         return [MeasuredFigure.model_validate(figure) for figure in values["figures"]]
-    if table := values.get("reward"):
+    if values.get("reward"):
+        table = values["reward"]
         loss = LOSS.model_copy(update={"unit": "nats per pair", "neutral": math.log(2)})
         return [
             _tuned(ACCURACY, table, "accuracy"),
             _tuned(loss, values["tuned"], "loss"),
             _tuned(MARGIN, table, "margin"),
         ]
-    scored = [_measured(figure, values, figure.name) for figure in (PERPLEXITY, LOSS)]
-    scored[1] = scored[1].model_copy(
-        update={"difference": Interval(**{end: values[name] for end, name in _DIFFERENCE.items()})}
-    )
-    if not (table := values.get("preference")):
-        return scored
-    labels = table.get("labels")
-    figures = [of_labels(figure) if labels else figure for figure in (MARGIN, ACCURACY, PREFERRED)]
-    margin, accuracy = (
-        _tuned(figure, table, name) for figure, name in zip(figures, ("margin", "accuracy"), strict=False)
-    )
-    preferred = {side: _interval(table, side) for side in ("base", "tuned")}
+    difference = Interval(**{end: values[name] for end, name in _DIFFERENCE.items()})
+    perplexity = _of_both(PERPLEXITY, values)
+    loss = _of_both(LOSS, values).model_copy(update={"difference": difference})
+    if not values.get("preference"):
+        return [perplexity, loss]
+    table = values["preference"]
+    margin, accuracy, preferred, kind = MARGIN, ACCURACY, PREFERRED, "chosen"
+    if table.get("labels"):
+        margin, accuracy, preferred = map(of_labels, (margin, accuracy, preferred))
+        kind = "desirable"
     return [
-        margin.model_copy(update={"is_paired": True}),
-        accuracy,
-        figures[2].measured(preferred),
-        *(of_answers(figure_of_answers, "desirable" if labels else "chosen") for figure_of_answers in scored),
+        _tuned(margin, table, "margin").model_copy(update={"is_paired": True}),
+        _tuned(accuracy, table, "accuracy"),
+        preferred.measured({side: _interval(table, side) for side in ("base", "tuned")}),
+        of_answers(perplexity, kind),
+        of_answers(loss, kind),
     ]
 
 
@@ -336,5 +336,5 @@ def _tuned(figure: Figure, values: Mapping[str, Any], name: str) -> MeasuredFigu
     return figure.measured({"tuned": _interval(values, name)})
 
 
-def _measured(figure: Figure, values: Mapping[str, Any], name: str) -> MeasuredFigure:
-    return figure.measured({side: _interval(values[side], name) for side in ("base", "tuned")})
+def _of_both(figure: Figure, values: Mapping[str, Any]) -> MeasuredFigure:
+    return figure.measured({side: _interval(values[side], figure.name) for side in ("base", "tuned")})

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from flytune.schema import Strict
+from flytune.schema import Strict, omitted
 
 _Token = Annotated[int, Field(ge=0)]
 
@@ -18,7 +18,7 @@ class Rollout(Strict):
     """Tokens as text, without special tokens: what rewards have judged."""
     log_probs: list[float]
     """Log-probability of each token when it was drawn."""
-    trained_log_probs: Annotated[list[float], Field(exclude_if=lambda values: not values)] = Field(default=[])
+    trained_log_probs: list[float] = omitted([])
     """Log-probability of each token by the trained model before the step, where another engine drew it."""
     rewards: list[float]
     """Value of each of the recipe's rewards."""
@@ -36,6 +36,6 @@ class Group(Strict):
     text: str = ""
     """The prompt as text, without special tokens; empty in ledgers that were written without it."""
     completions: list[Rollout]
-    made_by: Annotated[dict[str, str], Field(exclude_if=lambda keys: not keys)] = Field(default={})
+    made_by: dict[str, str] = omitted({})
     """Keys of what the completions and their rewards follow from: the rows, the drawing, the rewards and the
     weights; empty in ledgers of earlier releases."""

@@ -8,7 +8,7 @@ from pydantic import Field
 from flytune.records.attempt import Attempt
 from flytune.records.figures import ACCURACY, LOSS, MARGIN, Figure
 from flytune.records.plan import Plan
-from flytune.schema import Record, Strict
+from flytune.schema import Record, Strict, omitted
 
 PARTS = ("data", "forward", "backward", "update", "eval", "other")
 """Parts of the time of a step."""
@@ -74,39 +74,39 @@ class Step(Strict):
     TrainingResult.memory_kind."""
     memory_reserved_bytes: int | None = None
     """Peak memory that the allocator reserved on that GPU since the previous logged step."""
-    reward_accuracy: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    reward_accuracy: float | None = omitted(None)
     """Share of the trained pairs since the previous logged step whose chosen answer has the larger reward; of
     pairs only."""
-    reward_margin: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    reward_margin: float | None = omitted(None)
     """Mean reward of their chosen answers less that of the rejected ones; of labelled answers, of the micro
     batches with both labels."""
-    accuracy: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    accuracy: float | None = omitted(None)
     """Share of the trained texts since the previous logged step whose labels are right; of classifiers."""
-    reward: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    reward: float | None = omitted(None)
     """Mean reward of the answers that the model has drawn since the previous logged step; of objectives that
     draw some."""
-    rewards: dict[str, float] = Field(default={}, exclude_if=lambda rewards: not rewards)
+    rewards: dict[str, float] = omitted({})
     """Mean of each of its rewards, by name, without weights."""
-    equal_rewards: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    equal_rewards: float | None = omitted(None)
     """Share of the prompts whose answers all have the same reward, so that they have no gradient."""
-    answer_tokens: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    answer_tokens: float | None = omitted(None)
     """Mean number of tokens of those answers."""
-    truncated: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    truncated: float | None = omitted(None)
     """Share of those answers that no end marker has ended."""
-    entropy: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    entropy: float | None = omitted(None)
     """Mean entropy of the trained tokens, in nats."""
-    kl: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    kl: float | None = omitted(None)
     """Estimated KL divergence from the reference, in nats a token; only with a reference."""
-    importance_mean: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    importance_mean: float | None = omitted(None)
     """Mean importance weight of those answers, between the engine that has drawn them and the trained model;
     only with another engine than the model."""
-    importance_max: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    importance_max: float | None = omitted(None)
     """Largest of these weights, before it was cut."""
-    importance_cut: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    importance_cut: float | None = omitted(None)
     """Share of these weights that were outside of their bounds."""
-    rollout_seconds: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    rollout_seconds: float | None = omitted(None)
     """Seconds of drawing and judging those answers, which are part of data_seconds."""
-    gpu: GpuUse | None = Field(default=None, exclude_if=lambda gpu: gpu is None)
+    gpu: GpuUse | None = omitted(None)
     """Use of the GPUs since the previous logged step; left out of the line if there was no sample."""
 
     @property
@@ -164,9 +164,9 @@ class TrainingResult(Record):
     exported_eval_loss: float | None = None
     """The objective's loss of those weights on the held-out samples in training; None if they were not
     scored."""
-    teacher_loss: float | None = Field(default=None, exclude_if=lambda value: value is None)
+    teacher_loss: float | None = omitted(None)
     """Loss of the teacher on the held-out samples, in nats per trained token; of distillation only."""
-    teacher_commit: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    teacher_commit: str | None = omitted(None)
     """Commit of a teacher on the hub."""
     versions: dict[str, str] = Field(default={})
     """Versions of Flytune and of the libraries that computed it, and the hash of requirements.lock; empty
@@ -174,7 +174,7 @@ class TrainingResult(Record):
     attempt: str = ""
     """Last attempt in the names of its checkpoints; empty if it only exported, so that its checkpoints are
     kept."""
-    rope: dict[str, Any] = Field(default={}, exclude_if=lambda rope: not rope)
+    rope: dict[str, Any] = omitted({})
     """Keys of the base's config.json that model.rope_scaling has changed, with their values; empty without
     it."""
 

@@ -2,4 +2,4 @@
 
 from flytune.registry.history import Decision, ModelComparison
 
-__all__ = ["Decision", "ModelComparison", "approval", "compare", "history", "refresh"]
+__all__ = ["Decision", "ModelComparison"]

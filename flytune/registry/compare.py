@@ -7,7 +7,7 @@ from flytune.artifacts import fetch, opening
 from flytune.console import output
 from flytune.data import heldout_rows
 from flytune.errors import DataError
-from flytune.evaluation import score
+from flytune.evaluation import language_models
 from flytune.export import trained_folder
 from flytune.models import Row, bootstrap, clean_process, finite_loss, loading, tokenizers
 from flytune.recipe import Recipe
@@ -96,7 +96,7 @@ def _compare(
 
 def _losses(recipe: Recipe, folder: Path, rows: list[Row], batch_size: int, label: str) -> tuple[Any, Any]:
     # Padding is masked, so any token serves.
-    return finite_loss(score.tuned_model(recipe, folder), rows, 0, batch_size, label)
+    return finite_loss(language_models.tuned_model(recipe, folder), rows, 0, batch_size, label)
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:

@@ -19,7 +19,7 @@ from pydantic import Field
 from flytune.errors import AcceptedError
 from flytune.records.approval import ApprovalAnswer
 from flytune.records.figures import LOSS, Figure
-from flytune.schema import Record, RecordError, Strict
+from flytune.schema import Record, RecordError, Strict, omitted
 from flytune.sentences import counted
 from flytune.storage import Storage
 
@@ -33,7 +33,7 @@ class ModelComparison(Strict):
 
     against: str
     """Address of the champion's artifact; `base` if the challenger was compared with its own base model."""
-    figure: Figure = Field(default=LOSS, exclude_if=lambda figure: figure == LOSS)
+    figure: Figure = omitted(LOSS)
     """Figure of the objective that they were compared by."""
     champion: float
     challenger: float
@@ -87,7 +87,7 @@ class Decision(Record):
     """Fingerprint of the training data."""
     duel: ModelComparison | None = None
     reason: str
-    approval: ApprovalAnswer | None = Field(default=None, exclude_if=lambda approval: approval is None)
+    approval: ApprovalAnswer | None = omitted(None)
     """Answer of the person who was asked, where the recipe has publish.approval."""
 
 
@@ -129,9 +129,10 @@ def record(address: str, decision: Decision, expected: str | None) -> Decision:
     """Add a decision to the history, and update the pointer if the decision changes the accepted model.
 
     Args:
-        address: folder or fsspec address of the history. decision: the decision; it is numbered here.
+        address: folder or fsspec address of the history.
+        decision: the decision; it is numbered here.
         expected: artifact of the model that was accepted when the decision was made, by `current`; None for
-        no model.
+            no model.
 
     Returns: the decision with its number.
 

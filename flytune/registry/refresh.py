@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flytune import data
-from flytune.artifacts import build
+from flytune.artifacts.publish import published_name
 from flytune.data import windows
 from flytune.errors import AcceptedError, RecipeError
 from flytune.evaluation import guards
 from flytune.models import base
 from flytune.recipe import Recipe
 from flytune.records import Metrics
+from flytune.records.contents import CONTENTS
 from flytune.registry import history
 from flytune.registry.history import Decision, ModelComparison
 from flytune.row_names import ANSWERS
@@ -179,16 +180,16 @@ def final_address(address: str, recipe: Recipe, metrics: Metrics) -> str:
     if not target or target.startswith("hf://") or guards.broken(recipe, metrics):
         return address
     try:
-        content = Storage(address, key="", error=AcceptedError, retry=False).read(build.CONTENTS)
+        content = Storage(address, key="", error=AcceptedError, retry=False).read(CONTENTS)
     except FileNotFoundError:
         raise AcceptedError(
-            f"{address}: {build.CONTENTS} cannot be read: it does not exist; run the training again"
+            f"{address}: {CONTENTS} cannot be read: it does not exist; run the training again"
         ) from None
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, build.CONTENTS).write_bytes(content)
-        published = f"{target.rstrip('/')}/{build.published_name(Path(folder), recipe)}"
+        Path(folder, CONTENTS).write_bytes(content)
+        published = f"{target.rstrip('/')}/{published_name(Path(folder), recipe)}"
     try:
-        is_published = Storage(published, key="", error=AcceptedError, retry=False).exists(build.CONTENTS)
+        is_published = Storage(published, key="", error=AcceptedError, retry=False).exists(CONTENTS)
     except AcceptedError as error:
         log.warning("%s; the artifact's address stays %s", error, address)
         return address

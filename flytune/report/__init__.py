@@ -1,3 +1,1 @@
 """The report's page and charts, the model card, the x-ray of the data."""
-
-__all__ = ["model_card", "page", "xray"]

@@ -245,7 +245,7 @@ def page(
     """
     bad, listed = read_list(folder / BAD_ROWS) if bad is None else bad, listed or folder / BAD_ROWS
     manifest, tokenizer = data.read_manifest(folder), _tokenizer(folder)
-    contract = _contract(folder, manifest, recipe, tokenizer)
+    contract = stored(folder) or check(folder, manifest, recipe.data, tokenizer)
     rows = list(islice(_rows(folder, manifest), _STRIPS))
     widest = max(sum(len(labels) for labels in row) for row in rows)
     text = (
@@ -305,10 +305,6 @@ def _rows(folder: Path, manifest: Manifest) -> Iterator[list[list[bool]]]:
             row.append(part.trained[start : start + part.lengths[sample]].tolist())
         if row:
             yield row
-
-
-def _contract(folder: Path, manifest: Manifest, recipe: Recipe, tokenizer: Any) -> Contract:
-    return stored(folder) or check(folder, manifest, recipe.data, tokenizer)
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -102,11 +102,11 @@ def _stored(
     seen = most = 0
     # The sequences of a row are samples that follow one another.
     kind = row_kind(manifest.row_kind, manifest.negatives)
-    each, name = kind.sequences, kind.title
+    per_row, name = kind.sequences, kind.title
     for part in parts(folder, manifest.train):
         lengths = part.lengths.tolist()
-        for sample in range(0, len(lengths), each):
-            group = range(sample, sample + each)
+        for sample in range(0, len(lengths), per_row):
+            group = range(sample, sample + per_row)
             length = sum(lengths[number] for number in group)
             if seen < count:
                 first[f"{name} {seen + 1}"] = part, sample

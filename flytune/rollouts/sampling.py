@@ -73,10 +73,10 @@ def draw(
     """Return a completion of each prompt, of at most as many tokens as its random numbers.
 
     Args:
-        model: in evaluation mode; a forward pass of it takes transformers' arguments. uniforms: the random
-        numbers of each completion. goes_on: returns whether any process still draws, given whether this one
-        does: a forward pass may gather parameters, so
-            that all processes must make equally many.
+        model: in evaluation mode; a forward pass of it takes transformers' arguments.
+        uniforms: the random numbers of each completion.
+        goes_on: returns whether any process still draws, given whether this one does: a forward pass may
+            gather parameters, so that all processes must make equally many.
     """
     import torch
 

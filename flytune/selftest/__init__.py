@@ -19,14 +19,4 @@ from flytune.selftest.processes import Nodes, RankFailed
 from flytune.selftest.runs import Trials
 from flytune.selftest.tiny_model import random_model, train_tokenizer
 
-__all__ = [
-    "Matrix",
-    "Nodes",
-    "RankFailed",
-    "Trials",
-    "matrix",
-    "random_model",
-    "table",
-    "tiny_model",
-    "train_tokenizer",
-]
+__all__ = ["Matrix", "Nodes", "RankFailed", "Trials", "random_model", "train_tokenizer"]

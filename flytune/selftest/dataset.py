@@ -14,6 +14,7 @@ from flytune.selftest.tiny_model import SENTENCES
 from flytune.sentences import counted
 from training_estimates.degrees import Degrees
 
+_WORDS = " ".join(SENTENCES).split()
 LABELS = ["first", "second", "third"]
 """Labels of texts."""
 REWARD = """
@@ -31,11 +32,11 @@ def write(path: Path, rows: int, seed: int = 0) -> None:
 
     With the same seed, fewer rows are the first of more rows.
     """
-    draw, words = random.Random(seed), " ".join(SENTENCES).split()
+    draw = random.Random(seed)
     chats = []
     for row in range(rows):
-        question = " ".join(draw.choices(words, k=draw.randrange(2, 30)))
-        answer = " ".join(draw.choices(words, k=draw.choice([1, 2, 4, 30, 60])))
+        question = " ".join(draw.choices(_WORDS, k=draw.randrange(2, 30)))
+        answer = " ".join(draw.choices(_WORDS, k=draw.choice([1, 2, 4, 30, 60])))
         turns = [{"role": "user", "content": f"{row} {question}"}, {"role": "assistant", "content": answer}]
         chats.append(json.dumps({"messages": turns}) + "\n")
     path.write_text("".join(chats), encoding="utf-8")
@@ -69,10 +70,10 @@ def write_prompts(path: Path, rows: int, seed: int = 0) -> None:
 
 def write_texts(path: Path, rows: int, seed: int = 0) -> None:
     """Write texts of 1 to 60 words with random labels."""
-    draw, words = random.Random(seed), " ".join(SENTENCES).split()
+    draw = random.Random(seed)
     texts = [
         {
-            "text": f"{row} {' '.join(draw.choices(words, k=draw.choice([1, 2, 4, 30, 60])))}",
+            "text": f"{row} {' '.join(draw.choices(_WORDS, k=draw.choice([1, 2, 4, 30, 60])))}",
             "label": LABELS[row % len(LABELS) if row < len(LABELS) else draw.randrange(len(LABELS))],
         }
         for row in range(rows)
@@ -97,7 +98,7 @@ def write_images(path: Path, rows: int, seed: int = 0) -> None:
     """Write chats about one image, none, or two, which are drawn into the folder of `path`, named by it."""
     from PIL import Image, ImageDraw
 
-    draw, words = random.Random(seed), " ".join(SENTENCES).split()
+    draw = random.Random(seed)
     chats = []
     for row in range(rows):
         parts = []
@@ -108,18 +109,18 @@ def write_images(path: Path, rows: int, seed: int = 0) -> None:
             ImageDraw.Draw(picture).rectangle((corner, corner, 50, draw.randrange(corner, 50)), fill=color)
             picture.save(path.with_name(name))
             parts.append({"type": "image", "image": name})
-        parts.append({"type": "text", "text": f"{row} {' '.join(draw.choices(words, k=8))}"})
-        answer = " ".join(draw.choices(words, k=draw.choice([1, 2, 4, 30])))
+        parts.append({"type": "text", "text": f"{row} {' '.join(draw.choices(_WORDS, k=8))}"})
+        answer = " ".join(draw.choices(_WORDS, k=draw.choice([1, 2, 4, 30])))
         turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
         chats.append(json.dumps({"messages": turns}) + "\n")
     path.write_text("".join(chats), encoding="utf-8")
 
 
 def _pairs(rows: int, seed: int) -> Iterator[dict[str, Any]]:
-    draw, words = random.Random(seed), " ".join(SENTENCES).split()
+    draw = random.Random(seed)
     for row in range(rows):
-        question = " ".join(draw.choices(words, k=draw.randrange(2, 30)))
-        answers = [" ".join(draw.choices(words, k=draw.choice([1, 2, 4, 30, 60]))) for _ in range(2)]
+        question = " ".join(draw.choices(_WORDS, k=draw.randrange(2, 30)))
+        answers = [" ".join(draw.choices(_WORDS, k=draw.choice([1, 2, 4, 30, 60]))) for _ in range(2)]
         pair = {"prompt": [{"role": "user", "content": f"{row} {question}"}]}
         for name, answer in zip(("chosen", "rejected"), answers, strict=True):
             pair[name] = [{"role": "assistant", "content": f"{answer} {name[0]}"}]

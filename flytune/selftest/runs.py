@@ -109,8 +109,8 @@ class Pair(NamedTuple):
 
     def __str__(self) -> str:
         plain = Pair(self.method, self.sharding)
-        extras = [mine for mine, default in zip(self[2:], plain[2:], strict=True) if mine != default]
-        return "/".join([self.method, self.sharding, *extras])
+        others = [value for value, default in zip(self[2:], plain[2:], strict=True) if value != default]
+        return "/".join([self.method, self.sharding, *others])
 
 
 class BatchLayout(NamedTuple):
@@ -141,16 +141,24 @@ class Trials:
         self.global_batch_size = SAMPLES_OF_A_PROCESS * max(2, self.shapes[0].world_size)
         self.references: dict[tuple[Pair, BatchLayout], FinishedRun] = {}
         (folder / "runs").mkdir(parents=True)
+        rows_of_an_epoch = STEPS_PER_EPOCH * self.global_batch_size - SHORT
         for name, write in _WRITERS.items():
-            of_epoch = STEPS_PER_EPOCH * self.global_batch_size - SHORT
-            write(folder / f"{name}.jsonl", self.global_batch_size if name == "step" else of_epoch)
+            write(folder / f"{name}.jsonl", self.global_batch_size if name == "step" else rows_of_an_epoch)
             write(folder / f"heldout-{name}.jsonl", 4, seed=1)
         # In separate processes: threads that torch and Arrow start in this process would not exist in the
         # forks.
-        bases = self.base("dense"), tiny_model.SENTENCES, self.base("experts")
-        selftest_processes.run(1, tiny_model.write, *bases, log=folder / "model.log")
-        vision = self.base("vision"), tiny_model.SENTENCES
-        selftest_processes.run(1, tiny_vision.write, *vision, log=folder / "vision.log")
+        selftest_processes.run(
+            1,
+            tiny_model.write,
+            self.base("dense"),
+            tiny_model.SENTENCES,
+            self.base("experts"),
+            log=folder / "model.log",
+        )
+        selftest_processes.run(
+            1, tiny_vision.write, self.base("vision"), tiny_model.SENTENCES, log=folder / "vision.log"
+        )
+        # Tokens of a block of packed samples, and blocks of a step; known when a step's data is prepared.
         self.block_length = self.blocks = 1
         self._prepare("chats")
         self.block_length, self.blocks = selftest_dataset.block_length(
@@ -160,8 +168,13 @@ class Trials:
         for rows in ("images", *OBJECTIVE_ROWS):
             self._prepare(rows)
         for method in ("lora", "qlora"):
-            recipe, log = self.recipe(Pair(method, "none")), folder / f"{method}.log"
-            selftest_processes.run(1, write_first_adapter, recipe, self._first_adapter(method), log=log)
+            selftest_processes.run(
+                1,
+                write_first_adapter,
+                self.recipe(Pair(method, "none")),
+                self._first_adapter(method),
+                log=folder / f"{method}.log",
+            )
 
     def _first_adapter(self, method: str) -> Path:
         """Return the folder of the adapter that plain training of a method on the dense base starts from."""
@@ -186,13 +199,12 @@ class Trials:
         method: dict[str, Any] = {"name": pair.method}
         if pair.method != "full":
             method |= {"lora_dropout": 0.0, "r": 8, "lora_alpha": 16, "experts": pair.is_mixture}
+        balance: dict[str, float] = {}
         # Packed rows divide into other micro batches, and each has a balance loss of its own; TRL has none
         # for heads of a sequence, nor has distillation.
-        balance = (
-            {}
-            if not pair.is_mixture or pair.rows in ("reward", "classify", "distill", "on-policy", "embed")
-            else {"router_aux_loss_coef": 0.5 * (pair.model == "balance")}
-        )
+        if pair.is_mixture and pair.rows not in ("reward", "classify", "distill", "on-policy", "embed"):
+            balance["router_aux_loss_coef"] = 0.5 if pair.model == "balance" else 0.0
+        model = "" if pair.model == "dense" else f"-{pair.model}"
         return Recipe.model_validate(
             {
                 "name": "selftest",
@@ -217,18 +229,19 @@ class Trials:
                     # differently.
                     "optim": "adamw_torch_fused",
                     "activation_checkpointing": pair.model != "dense" and pair != plain_pair(pair),
-                }
-                | balance,
+                    **balance,
+                },
                 # Answers that plain training has drawn and recorded are those that all runs of the method
                 # train.
                 "checkpoints": {
                     "folder": str(self.folder / "checkpoints"),
-                    "name": f"selftest-{pair.method}-{pair.rows}"
-                    + f"-{pair.model}" * (pair.model != "dense"),
+                    "name": f"selftest-{pair.method}-{pair.rows}{model}",
                 },
-                "objective": {"name": pair.rows if pair.rows in OBJECTIVE_ROWS else "sft"}
-                | OBJECTIVE_SECTIONS.get(pair.rows, {})
-                | self._teacher(pair),
+                "objective": {
+                    "name": pair.rows if pair.rows in OBJECTIVE_ROWS else "sft",
+                    **OBJECTIVE_SECTIONS.get(pair.rows, {}),
+                    **self._teacher(pair),
+                },
             }
         )
 
@@ -299,14 +312,22 @@ class Trials:
         if first_adapter:
             method = recipe.method.model_copy(update={"adapter": str(first_adapter)})
             recipe = recipe.model_copy(update={"method": method})
-        known = None
+        of_reference = None
         if reference.is_needed(recipe):
-            known = out.with_name(f"{out.name}-reference")
-            shutil.rmtree(known, ignore_errors=True)
-            selftest_processes.run(1, reference.compute, recipe, dataset, known, log=log)
-        what = recipe, shape, layout, dataset, out, known
+            of_reference = out.with_name(f"{out.name}-reference")
+            shutil.rmtree(of_reference, ignore_errors=True)
+            selftest_processes.run(1, reference.compute, recipe, dataset, of_reference, log=log)
         result: TrainingResult = selftest_processes.run(
-            layout.degrees.world, _fit, *what, log=log, share=share
+            layout.degrees.world,
+            _fit,
+            recipe,
+            shape,
+            layout,
+            dataset,
+            out,
+            of_reference,
+            log=log,
+            share=share,
         )
         return FinishedRun(result, out / ("model" if pair.method == "full" else "adapter"))
 
@@ -319,8 +340,7 @@ class Trials:
 
         Args:
             micro_batch: that of the run to compare; with a balance loss, which is one of each micro batch, it
-            is the plain
-                run's too.
+                is the plain run's too.
         """
         plain = plain_pair(pair)
         rows = self.rows_of_a_step(plain)
@@ -352,8 +372,9 @@ def write_first_adapter(recipe: Recipe, folder: Path) -> None:
 
 
 def _fit(
-    recipe: Recipe, shape: Shape, layout: BatchLayout, dataset: Path, out: Path, known: Path | None
+    recipe: Recipe, shape: Shape, layout: BatchLayout, dataset: Path, out: Path, of_reference: Path | None
 ) -> TrainingResult:
+    """Train in this process; `of_reference` has what a reference model says of the rows, if it is needed."""
     import torch
 
     if shape.is_gpu and shape.processes == 1:
@@ -368,4 +389,4 @@ def _fit(
         "per_device_train_batch_size": layout.micro_batch,
         "gradient_accumulation_steps": layout.accumulation,
     }
-    return loop.fit(recipe, plan.model_copy(update=batch), shape, dataset, out, reference=known)
+    return loop.fit(recipe, plan.model_copy(update=batch), shape, dataset, out, reference=of_reference)

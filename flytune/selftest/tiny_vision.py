@@ -10,7 +10,13 @@ from flytune.selftest.tiny_model import train_tokenizer
 
 SIDE = 56
 """Width and height of the images that it is made for, in pixels: 16 tokens each."""
-_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_TOKENS = {
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+}
+"""Tokens of images and videos, by the fields of the configuration that name them."""
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -31,9 +37,8 @@ def write(folder: Path, corpus: Iterable[str], seed: int = 0) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     tokenizer = train_tokenizer(corpus, 512)
-    tokenizer.add_tokens(list(_TOKENS), special_tokens=True)
+    tokenizer.add_tokens(list(_TOKENS.values()), special_tokens=True)
     tokenizer.chat_template = _TEMPLATE
-    named = dict(zip(("vision_start", "vision_end", "image", "video"), _TOKENS, strict=True))
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     text: dict[str, Any] = {
         "vocab_size": len(tokenizer),
@@ -58,7 +63,7 @@ def write(folder: Path, corpus: Iterable[str], seed: int = 0) -> None:
     config = Qwen2_5_VLConfig(
         text_config=text | special,
         vision_config=tower,
-        **{f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in named.items()},
+        **{field: tokenizer.convert_tokens_to_ids(token) for field, token in _TOKENS.items()},
     )
     with torch.random.fork_rng(devices=[]), written_atomically(folder, keep_existing=True) as out:
         torch.manual_seed(seed)

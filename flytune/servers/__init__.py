@@ -2,6 +2,6 @@
 
 from flytune.servers import client
 from flytune.servers.client import Client, Form, Refusal
-from flytune.servers.exchange import HttpAnswer, answer_to
+from flytune.servers.exchange import answer_to
 
-__all__ = ["Client", "Form", "HttpAnswer", "Refusal", "answer_to", "client"]
+__all__ = ["Client", "Form", "Refusal", "answer_to", "client"]

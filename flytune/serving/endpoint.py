@@ -93,8 +93,8 @@ class Endpoint(ABC):
 
     @abstractmethod
     def chat_tokens(self, messages: _Messages) -> list[int] | Refusal | None:
-        """Return the tokens of the prompt that the server makes of a chat, or its refusal; None if it does
-        not say."""
+        """Return the tokens of the prompt that the server makes of a chat, or its refusal; None if it has no
+        route that says them."""
 
 
 class VllmEndpoint(Endpoint):
@@ -107,10 +107,10 @@ class VllmEndpoint(Endpoint):
         """Return them by /v1/completions, which takes token ids."""
         asked = {"model": self.model, "prompt": list(prompt), "return_tokens_as_token_ids": True, **_SAMPLING}
         answer = self.client.post("/v1/completions", asked | {"logprobs": self._listed}, _Completion)
-        if isinstance(answer, Refusal) and answer.status == 400 and self._listed > _FEWER:
-            self._listed = _FEWER
-            return self.next_tokens(prompt)
         if isinstance(answer, Refusal):
+            if answer.status == 400 and self._listed > _FEWER:
+                self._listed = _FEWER
+                return self.next_tokens(prompt)
             raise self.client.refused("/v1/completions", answer)
         listed = answer.choices[0].logprobs.top_logprobs[0]
         for name in listed:
@@ -187,11 +187,13 @@ def connect(address: str, model: str | None = None, likely: str = "") -> Endpoin
     served = {entry.id: entry for entry in answer.data}
     if not served:
         raise client.error("/v1/models", "lists no model")
-    if model is None:
-        model = likely if likely in served else next(iter(served))
-        if model != likely and len(served) > 1:
-            raise client.error("/v1/models", f"has several models; name one by --model: {_named(served)}")
-    if model not in served:
+    if model is None and likely in served:
+        model = likely
+    elif model is None and len(served) > 1:
+        raise client.error("/v1/models", f"has several models; name one by --model: {_named(served)}")
+    elif model is None:
+        model = next(iter(served))
+    elif model not in served:
         raise client.error("/v1/models", f"has no model {model!r:.200}, but {_named(served)}")
     is_llama = served[model].owned_by == "llamacpp"
     return LlamaCppEndpoint(client, model) if is_llama else VllmEndpoint(client, model)

@@ -47,7 +47,7 @@ def likeness(
     answers: Answers,
     served: Sequence[Mapping[int, float]],
     bound: float,
-    of: Literal["difference", "divergence"] = "difference",
+    of: Literal["difference", "divergence"],
 ) -> Likeness:
     """Compare the next tokens that a server lists after each prompt with a model's record.
 

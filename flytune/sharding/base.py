@@ -14,6 +14,11 @@ from training_estimates.degrees import Degrees
 from training_estimates.layout import Layout
 from training_estimates.workload import Precision
 
+UNSHARDED_COPY = "each process would hold a second model that is not sharded (a sharded copy is not built)"
+"""Reason why no second model is held beside a sharded one."""
+NOTHING_PAGED = "states that are offloaded are never on the GPU, and have nothing to be paged from"
+"""Reason why paged states are not offloaded."""
+
 
 class ShardingBase:
     """One way to lay the model and the optimizer of a recipe over processes. Subclasses contain only what

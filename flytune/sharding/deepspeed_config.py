@@ -96,7 +96,7 @@ _ELSEWHERE = {name: advice for advice, names in _REFUSED.items() for name in nam
 }
 
 
-def _passed_on(switches: str = "", counts: str = "", positive: str = "") -> Any:
+def _passed_on(switches: str, counts: str = "", positive: str = "") -> Any:
     """Return a model of keys that DeepSpeed alone reads: their types are checked, and their defaults stay
     DeepSpeed's."""
     fields: dict[str, Any] = dict.fromkeys(switches.split(), (StrictBool, None))

@@ -9,7 +9,7 @@ from flytune import patches
 from flytune.hardware import Shape
 from flytune.recipe import OptimizerKind
 from flytune.sentences import counted
-from flytune.sharding.base import ShardingBase
+from flytune.sharding.base import NOTHING_PAGED, UNSHARDED_COPY, ShardingBase
 from training_estimates.layout import Layout
 from training_estimates.workload import Precision
 
@@ -35,9 +35,7 @@ class FullyShardedDataParallel(ShardingBase):
         "fully_shard makes plain parameters of 8-bit ones, and bitsandbytes' layers lose the "
         "scales of their rows"
     )
-    no_reference_copy = (
-        "each process would hold a second model that is not sharded (a sharded copy is not built)"
-    )
+    no_reference_copy = UNSHARDED_COPY
     saves_full_weights = False
     async_checkpoint = True
     # TRL leaves the preparation out where FSDP shards the model (SFTTrainer: is_sharded_qlora).
@@ -80,7 +78,7 @@ class FullyShardedDataParallel(ShardingBase):
                 "gradients"
             )
         if kind.paged and self.recipe.sharding.offload != "none":
-            return "states that are offloaded are never on the GPU, and have nothing to be paged from"
+            return NOTHING_PAGED
         return None
 
     @property

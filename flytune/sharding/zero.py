@@ -16,7 +16,7 @@ from flytune.recipe import OptimizerKind
 from flytune.records import Plan
 from flytune.sentences import counted
 from flytune.sharding import deepspeed_config, operators
-from flytune.sharding.base import ShardingBase
+from flytune.sharding.base import NOTHING_PAGED, UNSHARDED_COPY, ShardingBase
 from flytune.sharding.deepspeed_config import DeepSpeedConfig
 from training_estimates.layout import Layout
 from training_estimates.workload import Precision
@@ -29,9 +29,7 @@ class Zero(ShardingBase):
     """A stage of DeepSpeed ZeRO."""
 
     stage: int
-    no_reference_copy = (
-        "each process would hold a second model that is not sharded (a sharded copy is not built)"
-    )
+    no_reference_copy = UNSHARDED_COPY
     float32_masters = "DeepSpeed keeps float32 master copies of 16-bit weights"
     resizes = False
     # DeepSpeed casts norms and embeddings back to 16 bits.
@@ -115,7 +113,7 @@ class Zero(ShardingBase):
         if (self.layout.optimizer_on or self.recipe.sharding.offload) == "none":
             return None
         if kind.paged:
-            return "states that are offloaded are never on the GPU, and have nothing to be paged from"
+            return NOTHING_PAGED
         # accelerate makes its Adam of any other, and fails to make its Lion (map_pytorch_optim_to_deepspeed).
         return None if kind.algorithm == "adamw" else "DeepSpeed updates offloaded states with its own AdamW"
 
@@ -194,7 +192,7 @@ def _nvme_paths(content: dict[str, Any]) -> list[str | None]:
 
 
 @cache
-def _layout(of: Layout, config: str) -> Layout:
+def _layout(base: Layout, config: str) -> Layout:
     zero = DeepSpeedConfig.model_validate(json_core.load(config)).zero_optimization
     optimizer, parameters = zero.offload_optimizer, zero.offload_param
     furthest = max(("none", "cpu", "nvme").index(part.device) for part in (optimizer, parameters))
@@ -203,14 +201,16 @@ def _layout(of: Layout, config: str) -> Layout:
     # 14,142.
     bucket, persistent = zero.reduce_bucket_size, zero.stage3_param_persistence_threshold
     layout = replace(
-        of,
-        bucket=of.bucket if bucket == "auto" else bucket,
+        base,
+        bucket=base.bucket if bucket == "auto" else bucket,
         overlaps=zero.overlaps,
         live=zero.stage3_max_live_parameters,
         sub_group=zero.sub_group_size,
-        persistent=0 if persistent == "auto" or not of.shards_parameters else persistent,
+        persistent=0 if persistent == "auto" or not base.shards_parameters else persistent,
         optimizer_on=None if optimizer.device == offload else optimizer.device,
-        parameters_on=None if not of.shards_parameters or parameters.device == offload else parameters.device,
+        parameters_on=None
+        if not base.shards_parameters or parameters.device == offload
+        else parameters.device,
     )
     if optimizer.device == "nvme":
         layout = replace(layout, optimizer_buffers=optimizer.buffer_count)

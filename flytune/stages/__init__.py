@@ -14,35 +14,3 @@ declared       the workflows, as each orchestrator offers them
 value_types    types and values of stages in those of an orchestrator
 All other modules have the functions of one task of `tasks/` each.
 """
-
-__all__ = [
-    "attempts",
-    "base_model",
-    "calls",
-    "checkpoint",
-    "declared",
-    "evaluate",
-    "harness",
-    "infer",
-    "input_data",
-    "job_end",
-    "merge",
-    "orchestrator",
-    "plan",
-    "planned",
-    "points",
-    "prepare",
-    "promote",
-    "ranks",
-    "reference",
-    "refresh",
-    "report",
-    "selftest",
-    "store",
-    "stored",
-    "sweep",
-    "table",
-    "train",
-    "value_types",
-    "worker",
-]

@@ -57,7 +57,8 @@ def take_answer(
     report(_page(artifact.address))
     step_lines.show(settled.text)
     notify.send(recipe, "approval", settled.text)
-    if (note := _note(orchestrator)) is not None and note.exists():
+    note = _note(orchestrator)
+    if note is not None and note.exists():
         note.remove("")
     return AnswerOutput(artifact, settled.text)
 

@@ -84,7 +84,7 @@ def record_phase(phase: str, address: str | None) -> Iterator[None]:
 
     Args:
         address: where all attempts of the task keep their records; None on this machine, where none are
-        written.
+            written.
 
     Raises:
         KilledAgain: two attempts were killed.

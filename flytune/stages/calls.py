@@ -110,8 +110,8 @@ def call_of(
     stage: Stage,
     orchestrator: Orchestrator,
     inputs: Mapping[str, Any],
-    key: str = "",
-    function: Callable[..., Any] | None = None,
+    key: str,
+    function: Callable[..., Any] | None,
 ) -> Call:
     """Return the call of a stage.
 
@@ -170,10 +170,12 @@ def leave(
     """End a local run by a signal: let the worker save, say what is saved, and leave.
 
     Args:
-        worker: the process in which the run's stages are. number: the signal. A terminal sends Ctrl-C to the
-        worker, too. orchestrator: that of the run. recipe: the newest one of a stage; None if nothing can be
-        saved. stage_has_recipe: True if it is that of the stage in the worker, which says at a Ctrl-C itself
-        what is saved.
+        worker: the process in which the run's stages are.
+        number: the signal. A terminal sends Ctrl-C to the worker, too.
+        orchestrator: that of the run.
+        recipe: the newest one of a stage; None if nothing can be saved.
+        stage_has_recipe: True if it is that of the stage in the worker, which says at a Ctrl-C itself what is
+            saved.
 
     Raises:
         SystemExit: always.

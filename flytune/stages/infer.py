@@ -4,7 +4,6 @@ import logging
 from typing import NamedTuple
 
 from flytune.artifacts import catalog, kept, opening
-from flytune.artifacts.build import CONTENTS
 from flytune.console import step_lines
 from flytune.errors import ExportError, StorageError
 from flytune.files import sha256_of
@@ -12,6 +11,7 @@ from flytune.inference import PromptPart, batch, prompts
 from flytune.models import BaseRequest, Generation
 from flytune.models import base as models_base
 from flytune.recipe import Recipe
+from flytune.records.contents import CONTENTS
 from flytune.stages import base_model
 from flytune.stages.orchestrator import File, Folder, Orchestrator
 from flytune.stages.stored import local, local_file, store

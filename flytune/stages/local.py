@@ -52,18 +52,12 @@ class ThisMachine:
     root: Path
 
     def fetch(self, address: str, target: Path, is_folder: bool = False) -> None:
-        """Copy a stored file or folder to a path.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
         if is_folder:
             shutil.copytree(address, target, dirs_exist_ok=True)
         else:
             shutil.copy(address, target)
 
     def store(self, path: Path, address: str) -> str:
-        """Copy a file or folder to an address; return the address."""
         if path.is_dir():
             shutil.copytree(path, address)
         else:

@@ -46,7 +46,7 @@ def plan_run(orchestrator: Orchestrator, recipe: Recipe, harness: HarnessData) -
     recipe, plan = planner.decide(
         recipe, _shapes(orchestrator, recipe), samples=count.samples, cluster=cluster, trace=confirm.best_fit
     )
-    plan = sample_count.told(plan, count)
+    plan = sample_count.with_origin(plan, count)
     publish.check(recipe)
     base = models_base.request(recipe.model)
     if not orchestrator.is_local():

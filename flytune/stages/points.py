@@ -2,7 +2,7 @@
 next stage."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
@@ -29,19 +29,19 @@ def elements(stage: Stage, runs: Sequence[Run]) -> dict[str, list[Element]]:
     is cached."""
     groups: dict[str, dict[str, Element]] = {}
     for run in runs:
-        group = groups.setdefault(run.value(stage.on) if stage.on else ALL, {})
-        for at, inputs in enumerate(_inputs(stage, run)):
-            name = key(stage, inputs) if stage.cache else f"{run.recipe.name} {at}"
+        for number, inputs in enumerate(_inputs(stage, run)):
+            name = key(stage, inputs) if stage.cache else f"{run.recipe.name} {number}"
+            group = groups.setdefault(run.value(stage.on) if stage.on else ALL, {})
             group.setdefault(name, Element(inputs, [])).runs.append(run.recipe.name)
-    return {
-        group: list(group_elements.values()) for group, group_elements in groups.items() if group_elements
-    }
+    return {group: list(by_name.values()) for group, by_name in groups.items()}
 
 
-def _inputs(stage: Stage, run: Run) -> Iterator[dict[str, Any]]:
-    """Yield the inputs of each pod of a run."""
+def _inputs(stage: Stage, run: Run) -> list[dict[str, Any]]:
+    """Return the inputs of each pod of a run."""
     inputs = {name: run.value(source) for name, source in stage.inputs.items()}
-    yield from ([inputs] if not stage.over else (inputs | {stage.over: item} for item in inputs[stage.over]))
+    if not stage.over:
+        return [inputs]
+    return [inputs | {stage.over: item} for item in inputs[stage.over]]
 
 
 def key(stage: Stage, inputs: Mapping[str, Any]) -> str:
@@ -79,33 +79,26 @@ def after(
 
     Args:
         results: by what each stage makes, a list for each group of its elements, with None for those that
-        failed.
+            failed.
     """
-    joined: dict[str, dict[str, Any] | str] = {run.recipe.name: {} for run in running.runs}
+    succeeded: dict[str, dict[str, Any]] = {run.recipe.name: {} for run in running.runs}
+    failed: dict[str, str] = {}
     for stage in stages:
-        by_run: dict[str, list[Any] | str] = {name: [] for name in joined}
-        for (group, mapped), values in zip(
-            elements(stage, running.runs).items(), results[stage.makes], strict=True
-        ):
-            for index, (element, value) in enumerate(zip(mapped, values, strict=True)):
-                reason = None if value is not None else _reason(orchestrator, running, stage, group, index)
+        if stage.over:
+            for outputs in succeeded.values():
+                outputs[stage.makes] = []
+        groups = elements(stage, running.runs).items()
+        for (group, group_elements), values in zip(groups, results[stage.makes], strict=True):
+            for index, (element, value) in enumerate(zip(group_elements, values, strict=True)):
+                reason = _reason(orchestrator, running, stage, group, index) if value is None else None
                 for name in element.runs:
-                    by_run[name] = _with(by_run[name], kept(value), reason)
-        for name, outcomes in by_run.items():
-            joined[name] = _joined(joined[name], stage, outcomes)
-    return running.after(joined)
-
-
-def _with(values: list[Any] | str, value: Any, reason: str | None) -> list[Any] | str:
-    if isinstance(values, str):
-        return values
-    return [*values, value] if reason is None else reason
-
-
-def _joined(results: dict[str, Any] | str, stage: Stage, outcomes: list[Any] | str) -> dict[str, Any] | str:
-    if isinstance(results, str) or isinstance(outcomes, str):
-        return results if isinstance(results, str) else str(outcomes)
-    return results | {stage.makes: outcomes if stage.over else outcomes[0]}
+                    if reason is not None:
+                        failed.setdefault(name, reason)
+                    elif stage.over:
+                        succeeded[name][stage.makes].append(kept(value))
+                    else:
+                        succeeded[name][stage.makes] = kept(value)
+    return running.after({**succeeded, **failed})
 
 
 def refuse(failed: int, allowed: int) -> None:

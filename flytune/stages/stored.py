@@ -23,12 +23,12 @@ def local(orchestrator: Orchestrator, stored: Stored) -> Path:
     """
     path = stored.path
     if not stored.is_here:
-        lock, done = (path.with_name(path.name + suffix) for suffix in (".lock", ".fetched"))
+        is_fetched = path.with_name(f"{path.name}.fetched")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(lock):
-            if not done.exists():
+        with FileLock(path.with_name(f"{path.name}.lock")):
+            if not is_fetched.exists():
                 orchestrator.fetch(stored.address, path, isinstance(stored, Folder))
-                done.touch()
+                is_fetched.touch()
     if isinstance(stored, Folder) and not any(path.glob("*")):
         raise DataError(
             f"{path.name}: the stored folder is empty or gone; if it is a cached local result, clear the "
@@ -39,11 +39,9 @@ def local(orchestrator: Orchestrator, stored: Stored) -> Path:
 
 def at_address(orchestrator: Orchestrator, address: str) -> Folder:
     """Return the folder at an address."""
-    return (
-        Folder(address, orchestrator.new_folder() / "fetched")
-        if "://" in address
-        else Folder.here(Path(address))
-    )
+    if "://" in address:
+        return Folder(address, orchestrator.new_folder() / "fetched")
+    return Folder.here(Path(address))
 
 
 def local_file(orchestrator: Orchestrator, folder: Folder, name: str) -> Path:
@@ -73,7 +71,8 @@ def local_without(
     """
     if folder.is_here:
         return local(orchestrator, folder), None
-    stored, folder_here = Storage(folder.address, ""), orchestrator.new_folder() / "trained"
+    stored = Storage(folder.address, "")
+    folder_here = orchestrator.new_folder() / "trained"
     folder_here.mkdir()
     names = [name for name in stored.sizes("") if not weights.fullmatch(name)]
     if not names:
@@ -99,7 +98,9 @@ def store(
     address = str(folder) if orchestrator.is_local() else orchestrator.new_address()
     if source is not None and others:
         Storage(address, "").copy_from(source, others, "copying the weights")
-    return Folder(address if orchestrator.is_local() else orchestrator.store(folder, address), folder)
+    if not orchestrator.is_local():
+        address = orchestrator.store(folder, address)
+    return Folder(address, folder)
 
 
 def with_checkpoint_folder(orchestrator: Orchestrator, recipe: Recipe) -> Recipe:
@@ -108,19 +109,17 @@ def with_checkpoint_folder(orchestrator: Orchestrator, recipe: Recipe) -> Recipe
     Each stage that needs it asks: the plan does not hand it on, so that no artifact names the cluster's
     storage, and a stage that runs alone, after a failure or on Ctrl-C finds the same folder.
     """
-    if (
-        recipe.checkpoints.folder is not None
-        or (folder := orchestrator.shared_address("checkpoints")) is None
-    ):
+    if recipe.checkpoints.folder is not None:
+        return recipe
+    folder = orchestrator.shared_address("checkpoints")
+    if folder is None:
         return recipe
     return recipe.model_copy(update={"checkpoints": recipe.checkpoints.model_copy(update={"folder": folder})})
 
 
 def show_saved(orchestrator: Orchestrator, recipe: Recipe, signal_name: str) -> None:
-    """Print what is saved of a run that a signal ends here.
-
-    Not by a stream: a print may be what the signal has interrupted, and its stream cannot be entered again.
-    """
+    """Print what is saved of a run that a signal ends here."""
+    # A print may be what the signal has interrupted, and its stream cannot be entered again.
     os.write(2, f"\n{recipe.name}: {signal_name}: {saved_sentence(orchestrator, recipe)}\n".encode())
 
 
@@ -142,7 +141,8 @@ def saved_sentence(orchestrator: Orchestrator, recipe: Recipe) -> str:
 
 def attempt_addresses(orchestrator: Orchestrator) -> list[str]:
     """Return the addresses of the records of attempts of all tasks of this execution."""
-    if not (root := orchestrator.shared_address("phases")) or not orchestrator.execution():
+    root = orchestrator.shared_address("phases")
+    if not root or not orchestrator.execution():
         return []
     execution = f"{root}/{orchestrator.execution()}"
     return [f"{execution}/{key}" for key in Storage(execution, retry=False).names()]

@@ -34,7 +34,7 @@ def train(
     return Folder.here(out)
 
 
-def fetch_inputs(orchestrator: Orchestrator, dataset: Folder, base: Folder | None = None) -> Path:
+def fetch_inputs(orchestrator: Orchestrator, dataset: Folder, base: Folder | None) -> Path:
     """Bring the inputs to this node, once for all its processes; return the folder of the data set."""
     base_model.unpack(orchestrator, base)
     return local(orchestrator, dataset)

@@ -3,4 +3,4 @@
 from flytune.sweeps.grid import Points
 from flytune.sweeps.results import Outcome
 
-__all__ = ["Outcome", "Points", "grid", "results"]
+__all__ = ["Outcome", "Points"]

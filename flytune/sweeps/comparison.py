@@ -11,7 +11,7 @@ from pydantic import Field
 
 from flytune.models.scoring import resampled
 from flytune.records import Interval, MeasuredFigure, SampleScores
-from flytune.schema import Strict
+from flytune.schema import Strict, omitted
 
 
 class Scored(Strict):
@@ -21,7 +21,7 @@ class Scored(Strict):
     """Figures of the objective on the held-out samples; none if the point failed."""
     scores: SampleScores | None = None
     """Scores of each of these samples."""
-    doubts: list[str] = Field(default=[], exclude_if=lambda doubts: not doubts)
+    doubts: list[str] = omitted([])
     """Clauses that make the figures doubtful (Metrics.doubts)."""
     scale: dict[str, Any] = Field(default={})
     """Values of the recipe's fields that change the scale of a figure, by dotted field."""
@@ -53,35 +53,33 @@ def compare(points: Sequence[Scored]) -> PointComparison:
     """Return the comparison of points by the first figure of their objective that all of them have on the
     same scale."""
     name = _common_figure(points)
-    figures = {at: point.figure(name) for at, point in enumerate(points)} if name else {}
-    measured = {at: figure for at, figure in figures.items() if figure}
+    figures = {place: point.figure(name) for place, point in enumerate(points)} if name else {}
+    measured = {place: figure for place, figure in figures.items() if figure}
     if not measured:
         return PointComparison(None)
     sign = -1 if next(iter(measured.values())).better == "higher" else 1
-    best = min(measured, key=lambda at: sign * measured[at].tuned.value)
-    figure, mine = measured[best], points[best].scores
-    others = [at for at in measured if at != best]
-    theirs = {at: points[at].scores for at in others}
-    elsewhere = [
-        at
-        for at, scores in theirs.items()
-        if mine and scores and scores.samples_sha256 != mine.samples_sha256
-    ]
-    unpaired = [
-        at
-        for at in others
-        if at not in elsewhere and not (_has(mine, figure.name) and _has(theirs[at], figure.name))
-    ]
-    paired = [at for at in others if at not in elsewhere and at not in unpaired]
-    differences = _differences([points[at] for at in (best, *paired)], figure.name) if paired else []
-    difference_of = dict(zip(paired, differences, strict=True))
-    as_good = [
-        at
-        for at in others
-        if (at in difference_of and min(sign * difference_of[at].low, sign * difference_of[at].high) <= 0)
-        or (at in unpaired and _overlap(measured[at].tuned, figure.tuned))
-    ]
-    return PointComparison(figure, best, difference_of, tuple(as_good), tuple(elsewhere), tuple(unpaired))
+    best = min(measured, key=lambda place: sign * measured[place].tuned.value)
+    figure, scores_of_best = measured[best], points[best].scores
+    elsewhere, unpaired, paired = [], [], []
+    for place in measured:
+        scores = points[place].scores
+        if place == best:
+            continue
+        if scores_of_best and scores and scores.samples_sha256 != scores_of_best.samples_sha256:
+            elsewhere.append(place)
+        elif _has(scores_of_best, figure.name) and _has(scores, figure.name):
+            paired.append(place)
+        else:
+            unpaired.append(place)
+    intervals = _differences([points[place] for place in (best, *paired)], figure.name) if paired else []
+    differences = dict(zip(paired, intervals, strict=True))
+    as_good = [place for place in unpaired if _overlap(measured[place].tuned, figure.tuned)]
+    for place, difference in differences.items():
+        if min(sign * difference.low, sign * difference.high) <= 0:
+            as_good.append(place)
+    return PointComparison(
+        figure, best, differences, tuple(sorted(as_good)), tuple(elsewhere), tuple(unpaired)
+    )
 
 
 def _common_figure(points: Sequence[Scored]) -> str | None:
@@ -106,8 +104,8 @@ def _has(scores: SampleScores | None, name: str) -> bool:
     return scores is not None and name in scores.scores
 
 
-def _overlap(first: Interval, other: Interval) -> bool:
-    return first.low <= other.high and other.low <= first.high
+def _overlap(interval: Interval, other: Interval) -> bool:
+    return interval.low <= other.high and other.low <= interval.high
 
 
 def _differences(points: Sequence[Scored], name: str) -> list[Interval]:

@@ -16,7 +16,7 @@ from flytune.errors import FlytuneError, RecipeError, printable
 from flytune.evaluation import guards
 from flytune.failures import kind_of
 from flytune.recipe import Recipe
-from flytune.records import Figure, Interval, MeasuredFigure, Metrics, Plan, TrainingResult
+from flytune.records import Figure, Interval, Metrics, Plan, TrainingResult
 from flytune.records.contents import SWEEP, seal
 from flytune.report import page as report_page
 from flytune.schema import Record, Strict
@@ -99,21 +99,24 @@ def plan_points(points: Points, min_success_ratio: float, plan: Callable[[Recipe
     Raises:
         RecipeError: too few can run to reach the ratio, with all reasons.
     """
-    judged = []
+    planned_points = []
     for point in points.points:
         try:
             plan(point.recipe)
-            judged.append(point)
+            planned_points.append(point)
         except FlytuneError as error:
             if kind_of(error).recoverable:  # another attempt may succeed
                 raise
-            judged.append(point.model_copy(update={"refused": str(error)}))
-    planned = points.model_copy(update={"points": judged})
-    if len(planned.runnable) < (needed := least(points, min_success_ratio)):
-        reasons = [f"{point.recipe.name}: {_line(point.refused)}" for point in judged if point.refused]
+            planned_points.append(point.model_copy(update={"refused": str(error)}))
+    planned = points.model_copy(update={"points": planned_points})
+    needed = least(points, min_success_ratio)
+    if len(planned.runnable) < needed:
+        reasons = [
+            f"{point.recipe.name}: {_line(point.refused)}" for point in planned.points if point.refused
+        ]
         where = (
-            f"sweep of {points.recipe}: {len(planned.runnable)} of {counted(len(judged), 'point')} can "
-            f"run, {needed} must succeed"
+            f"sweep of {points.recipe}: {len(planned.runnable)} of "
+            f"{counted(len(planned.points), 'point')} can run, {needed} must succeed"
         )
         raise RecipeError.of(where, reasons)
     return planned
@@ -147,54 +150,59 @@ def outcome(
 
 
 def compare(points: Points, succeeded: Mapping[str, Outcome], reasons: Mapping[str, str]) -> Sweep:
-    """Return all outcomes in the points' order, and the best point. `reasons`: the known reasons of failed
-    points, by name."""
+    """Return all outcomes in the points' order, and the best point.
+
+    Args:
+        succeeded: outcomes of the points that succeeded, by name.
+        reasons: the known reasons of failed points, by name.
+    """
     outcomes = []
     for point in points.points:
         name = point.recipe.name
         reason = point.refused or reasons.get(name) or "no reason is known; see the console"
         values = [value_at(point.recipe, field) for field in points.fields]
         outcomes.append(succeeded.get(name) or Outcome(name=name, values=values, reason=reason))
-    able = [at for at, outcome in enumerate(outcomes) if not outcome.has_failed and not outcome.broken]
-    compared = comparison.compare([outcomes[at].scored for at in able])
-    names, scored = [outcomes[at].name for at in able], [outcomes[at].scored for at in able]
-    for at, difference in compared.differences.items():
-        outcomes[able[at]] = outcomes[able[at]].model_copy(update={"difference": difference})
-    # The artifacts have the scores of each sample.
-    without = [outcome.scored.model_copy(update={"scores": None}) for outcome in outcomes]
-    outcomes = [
-        scored_outcome.model_copy(update={"scored": kept})
-        for scored_outcome, kept in zip(outcomes, without, strict=True)
-    ]
+    able = [outcome for outcome in outcomes if not outcome.has_failed and not outcome.broken]
+    names, scored = [outcome.name for outcome in able], [outcome.scored for outcome in able]
+    compared = comparison.compare(scored)
+    differences = {names[number]: difference for number, difference in compared.differences.items()}
+    figure = None
+    if compared.figure is not None:  # without the values of the point that has it
+        fields = {name: getattr(compared.figure, name) for name in Figure.model_fields}
+        figure = Figure.model_validate(fields)
     return Sweep(
         recipe=points.recipe,
         fields=points.fields,
-        outcomes=outcomes,
-        figure=compared.figure
-        and Figure.model_validate({name: getattr(compared.figure, name) for name in Figure.model_fields}),
+        outcomes=[
+            outcome.model_copy(
+                update={
+                    "difference": differences.get(outcome.name),
+                    # The artifacts have the scores of each sample.
+                    "scored": outcome.scored.model_copy(update={"scores": None}),
+                }
+            )
+            for outcome in outcomes
+        ],
+        figure=figure,
         best=None if compared.best is None else names[compared.best],
-        as_good=[names[at] for at in compared.as_good],
+        as_good=[names[number] for number in compared.as_good],
         warnings=_warnings(names, scored, compared),
     )
 
 
 def _warnings(names: list[str], scored: list[Scored], compared: comparison.PointComparison) -> list[str]:
     """List what is not comparable between the points, a line each."""
-    warnings = [
-        f"held-out figures are doubtful: {doubt}"
-        for doubt in dict.fromkeys(doubt for point in scored for doubt in point.doubts)
-    ]
     if compared.figure is None:
-        return (
-            ["the points' objectives share no figure on one scale, so no point is the best"]
-            if len(scored) > 1
-            else []
-        )
-    if skipped := _first_paired(scored[0]):
+        no_figure = "the points' objectives share no figure on one scale, so no point is the best"
+        return [no_figure] if len(scored) > 1 else []
+    doubts = dict.fromkeys(doubt for point in scored for doubt in point.doubts)
+    warnings = [f"held-out figures are doubtful: {doubt}" for doubt in doubts]
+    skipped = next((figure for figure in scored[0].figures if figure.is_paired), None)
+    if skipped is not None and skipped.name != compared.figure.name:
         fields = [
             field for field in skipped.scaled_by if len({str(point.scale.get(field)) for point in scored}) > 1
         ]
-        if skipped.name != compared.figure.name and fields:
+        if fields:
             warnings.append(
                 f"{', '.join(fields)} changes the scale of {skipped.title}, so points are compared by "
                 f"{compared.figure.title}"
@@ -214,10 +222,6 @@ def _warnings(names: list[str], scored: list[Scored], compared: comparison.Point
     return warnings
 
 
-def _first_paired(point: Scored) -> MeasuredFigure | None:
-    return next((figure for figure in point.figures if figure.is_paired), None)
-
-
 def too_few(sweep: Sweep, needed: int) -> str:
     """Return the error of a sweep of which fewer than `needed` points have succeeded: all reasons, and the
     artifacts."""
@@ -235,12 +239,12 @@ def too_few(sweep: Sweep, needed: int) -> str:
 
 def verdict(sweep: Sweep) -> str:
     """Return a sentence about the best point."""
-    failed = sum(outcome.has_failed for outcome in sweep.outcomes)
-    some = f" {failed} of {len(sweep.outcomes)} failed." if failed else ""
+    number = sum(outcome.has_failed for outcome in sweep.outcomes)
+    failed = f" {number} of {len(sweep.outcomes)} failed." if number else ""
     best = next((outcome for outcome in sweep.outcomes if outcome.name == sweep.best), None)
     figure = best.scored.figure(sweep.figure.name) if best and sweep.figure else None
     if best is None or figure is None:
-        return f"No point has a figure to be compared by.{some}"
+        return f"No point has a figure to be compared by.{failed}"
     what = ", ".join(f"{field} {value}" for field, value in zip(sweep.fields, best.shown, strict=True))
     sentence = (
         f"Best: {best.name} ({what}), held-out {figure.title} "
@@ -257,34 +261,30 @@ def verdict(sweep: Sweep) -> str:
     elif paired:
         others = "the other point is" if len(paired) == 1 else f"the other {len(paired)} are"
         sentence += f" By more than chance {others} worse, {how}."
-    return sentence + some
+    return sentence + failed
 
 
 def ranked(sweep: Sweep) -> list[Outcome]:
     """Return the outcomes, the best first, failed ones last."""
-    name = sweep.figure.name if sweep.figure else ""
-    sign = -1 if sweep.figure and sweep.figure.better == "higher" else 1
-    result_of = {
-        outcome.name: figure.tuned.value
-        for outcome in sweep.outcomes
-        if (figure := outcome.scored.figure(name))
-    }
-    return sorted(
-        sweep.outcomes,
-        key=lambda outcome: (outcome.has_failed, sign * result_of.get(outcome.name, sign * math.inf)),
-    )
+
+    def place(outcome: Outcome) -> tuple[bool, float]:
+        figure = outcome.scored.figure(sweep.figure.name) if sweep.figure else None
+        if sweep.figure is None or figure is None:
+            return outcome.has_failed, math.inf
+        value = figure.tuned.value
+        return outcome.has_failed, -value if sweep.figure.better == "higher" else value
+
+    return sorted(sweep.outcomes, key=place)
 
 
 def columns(sweep: Sweep) -> list[Figure]:
     """List the figures of the table: the one that ranks the points, and the next two that are better in one
     direction."""
-    first = next((outcome.scored.figures for outcome in sweep.outcomes if not outcome.has_failed), [])
-    others = [
-        figure
-        for figure in first
-        if figure.better != "neither" and (sweep.figure is None or figure.name != sweep.figure.name)
-    ]
-    return [*([sweep.figure] if sweep.figure else []), *others[:2]]
+    ranking = [sweep.figure] if sweep.figure else []
+    names = [figure.name for figure in ranking]
+    figures = next((outcome.scored.figures for outcome in sweep.outcomes if not outcome.has_failed), [])
+    others = [figure for figure in figures if figure.better != "neither" and figure.name not in names]
+    return [*ranking, *others[:2]]
 
 
 def show(sweep: Sweep, console: Console) -> None:
@@ -294,15 +294,21 @@ def show(sweep: Sweep, console: Console) -> None:
     for name in short(sweep.fields):
         table.add_column(tables.plain(name))
     figures = columns(sweep)
-    has_differences = any(outcome.difference for outcome in sweep.outcomes)
-    for name in (*(figure.title for figure in figures), *["difference"] * has_differences, "training"):
-        table.add_column(name, justify="right", no_wrap=True)
+    headings = [figure.title for figure in figures]
+    if any(outcome.difference for outcome in sweep.outcomes):
+        headings.append("difference")
+    headings.append("training")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     for point in ranked(sweep):
         style = "bold" if point.name == sweep.best else ""
         if point.has_failed:
-            style, cells = "red", ["failed", *[""] * (len(figures) + has_differences)]
+            style, cells = "red", ["failed"]
         else:
-            cells = _cells(point, figures, sweep if has_differences else None)
+            cells = [_value(point, figure) for figure in figures]
+            if "difference" in headings:
+                cells.append(_difference(point, sweep))
+            cells.append(report_page.duration(point.seconds))
         table.add_row(tables.plain(point.name), *map(tables.plain, point.shown), *cells, style=style)
     tables.show(table, console)
     for point in sweep.outcomes:
@@ -324,13 +330,11 @@ def log(sweep: Sweep) -> None:
 
 def html(sweep: Sweep) -> str:
     """Return the same with a plot, as one self-contained page."""
-    name = sweep.figure.name if sweep.figure else ""
-    figures_of_name = [outcome.scored.figure(name) for outcome in sweep.outcomes]
-    lines = [
-        Line(point.name, point.shown, figure.tuned.value if figure else None)
-        for point, figure in zip(sweep.outcomes, figures_of_name, strict=True)
-    ]
-    orders = [_order([outcome.values[at] for outcome in sweep.outcomes]) for at in range(len(sweep.fields))]
+    lines = []
+    for outcome in sweep.outcomes:
+        figure = outcome.scored.figure(sweep.figure.name) if sweep.figure else None
+        lines.append(Line(outcome.name, outcome.shown, figure.tuned.value if figure else None))
+    orders = [_order(values) for values in zip(*(outcome.values for outcome in sweep.outcomes), strict=True)]
     higher = sweep.figure is not None and sweep.figure.better == "higher"
     title = f"held-out {sweep.figure.title}" if sweep.figure else "no figure"
     picture = parallel_coordinates.draw(short(sweep.fields), orders, lines, title, sweep.best, higher=higher)
@@ -371,21 +375,19 @@ def _order(values: Sequence[Any]) -> list[str]:
     return list(dict.fromkeys(map(shown, values)))
 
 
-def _cells(point: Outcome, figures: Sequence[Figure], sweep: Sweep | None) -> list[str]:
-    """Return the cells of a point; its difference from the best one if `sweep` has differences."""
-    measured = [point.scored.figure(figure.name) for figure in figures]
-    values = ["" if figure is None else report_page.value(figure, figure.tuned.value) for figure in measured]
-    difference = (
-        report_page.apart(sweep.figure, point.difference)
-        if point.difference and sweep and sweep.figure
-        else ""
-    )
-    return [*values, *[difference] * (sweep is not None), report_page.duration(point.seconds)]
+def _value(point: Outcome, column: Figure) -> str:
+    figure = point.scored.figure(column.name)
+    return "" if figure is None else report_page.value(figure, figure.tuned.value)
+
+
+def _difference(point: Outcome, sweep: Sweep) -> str:
+    """Return a point's difference from the best one; empty if it has none."""
+    if point.difference is None or sweep.figure is None:
+        return ""
+    return report_page.apart(sweep.figure, point.difference)
 
 
 def _line(reason: str) -> str:
-    """Return the lines of an error as one, with a stop between those that have none."""
-    lines = [" ".join(line.split()) for line in reason.splitlines() if line.strip()]
-    return " ".join(
-        line if line.endswith((".", ";", ":", ",")) or line is lines[-1] else f"{line};" for line in lines
-    )
+    """Return the lines of an error as one, with a semicolon behind those that end without a stop."""
+    *lines, last = [" ".join(line.split()) for line in reason.splitlines() if line.strip()] or [""]
+    return " ".join([*(line if line.endswith((".", ";", ":", ",")) else f"{line};" for line in lines), last])

@@ -2,12 +2,4 @@
 
 from flytune.training.attempt import AttemptWriter
 
-__all__ = [
-    "AttemptWriter",
-    "attempt",
-    "attempt_notes",
-    "checkpoints",
-    "earlier_attempts",
-    "loop",
-    "preemption",
-]
+__all__ = ["AttemptWriter"]

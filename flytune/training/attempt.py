@@ -105,7 +105,7 @@ class AttemptWriter:
 
         Raises:
             KilledAgain: the last two attempts were killed in the same phase, and no step was saved in
-            between.
+                between.
         """
         try:
             self._begin(saved_step, phase, exports_only)

@@ -44,7 +44,7 @@ def read(address: str, order: str = "", halves_on: str | None = None, is_require
 
     Args:
         is_required: whether a storage that cannot be read ends the run; a run without checkpoints writes none
-        there.
+            there.
 
     Raises:
         TrainingError: a record is damaged.

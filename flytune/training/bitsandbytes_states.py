@@ -7,7 +7,6 @@ that were paged on the GPU, where there may be no room for them.
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 from flytune import patches
@@ -66,10 +65,8 @@ def _methods() -> type:
                 yield p
                 return
             shard, state = local(p), self.state[p]
-            shard.grad, self.state[shard] = (
-                local(p.grad),
-                {name: local(value) for name, value in state.items()},
-            )
+            shard.grad = local(p.grad)
+            self.state[shard] = {name: local(value) for name, value in state.items()}
             yield shard
             state["step"] = self.state.pop(shard)["step"]
             shard.grad = None
@@ -80,33 +77,28 @@ def _methods() -> type:
             Raises:
                 ValueError: it is of other parameter groups.
             """
-            saved = state_dict["param_groups"]
-            if [len(group["params"]) for group in saved] != [
-                len(group["params"]) for group in self.param_groups
-            ]:
+            groups = self.param_groups
+            saved_groups = state_dict["param_groups"]
+            if [len(group["params"]) for group in saved_groups] != [len(group["params"]) for group in groups]:
                 raise ValueError("the loaded optimizer states are of other parameter groups")
-            ids = chain.from_iterable(group["params"] for group in saved)
-            for number, p in zip(
-                ids, chain.from_iterable(group["params"] for group in self.param_groups), strict=True
-            ):
-                if number in state_dict["state"]:
-                    loaded = dict(state_dict["state"][number])
-                    loaded |= loaded.pop(self._FSDP_WRAPPED_QUANT_STATE_KEY, {})
-                    self.state[p] = {name: self._loaded(p, name, value) for name, value in loaded.items()}
-            for group, other in zip(self.param_groups, saved, strict=True):
-                group.update({name: value for name, value in other.items() if name != "params"})
+            for group, saved in zip(groups, saved_groups, strict=True):
+                for p, number in zip(group["params"], saved["params"], strict=True):
+                    if number in state_dict["state"]:
+                        loaded = dict(state_dict["state"][number])
+                        loaded |= loaded.pop(self._FSDP_WRAPPED_QUANT_STATE_KEY, {})
+                        self.state[p] = {name: self._loaded(p, name, value) for name, value in loaded.items()}
+                group.update({name: value for name, value in saved.items() if name != "params"})
 
         def _loaded(self: Any, p: Any, name: str, value: Any) -> Any:
-            """Return a loaded value of the state of `p` where it belongs; unified memory is never freed, and
-            so used again."""
+            """Return a loaded value of the state of `p` in the memory where it belongs."""
             if name not in ("state1", "state2"):
                 return value.to(p.device) if isinstance(value, torch.Tensor) else value
-            state_there = self.state.get(p, {}).get(name)
-            state_there = (
-                state_there if state_there is not None else self.get_state_buffer(p, dtype=value.dtype)
-            )
-            if state_there is not value:
-                local(state_there).copy_(local(value))
-            return state_there
+            # Unified memory is never freed, so that of an earlier state is used again.
+            buffer = self.state.get(p, {}).get(name)
+            if buffer is None:
+                buffer = self.get_state_buffer(p, dtype=value.dtype)
+            if buffer is not value:
+                local(buffer).copy_(local(value))
+            return buffer
 
     return Methods

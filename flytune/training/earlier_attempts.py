@@ -162,7 +162,9 @@ def lines(records: Sequence[NodeAttempt], execution: str, before: int | None = N
     Without a number, all that have left records are named. The execution of a machine of one's own is empty.
     """
     ends = _ends(records)
-    known = sorted(number for of, number in ends if of == execution and (before is None or number < before))
+    known = sorted(
+        number for name, number in ends if name == execution and (before is None or number < before)
+    )
     if execution:
         known = list(range(1, before or max(known, default=0) + 1))
     return [f"attempt {number}: {ends.get((execution, number), UNKNOWN)}" for number in known]

@@ -39,11 +39,12 @@ def fit(
     """Train and export one run. Every process of the run calls it; the first one writes `out`.
 
     Args:
-        dataset: a prepared data set, on this machine's disk. out: a new folder; receives model/ or adapter/,
-        and training.json last. export_only: train no step; export the newest complete checkpoint as it is,
-        and keep it. publisher: makes the publisher of the run's checkpoints from the recipe and the run's
-        key; None publishes none. reference: a folder of flytune.training.reference, where the recipe needs
-        one.
+        dataset: a prepared data set, on this machine's disk.
+        out: a new folder; receives model/ or adapter/, and training.json last.
+        export_only: train no step; export the newest complete checkpoint as it is, and keep it.
+        publisher: makes the publisher of the run's checkpoints from the recipe and the run's key; None
+            publishes none.
+        reference: a folder of flytune.training.reference, where the recipe needs one.
 
     Raises:
         TrainingError: training failed; says what happened, on which rank, and whether the run continues by

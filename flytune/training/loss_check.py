@@ -55,7 +55,7 @@ def check(trainer: Any) -> None:
         )
 
 
-def _own_loss(model: Any, batch: dict[str, Any], ids: Any, temperature: float = 1.0) -> float:
+def _own_loss(model: Any, batch: dict[str, Any], ids: Any, temperature: float) -> float:
     """Return the loss that a model computes itself; of its logits where it takes labels for the tokens at
     their own places, or where the logits are divided by a temperature."""
     from torch.nn.functional import cross_entropy

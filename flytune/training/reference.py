@@ -10,9 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from flytune import data
 from flytune.console import output
@@ -22,7 +20,7 @@ from flytune.models import BaseRequest, Row, base_identity, initial_adapter, loa
 from flytune.models import base as models_base
 from flytune.objectives import objective_of
 from flytune.recipe import DataRequest, Recipe
-from flytune.schema import Record, Strict
+from flytune.schema import Record, Strict, omitted
 from flytune.training.frozen import FrozenModel
 from flytune.training.log_probs import ReferenceModel
 from flytune.training.teacher import Teacher
@@ -37,7 +35,7 @@ class ReferenceManifest(Record):
     """Hash of the rows and of everything in the recipe that the results follow from."""
     files: dict[str, str]
     """SHA-256 of each file, by name."""
-    commit: Annotated[str | None, Field(exclude_if=lambda commit: commit is None)] = None
+    commit: str | None = omitted(None)
     """Commit of a teacher on the hub."""
 
 
@@ -50,7 +48,7 @@ class ReferenceRequest(Strict):
     base: BaseRequest
     adapter_sha256: str = ""
     """Hash of the weights of method.adapter."""
-    base_identity: Annotated[str, Field(exclude_if=lambda identity: not identity)] = ""
+    base_identity: str = omitted("")
     """Identity of a base model that is not on the hub, whose commit `base` does not have."""
 
 

@@ -55,7 +55,8 @@ class UnheardSignals:
         os.set_blocking(self._ends[1], False)
         signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
-            if callable(before := signal.getsignal(number)):
+            before = signal.getsignal(number)
+            if callable(before):
                 self._before[number] = before
                 signal.signal(number, self._hear)
         threading.Thread(target=self._listen, args=[self._ends[0]], name="signals", daemon=True).start()

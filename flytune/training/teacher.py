@@ -154,7 +154,7 @@ def check_tokenizer(of_teacher: Recipe, tokenizer: Any, rows: Any) -> None:
     for row in rows:
         text = tokenizer.decode(row["input_ids"])
         ids_of_data, ids_of_teacher = (
-            each(text, add_special_tokens=False)["input_ids"] for each in (tokenizer, teacher)
+            tokenize(text, add_special_tokens=False)["input_ids"] for tokenize in (tokenizer, teacher)
         )
         if ids_of_data != ids_of_teacher:
             raise DataError(

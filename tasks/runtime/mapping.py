@@ -31,10 +31,12 @@ def map_points(
     flytune/stages/points.py).
 
     Args:
-        notes: prefix of the addresses of the elements' reasons. allowed_failures: number of failures of a
-        stage; once there are more, elements that have not begun are refused. concurrency: number of elements
-        that run at a time; 0 for all; None for Flyte's limit of the workflow. titles: a line for each
-        element, which a local run prints before it; a pod has one element, and prints none.
+        notes: prefix of the addresses of the elements' reasons.
+        allowed_failures: number of failures of a stage; once there are more, elements that have not begun are
+            refused.
+        concurrency: number of elements that run at a time; 0 for all; None for Flyte's limit of the workflow.
+        titles: a line for each element, which a local run prints before it; a pod has one element, and prints
+            none.
     """
     return without_schema(PointsTask(task, notes, allowed_failures, titles, concurrency=concurrency))
 

@@ -25,27 +25,19 @@ class Flyte:
         return _in_rank, (_files().raw_output_prefix,)
 
     def fetch(self, address: str, target: Path, is_folder: bool = False) -> None:
-        """Copy a stored file or folder to a path.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
         try:
             _files().get_data(address, str(target), is_multipart=is_folder)
         except FlyteDataNotFoundException as error:
             raise FileNotFoundError(address) from error
 
     def store(self, path: Path, address: str) -> str:
-        """Copy a file or folder to an address; return the address."""
         return str(_files().put_data(str(path), address, is_multipart=path.is_dir()))
 
     def new_address(self) -> str:
-        """Return an address of this attempt's own where nothing is stored yet."""
         # Not by flytekit's generator: forked ranks and their parent would draw the same name.
         return str(_files().join(_files().raw_output_prefix, uuid.uuid4().hex))
 
     def new_folder(self) -> Path:
-        """Create an empty folder in this attempt's working directory."""
         return Path(tempfile.mkdtemp(prefix="flytune-", dir=current_context().working_directory))
 
     def shared_address(self, name: str) -> str | None:
@@ -61,7 +53,6 @@ class Flyte:
         return f"{scheme}://{location}/flytune-{name}"
 
     def execution(self) -> str:
-        """Return the identifier of the execution; empty on this machine."""
         return os.environ.get(spec.EXECUTION, "")
 
     def is_local(self) -> bool:

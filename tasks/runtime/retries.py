@@ -41,7 +41,7 @@ def classified(trains: bool = False) -> Iterator[None]:
     Final errors of a task that starts no ranks and does not train are raised unchanged.
 
     Args:
-        trains: True to raise all failures so, with their rank.
+        trains: whether the task trains, so that all its failures are raised so, with their rank.
     """
     try:
         yield

@@ -289,14 +289,14 @@ def test_code_of_the_card_gives_the_figure_of_the_report(method, cards):
 
 def test_publish_to_a_folder_and_again_and_where_it_was_cut_off(stored, tmp_path):
     address = str(tmp_path / "models")
-    assert build.publish(stored, address, "tiny-1") == f"{address}/tiny-1"
+    assert publish.publish(stored, address, "tiny-1") == f"{address}/tiny-1"
     assert names(tmp_path / "models" / "tiny-1") == names(stored)
     before = {name: (tmp_path / "models" / "tiny-1" / name).stat().st_mtime_ns for name in names(stored)}
     # Again, and after it was cut off: files that are there are not written again.
     for lost in ((), ("artifact.json", "README.md")):
         for name in lost:
             (tmp_path / "models" / "tiny-1" / name).unlink()
-        build.publish(stored, address, "tiny-1")
+        publish.publish(stored, address, "tiny-1")
         after = {name: (tmp_path / "models" / "tiny-1" / name).stat().st_mtime_ns for name in names(stored)}
         assert {name for name in after if after[name] != before[name]} == set(lost)
 
@@ -314,12 +314,12 @@ def test_publish_goes_on_within_a_file_that_was_cut_off(stored, tmp_path, monkey
 
     with monkeypatch.context() as broken, pytest.raises(ExportError, match="cannot be written to: OSError"):
         broken.setattr(LocalFileSystem, "put_file", cut)
-        build.publish(stored, str(tmp_path), "tiny")
+        publish.publish(stored, str(tmp_path), "tiny")
     assert not (tmp_path / "tiny").exists(), "no half model is left"
     # A process that is killed deletes nothing.
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / ".plan.json.0a1b2c3d").write_bytes(b"half")
-    build.publish(stored, str(tmp_path), "tiny")
+    publish.publish(stored, str(tmp_path), "tiny")
     (tmp_path / "tiny" / ".plan.json.0a1b2c3d").unlink()
     assert names(tmp_path / "tiny") == names(stored)
     weights = "adapter_model.safetensors"
@@ -333,7 +333,7 @@ def test_publish_overwrites_nothing(file, stored, tmp_path):
     with pytest.raises(
         ExportError, match=r"tiny: holds .*nothing is overwritten: remove it, or change the recipe's name"
     ):
-        build.publish(stored, str(tmp_path), "tiny")
+        publish.publish(stored, str(tmp_path), "tiny")
     assert names(tmp_path / "tiny") == {file}
     assert (tmp_path / "tiny" / file).read_text() == "mine"
 
@@ -342,7 +342,7 @@ def test_publish_to_s3(bucket, stored, tmp_path):
     import s3fs
 
     for _ in range(2):
-        assert build.publish(stored, f"{bucket}/deep/", "tiny") == "s3://models/deep/tiny"
+        assert publish.publish(stored, f"{bucket}/deep/", "tiny") == "s3://models/deep/tiny"
     found = s3fs.S3FileSystem().find("models/deep/tiny")
     assert {path.removeprefix("models/deep/tiny/") for path in found} == names(stored)
     other = copy_tree(stored, tmp_path / "other")
@@ -351,11 +351,11 @@ def test_publish_to_s3(bucket, stored, tmp_path):
     with pytest.raises(
         ExportError, match="s3://models/deep/tiny: holds another artifact; nothing is overwritten"
     ):
-        build.publish(other, f"{bucket}/deep", "tiny")
+        publish.publish(other, f"{bucket}/deep", "tiny")
     with pytest.raises(
         ExportError, match=r"publish.address: s3://gone: tiny cannot be written to: .*bucket does not exist"
     ):
-        build.publish(stored, "s3://gone", "tiny")
+        publish.publish(stored, "s3://gone", "tiny")
 
 
 def test_publish_to_an_address_that_is_none(stored):
@@ -363,12 +363,12 @@ def test_publish_to_an_address_that_is_none(stored):
         ExportError,
         match=r"publish.address: nosuch://bucket: cannot be written to: ValueError: Protocol not known",
     ):
-        build.publish(stored, "nosuch://bucket", "tiny")
+        publish.publish(stored, "nosuch://bucket", "tiny")
 
 
 def test_publish_what_is_not_whole(tmp_path):
     with pytest.raises(ExportError, match=r"no artifact.json: there is no artifact, or an incomplete one"):
-        build.publish(tmp_path, str(tmp_path / "out"), "tiny")
+        publish.publish(tmp_path, str(tmp_path / "out"), "tiny")
 
 
 def test_the_licence_of_a_base_at_an_address_is_carried_over():
@@ -432,17 +432,17 @@ def test_an_equal_run_is_published_once_and_another_decision_beside_it(recipe, d
         store(one, dataset, trained, tmp_path / str(number))
         for number, (one, trained) in enumerate([(recipe, whole), (elsewhere, other), (named, whole)])
     ]
-    found = [build.published_name(one, recipe) for one in made]
+    found = [publish.published_name(one, recipe) for one in made]
     assert found[0] == found[1] != found[2]
     address = str(tmp_path / "models")
-    first = build.publish(made[0], address, found[0])
+    first = publish.publish(made[0], address, found[0])
     content = Path(first, "artifact.json").read_bytes()
     assert content != (made[1] / "artifact.json").read_bytes(), "times differ"
-    assert build.publish(made[1], address, found[1]) == first
+    assert publish.publish(made[1], address, found[1]) == first
     assert Path(first, "artifact.json").read_bytes() == content
     # A publication that was cut off is completed by an equal run.
     Path(first, "artifact.json").rename(Path(first, "artifact.partial.json"))
-    build.publish(made[1], address, found[1])
+    publish.publish(made[1], address, found[1])
     assert names(Path(first)) == names(made[1])
     verify(Path(first))
 
@@ -451,13 +451,13 @@ def test_an_artifact_without_an_identity_is_completed_by_an_equal_publication_at
     recipe, tmp_path
 ):
     release = ROOT / "tests" / "support" / "releases" / "0.1.0" / "artifact"
-    name = build.published_name(release, recipe)
+    name = publish.published_name(release, recipe)
     there = tmp_path / "models" / name
     there.mkdir(parents=True)
     # As another process leaves it between two of its files.
     shutil.copyfile(release / "artifact.json", there / "artifact.partial.json")
     shutil.copyfile(release / "recipe.yaml", there / "recipe.yaml")
-    assert build.publish(release, str(tmp_path / "models"), name) == str(there)
+    assert publish.publish(release, str(tmp_path / "models"), name) == str(there)
     assert names(there) == names(release)
     verify(there)
 

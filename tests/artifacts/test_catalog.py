@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from flytune import cli
-from flytune.artifacts import build, catalog, fetch
+from flytune.artifacts import build, catalog, fetch, publish
 from flytune.errors import ExportError
 from flytune.records.contents import seal
 from tests.support.spoiled import change
@@ -141,7 +141,7 @@ def test_a_bucket_is_listed_fetched_and_checked(made, bucket, tmp_path, monkeypa
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for folder in made[1:]:
-        build.publish(folder, f"{bucket}/team", folder.name)
+        publish.publish(folder, f"{bucket}/team", folder.name)
     entries = catalog.list_artifacts(f"{bucket}/team")
     assert {entry.address for entry in entries} == {f"{bucket}/team/adds", f"{bucket}/team/whole"}
     assert all(entry.stored is not None and entry.problems == [] for entry in entries)

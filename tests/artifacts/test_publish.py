@@ -11,6 +11,7 @@ import yaml
 
 from flytune.artifacts import build, fetch
 from flytune.artifacts.publish import check, hub_errors
+from flytune.artifacts.publish import publish as publish_folder
 from flytune.errors import ExportError, RecipeError
 from flytune.recipe import Recipe
 from flytune.recipe.sections import Publish
@@ -42,7 +43,7 @@ def model(base, dataset, tmp_path_factory):
 
 
 def publish(stored, name="sums-1", address=ADDRESS):
-    return build.publish(stored, address, name)
+    return publish_folder(stored, address, name)
 
 
 def refused(stored, address=ADDRESS):
@@ -80,7 +81,7 @@ def test_weights_that_are_elsewhere_are_uploaded_from_there_one_at_a_time(hub, m
     (small / "model.safetensors").unlink()
     repository = hub.repositories[REPOSITORY]
     expected = repository.files()
-    build.publish(small, ADDRESS, "elsewhere", Storage(model))
+    publish_folder(small, ADDRESS, "elsewhere", Storage(model))
     assert repository.files("elsewhere").keys() == expected.keys()
     assert repository.files("elsewhere")["model.safetensors"] == expected["model.safetensors"]
     assert (

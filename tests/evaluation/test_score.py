@@ -336,9 +336,9 @@ def test_a_base_that_is_gone(base, dataset, tmp_path):
     ):
         evaluation_score.score(recipe_for(gone, "lora"), trained, dataset)
     with pytest.raises(RecipeError, match="model.name_or_path: no/such/folder: no such folder"):
-        evaluation_score.tuned_model(recipe_for(gone, "lora"), trained)
+        language_models.tuned_model(recipe_for(gone, "lora"), trained)
     with pytest.raises(RecipeError, match="model.name_or_path: no/such/folder: no such folder"):
-        evaluation_score.base_model(recipe_for(gone, "full"))
+        language_models.base_model(recipe_for(gone, "full"))
 
 
 def test_an_adapter_that_lacks_a_tensor(base, dataset, tmp_path):

@@ -11,7 +11,7 @@ from flytune.recipe import Recipe
 from flytune.records.contents import CONTENTS, read_contents, verify
 from flytune.storage import Storage
 
-__all__ = ["attempt", "check", "checkpoints", "publish", "published_name", "publishes"]
+__all__ = ["attempt", "check", "publish", "published_name", "publishes"]
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,11 @@ def attempt(
     first.
 
     Args:
-        artifact: its folder. broken: a sentence for each failed guard. stored: called where it could not be
-        published; returns the address at which the artifact stays all the same. weights: as in `publish`.
+        artifact: its folder.
+        broken: a sentence for each failed guard.
+        stored: called where it could not be published; returns the address at which the artifact stays all
+            the same.
+        weights: as in `publish`.
 
     Returns: its address; empty if nothing is published.
 

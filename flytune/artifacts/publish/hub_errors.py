@@ -86,9 +86,8 @@ def _reason(error: Exception, api: Any, name: str) -> str:
             f"the hub cannot be reached ({why}); run it again when it can: uploaded files are not sent again"
         )
     # Errors of the hub itself: huggingface_hub wraps those of the storage that receives the files.
-    if (status := getattr(getattr(error, "response", None), "status_code", None)) in (401, 403) or _is_hidden(
-        error
-    ):
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status in (401, 403) or _is_hidden(error):
         return _refused(api, name, int(status or 404))
     if is_passing(error):
         return f"the hub answers {_status(error)}; run it again: uploaded files are not sent again"

@@ -245,10 +245,10 @@ class Statistics:
 
         hashes, split = part.hashes, self._split
         # Rows equal each other if all of their sequences do.
-        each = self._kind.sequences
-        rows = hashes[::each].copy()
-        for place in range(1, each):
-            rows = rows * numpy.uint64(_SECOND) + hashes[place::each]
+        per_row = self._kind.sequences
+        rows = hashes[::per_row].copy()
+        for place in range(1, per_row):
+            rows = rows * numpy.uint64(_SECOND) + hashes[place::per_row]
         split.hashes.add(rows, self._hashed_share)
         self._add_sides(part)
         for sample in new(hashes, self._trip_share, split.trip):
@@ -258,8 +258,8 @@ class Statistics:
             split.trip[int(hashes[sample])] = kept
         # Equal samples are already counted. The sequences of a row share their prompt: the first one is
         # compared.
-        for sample in new(hashes[::each], split.near_share, split.near):
-            split.near[int(hashes[each * sample])] = part.compared_tokens(each * sample)
+        for sample in new(hashes[::per_row], split.near_share, split.near):
+            split.near[int(hashes[per_row * sample])] = part.compared_tokens(per_row * sample)
 
     def _add_sides(self, part: StoredSamples) -> None:
         if (hashed := self._kind.sides(part)) is None:

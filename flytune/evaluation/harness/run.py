@@ -111,7 +111,7 @@ class Harness(TaskKind[HarnessTask]):
                 "limit": {task.name: task.limit for task in tasks},
                 "bootstrap_iters": BOOTSTRAPS,
                 "random_seed": harness_tasks.SEED,
-                **{f"{of}_seed": harness_tasks.OTHER_SEED for of in ("numpy", "torch", "fewshot")},
+                **{f"{library}_seed": harness_tasks.OTHER_SEED for library in ("numpy", "torch", "fewshot")},
             },
             "lm_eval_version": lm_eval.__version__,
         }

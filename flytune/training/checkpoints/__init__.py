@@ -9,4 +9,4 @@ the ledger back, the same on all processes. find: the newest checkpoint, looked 
 from flytune.training.checkpoints.paths import clear
 from flytune.training.checkpoints.saver import Saver
 
-__all__ = ["Saver", "clear", "find"]
+__all__ = ["Saver", "clear"]

@@ -17,14 +17,14 @@ import secrets
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from flytune.names import NameRefused, check_list, inside
 from flytune.pods import spec
 from flytune.records import StoredFile
-from flytune.schema import Record, RecordError
+from flytune.schema import Record, RecordError, omitted
 from flytune.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -48,21 +48,19 @@ class Checkpoint(Record):
     decisions: str
     """Key of the recipe (less hardware) and the data; differs from the run's only under the same
     checkpoints.name."""
-    settings: Annotated[dict[str, str], Field(exclude_if=lambda settings: not settings)] = Field(default={})
+    settings: dict[str, str] = omitted({})
     """Decisions of the recipe that wrote it (flytune.training.checkpoints.changes); empty in those of earlier
     releases."""
-    base: Annotated[str, Field(exclude_if=lambda base: not base)] = ""
+    base: str = omitted("")
     """Identity of the base model, of the adapter that training started from, or of both; empty where it is
     unknown."""
-    history: Annotated[list[tuple[int, str]], Field(exclude_if=lambda history: not history)] = Field(
-        default=[]
-    )
+    history: list[tuple[int, str]] = omitted([])
     """Number of steps before each change of what trains, with the key of what trained from there on; the
     first is 0."""
-    scored_on: Annotated[str, Field(exclude_if=lambda scored_on: not scored_on)] = ""
+    scored_on: str = omitted("")
     """Key of the held-out samples and the measure of eval_loss; empty where nothing is scored, and in earlier
     releases."""
-    scored_since: Annotated[int, Field(exclude_if=lambda step: not step)] = 0
+    scored_since: int = omitted(0)
     """Step after which all scores of the run have that key."""
     sharding: str
     world_size: int
@@ -70,7 +68,7 @@ class Checkpoint(Record):
     """Loss on the held-out samples, if the model was scored after this step."""
     trackers: dict[str, str] = Field(default={})
     """The run's id at each experiment tracker, to resume the same run there."""
-    seconds: Annotated[float, Field(exclude_if=lambda seconds: not seconds)] = 0.0
+    seconds: float = omitted(0.0)
     """Seconds of training so far, all attempts together (flytune.planning.budget)."""
     flytune: str
     """Version that wrote it."""

@@ -54,17 +54,12 @@ def newest_complete(
         seen = _seen_by_all(ledger, args)
         for checkpoint in seen:
             check(checkpoint)
-            if not (reason := _fault(ledger, args, checkpoint, into)):
-                log.info(
-                    "resuming from step %d: %s/%s", checkpoint.step, ledger.storage.address, checkpoint.folder
-                )
+            where = f"{ledger.storage.address}/{checkpoint.folder}"
+            fault = _fault(ledger, args, checkpoint, into)
+            if fault is None:
+                log.info("resuming from step %d: %s", checkpoint.step, where)
                 return checkpoint, into / checkpoint.folder
-            log.warning(
-                "%s/%s is not complete: %s; trying the one before",
-                ledger.storage.address,
-                checkpoint.folder,
-                reason,
-            )
+            log.warning("%s is not complete: %s; trying the one before", where, fault)
         if not seen:
             return None
         # Another attempt may have deleted these for newer ones meanwhile.
@@ -83,35 +78,32 @@ def lowest_loss(
     the log has the reason, and the one of the next lowest loss is tried.
 
     Args:
-        into: receives the files, as in `newest_complete`. like: what a checkpoint of the live model would be:
-        those of later steps are another attempt's, and those whose
-            eval_loss is of other held-out samples do not compare.
+        into: receives the files, as in `newest_complete`.
+        like: what a checkpoint of the live model would be: those of later steps are another attempt's, and
+            those whose eval_loss is of other held-out samples do not compare.
         loss: eval_loss of the live model; None if it was not scored.
 
     Raises:
         StorageError: the storage is unavailable, or denies access.
     """
     loss = gathered(loss, args)[0]
-    for checkpoint in by_loss(
-        [
-            seen_checkpoint
-            for seen_checkpoint in _seen_by_all(ledger, args)
-            if seen_checkpoint.step <= like.step
-        ],
-        like,
-    ):
+    earlier = [checkpoint for checkpoint in _seen_by_all(ledger, args) if checkpoint.step <= like.step]
+    for checkpoint in by_loss(earlier, like):
         if checkpoint.step == like.step or (loss is not None and loss <= (checkpoint.eval_loss or 0.0)):
             return None
-        if not (reason := _fault(ledger, args, checkpoint, into)):
+        fault = _fault(ledger, args, checkpoint, into)
+        if fault is None:
             return checkpoint, into / checkpoint.folder
         where = f"{ledger.storage.address}/{checkpoint.folder}"
         log.warning(
-            "%s has the lowest eval_loss and is not complete: %s; trying the next lowest", where, reason
+            "%s has the lowest eval_loss and is not complete: %s; trying the next lowest", where, fault
         )
     return None
 
 
 def _seen_by_all(ledger: Ledger, args: Any) -> list[Checkpoint]:
+    """Return the checkpoints that every process sees, the newest first; another attempt may add and delete
+    some meanwhile."""
     for look in range(3):
         mine, problem = capture_storage_error(ledger.checkpoints)
         looks = gathered((tuple(checkpoint.folder for checkpoint in mine or []), problem), args)
@@ -148,7 +140,7 @@ def _raise_first(problems: list[str | None]) -> None:
 
 
 def _fault(ledger: Ledger, args: Any, checkpoint: Checkpoint, into: Path) -> str | None:
-    """Return the first fault that any process finds in its share of the files."""
+    """Return the first fault that any process finds in its share of the files; None if there is none."""
     if ledger.storage.is_local:
         if args.local_process_index == 0:
             ledger.link(checkpoint, into / checkpoint.folder)
@@ -176,8 +168,8 @@ def check(checkpoint: Checkpoint, ours: Checkpoint, resizes: bool) -> None:
     on.
 
     Args:
-        own: what a checkpoint of this run would be.
-        resizes: the sharding can load a checkpoint of another number of processes.
+        ours: what a checkpoint of this run would be.
+        resizes: whether the sharding can load a checkpoint of another number of processes.
 
     Raises:
         TrainingError: the checkpoint is of another base model or sharding, has another number of processes,
@@ -196,15 +188,17 @@ def check(checkpoint: Checkpoint, ours: Checkpoint, resizes: bool) -> None:
             f"{where}: written by {processes}, and this run has {ours.world_size}; DeepSpeed cannot "
             f"repartition its states, and the run does not continue. Choose a shape of {processes}, {again}"
         )
-    if changed := _changed_base(checkpoint, ours):
+    changed_base = _changed_base(checkpoint, ours)
+    if changed_base is not None:
         raise TrainingError(
-            f"{where}: trained from another base model: {changed}; its steps are not of this one, and the "
-            f"run does not continue. Restore the base that it was trained from, {again}"
+            f"{where}: trained from another base model: {changed_base}; its steps are not of this one, and "
+            f"the run does not continue. Restore the base that it was trained from, {again}"
         )
     differences = changes.between(checkpoint.settings, ours.settings) if checkpoint.settings else {}
-    if wrong := changes.refused(differences):
+    refused = changes.refused(differences)
+    if refused:
         raise TrainingError(
-            f"{where}: written with other values of what a resumed run cannot change: {'; '.join(wrong)}; "
+            f"{where}: written with other values of what a resumed run cannot change: {'; '.join(refused)}; "
             f"the run does not continue. Write the earlier values, {again}"
         )
     if checkpoint.flytune != __version__:
@@ -212,12 +206,12 @@ def check(checkpoint: Checkpoint, ours: Checkpoint, resizes: bool) -> None:
     if checkpoint.decisions == ours.decisions:
         return
     described = list(differences.values()) if checkpoint.settings else ["another recipe or other data"]
+    # Decisions end with the hash of the prepared data.
     if checkpoint.decisions.rpartition("-")[2] != ours.decisions.rpartition("-")[2]:
-        held_out = ", and whose held-out samples may have been trained in the steps before"
-        described.append(
-            "other prepared data, which is read from the same position on, and not before it"
-            + (held_out if _holds_out(ours.settings) else "")
-        )
+        other_data = "other prepared data, which is read from the same position on, and not before it"
+        if _holds_out(ours.settings):
+            other_data += ", and whose held-out samples may have been trained in the steps before"
+        described.append(other_data)
     log.warning(
         "%s: written with %s; this run's hold from step %d on",
         where,
@@ -228,26 +222,25 @@ def check(checkpoint: Checkpoint, ours: Checkpoint, resizes: bool) -> None:
 
 def _holds_out(settings: Mapping[str, str]) -> bool:
     """Return whether a run has held-out samples, which its evaluation scores even if no step is scored."""
-    names = ("data.heldout_path", "data.eval_split")
-    return settings.get("data.heldout_fraction") not in ("0", "0.0") or any(
-        name in settings for name in names
-    )
+    if "data.heldout_path" in settings or "data.eval_split" in settings:
+        return True
+    return settings.get("data.heldout_fraction") not in ("0", "0.0")
 
 
 def _changed_base(checkpoint: Checkpoint, ours: Checkpoint) -> str | None:
     """Return how the base model of a checkpoint is another one than this run's; None if it is not, or if that
     is unknown."""
-    names = [each_checkpoint.settings.get("model.name_or_path", "") for each_checkpoint in (checkpoint, ours)]
+    before, now = (run.settings.get("model.name_or_path", "") for run in (checkpoint, ours))
     if checkpoint.base and ours.base:
         is_other = checkpoint.base != ours.base
     else:
-        is_other = bool(checkpoint.settings) and names[0] != names[1]
+        is_other = bool(checkpoint.settings) and before != now
     if not is_other:
         return None
-    if names[0] != names[1]:
-        return f"model.name_or_path: {names[0]}, now {names[1]}"
+    if before != now:
+        return f"model.name_or_path: {before}, now {now}"
     return (
-        f"{names[1]} has the same name, and the content of its weights, of its config.json or of "
+        f"{now} has the same name, and the content of its weights, of its config.json or of "
         f"method.adapter has changed ({checkpoint.base}, now {ours.base})"
     )
 

@@ -249,9 +249,10 @@ class Saver(BoundRecipe):
         """Write a checkpoint, if all nodes have room for it, and begin to store it.
 
         Args:
-            write: makes the Trainer write it. spent: returns the seconds of training so far, all attempts
-            together. write_weights: gathers the trained weights and writes them to a folder; None if there is
-            no time for it.
+            write: makes the Trainer write it.
+            spent: returns the seconds of training so far, all attempts together.
+            write_weights: gathers the trained weights and writes them to a folder; None if there is no time
+                for it.
 
         Raises:
             StorageError: the disk is full, or several checkpoints in a row were not stored.
@@ -362,7 +363,8 @@ class Saver(BoundRecipe):
                 shutil.copy(recorder.file, folder / STEPS)
         except Exception as error:
             # torch and safetensors each have their own error for a full disk.
-            if (free := shutil.disk_usage(self.folder).free) > _NO_ROOM and failure(error) != "full":
+            free = shutil.disk_usage(self.folder).free
+            if free > _NO_ROOM and failure(error) != "full":
                 raise
             raise StorageFull(
                 f"rank {self.args.process_index}: {folder}: the checkpoint could not be written, {free:,} "
