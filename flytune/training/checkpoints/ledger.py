@@ -52,8 +52,8 @@ class Checkpoint(Record):
     """Decisions of the recipe that wrote it (flytune.training.checkpoints.changes); empty in those of earlier
     releases."""
     base: Annotated[str, Field(exclude_if=lambda base: not base)] = ""
-    """Identity of the base model, of the adapter that training started from, or of both; empty where it is
-    unknown."""
+    """Identity of the base model, with those of the adapter that training started from and of a teacher;
+    empty where it is unknown."""
     history: Annotated[list[tuple[int, str]], Field(exclude_if=lambda history: not history)] = Field(
         default=[]
     )
