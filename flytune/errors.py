@@ -43,6 +43,11 @@ def printable(text: str) -> str:
             f"{text[: _LONGEST // 2]} [... {len(text) - _LONGEST:,} characters left out ...] "
             f"{text[-_LONGEST // 2 :]}"
         )
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """Return a complete text that no terminal obeys: unprintable characters as escapes."""
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 

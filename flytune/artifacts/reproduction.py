@@ -154,13 +154,23 @@ def run_again(recipe: Recipe, out: Path) -> Path:
         "checkpoints": recipe.checkpoints.model_copy(update={"folder": str(out / "checkpoints")}),
     }
     file = write_recipe(recipe.model_copy(update=local), out)
-    done = subprocess.run([sys.executable, "-m", "flytune.cli", "run", str(file)], stdout=sys.stderr)
+    with subprocess.Popen([sys.executable, "-m", "flytune.cli", "run", str(file)], stdout=sys.stderr) as run:
+        code = _ended(run)
     stored = sorted((out / "store").glob(f"*/{CONTENTS}"))
-    if done.returncode or not stored:
+    if code or not stored:
         raise ExportError(
-            f"{recipe.name}: the second run failed (exit code {done.returncode}); the error is shown above"
+            f"{recipe.name}: the second run failed (exit code {code}); the error is shown above"
         )
     return stored[0].parent
+
+
+def _ended(run: "subprocess.Popen[bytes]") -> int:
+    """Return the exit code of a run that shares the terminal. It gets a Ctrl-C too, and ends by itself."""
+    while True:
+        try:
+            return run.wait()
+        except KeyboardInterrupt:
+            continue
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> Path:

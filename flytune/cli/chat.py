@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flytune.artifacts import fetch, opening
 from flytune.cli import arguments
-from flytune.errors import DataError
+from flytune.errors import DataError, escaped, printable
 from flytune.inference.batch import InferenceModel
 from flytune.inference.conversation import Conversation
 from flytune.models import Generation
@@ -69,7 +69,7 @@ def _add_image(conversation: Conversation, line: str) -> None:
     try:
         conversation.add_image(Path(line.removeprefix(_IMAGE).strip()))
     except DataError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{printable(str(error))}\n")
 
 
 def _answer(conversation: Conversation, question: str) -> None:
@@ -78,11 +78,12 @@ def _answer(conversation: Conversation, question: str) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("(stopped; the question is forgotten)")
     except DataError as error:
-        sys.stderr.write(f"{error}")
+        sys.stderr.write(printable(str(error)))
     sys.stdout.write("\n")
     sys.stdout.flush()
 
 
 def _show(text: str) -> None:
-    sys.stdout.write(text)
+    # A stranger's model may write what a terminal obeys.
+    sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()

@@ -7,6 +7,7 @@ from pathlib import Path
 from flytune.adapters import combining
 from flytune.artifacts import opening
 from flytune.cli import arguments
+from flytune.errors import printable
 from flytune.sentences import at_revision
 
 
@@ -35,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     combination = combining.combine(
         options.addresses, Path(options.out), **settings, seed=options.seed, consent=consent
     )
-    sys.stderr.write(f"base model: {at_revision(combination.base, combination.revision)}\n")
+    sys.stderr.write(printable(f"base model: {at_revision(combination.base, combination.revision)}\n"))
     if options.json:
         sys.stdout.write(combination.model_dump_json(indent=2) + "\n")
         return 0

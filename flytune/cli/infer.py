@@ -8,7 +8,7 @@ from pathlib import Path
 from flytune.artifacts import fetch, opening
 from flytune.cli import arguments
 from flytune.data.bad_rows import BAD_ROWS
-from flytune.errors import RecipeError
+from flytune.errors import RecipeError, escaped
 from flytune.files import new_output
 from flytune.inference import batch
 from flytune.models import Generation
@@ -70,10 +70,11 @@ def run(options: argparse.Namespace) -> int:
                 temporary.write_bytes(answers.read_bytes())
             sys.stdout.write(f"{options.out}\n")
         else:
-            sys.stdout.write(answers.read_text(encoding="utf-8"))
+            text = answers.read_text(encoding="utf-8")
+            sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
         if summary.bad:
             left_out = (answered / BAD_ROWS).read_text(encoding="utf-8")
-            sys.stderr.write(f"{counted(summary.bad, 'row')} not answered:\n{left_out}")
+            sys.stderr.write(f"{counted(summary.bad, 'row')} not answered:\n{escaped(left_out)}")
     return 0
 
 

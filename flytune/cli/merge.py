@@ -10,6 +10,7 @@ from flytune.adapters import merging
 from flytune.artifacts import fetch, opening
 from flytune.cli import arguments
 from flytune.console import tables
+from flytune.errors import printable
 from flytune.models.probe import PROMPTS
 from flytune.sentences import counted
 
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """Merge the adapter, and show the difference of each candidate."""
     artifact = fetch.local_folder(options.artifact)
     consent = opening.Consent(options.trust_remote_code, options.base)
-    sys.stderr.write(f"base model: {opening.describe_base(artifact, consent)}\n")
+    sys.stderr.write(printable(f"base model: {opening.describe_base(artifact, consent)}\n"))
     merge = merging.merge(artifact, Path(options.out), consent, options.dtype)
     if options.json:
         sys.stdout.write(merge.model_dump_json(indent=2) + "\n")

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from flytune.errors import ExportError
 from flytune.evaluation import breakdown, expert_load
 from flytune.evaluation.sample_answers import Questions
-from flytune.models import Generation, finite_loss, generation, loading
+from flytune.models import Generation, adapter_files, finite_loss, generation, initial_adapter, loading
 from flytune.models.library_errors import named
 from flytune.objectives.heldout import HeldoutFigures, HeldoutRows, ModelScores, Sides, intervals
 from flytune.recipe import Recipe
@@ -40,6 +40,26 @@ class BothModels:
             return
         with self.tuned.disable_adapter():
             yield self.tuned
+
+    @contextmanager
+    def start(self) -> Iterator[Any]:
+        """Yield the model that training began from: the base with the adapter of method.adapter, which takes
+        the place of the tuned one meanwhile.
+
+        Raises:
+            TrainingError: it cannot be read.
+        """
+        import torch
+
+        parameters = adapter_files.trained(self.tuned)
+        tuned = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        try:
+            initial_adapter.load_weights(self.tuned, self._recipe.method)
+            yield self.tuned
+        finally:
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(tuned[name])
 
 
 def base_model(recipe: Recipe) -> Any:
@@ -90,6 +110,12 @@ def compare(
     with models.base() as base_model_alone:
         of_base = _measure(base_model_alone, heldout, questions, "base model")
     base, tuned = of_base.scores, of_tuned.scores
+    if heldout.has_reference and heldout.recipe.method.adapter:
+        with models.start() as start:
+            nll, _ = finite_loss(
+                start, questions.rows, questions.pad, questions.section.batch_size, "reference model"
+            )
+        base = base._replace(reference=nll)
     figures = heldout.figures(base, tuned)
     base_nll = base.nll[:described]
     tuned_nll = tuned.nll[:described]

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,9 @@ from flytune.adapters import loading as adapters_loading
 from flytune.adapters import merging
 from flytune.artifacts import opening
 from flytune.console import step_lines
-from flytune.data import image_rows, tools_of
+from flytune.data import image_rows
+from flytune.data.labels import encode
+from flytune.data.render import Rendered
 from flytune.errors import DataError, ExportError, RecipeError
 from flytune.evaluation import language_models
 from flytune.export import folder as export_folder
@@ -90,13 +92,15 @@ class PromptFormat:
         """Return the tokens of a row's prompt, with those of its pictures."""
         question = self.columns.question(self.columns.with_marks(row, where), where)
         if isinstance(question, str):
-            return list(self.tokenizer(question)["input_ids"])
+            rendered = Rendered(question, [], add_special_tokens=True, append_eos=False)
+            ((ids, _),) = encode([rendered], self.tokenizer, self.columns.add_bos_token)
+            return list(ids)
         if self.tokenizer.chat_template is None:
             raise DataError(f"{where}: a chat, but the model's tokenizer has no chat template; give a prompt")
         chat = [in_parts(turn) if IMAGE in str(turn.get("content")) else turn for turn in question]
         try:
             text = self.tokenizer.apply_chat_template(
-                chat, tools=tools_of(row.get("tools"), where), add_generation_prompt=True, tokenize=False
+                chat, tools=self.columns.tools(row, where), add_generation_prompt=True, tokenize=False
             )
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
@@ -226,15 +230,18 @@ def model_of(
 
 
 def columns_in(folder: Path) -> Columns:
-    """Return the columns of an artifact's training; of a merged model, only whether it reads images, and how
-    large."""
+    """Return the columns of an artifact's training; of a merged model, only what begins a text, and whether
+    it reads images, and how large."""
     recipe = folder / "recipe.yaml"
     if recipe.is_file():
         return Columns.of(Recipe.from_yaml(recipe))
     lineage = folder / LINEAGE
     runs = Lineage.read(lineage).runs if lineage.is_file() else []
-    pixels = [Recipe.from_content(yaml_core.load(run.recipe), lineage).data.max_pixels for run in runs[-1:]]
-    return Columns(with_images=has_files(folder), max_pixels=next(iter(pixels), None))
+    columns = Columns(with_images=has_files(folder))
+    for run in runs[-1:]:
+        data = Recipe.from_content(yaml_core.load(run.recipe), lineage).data
+        columns = replace(columns, add_bos_token=data.add_bos_token, max_pixels=data.max_pixels)
+    return columns
 
 
 def check_names(adapters: Collection[str], is_adapter: bool) -> None:

@@ -83,6 +83,8 @@ class Columns:
     separator: str = SEPARATOR
     """Text between the columns instruction and input."""
     system_prompt: str | None = None
+    add_bos_token: bool | None = None
+    """data.add_bos_token of its training."""
     texts: Texts | None = None
     """Reader of the texts that a classifier labels; None of a model that answers in words."""
     with_images: bool = False
@@ -101,7 +103,12 @@ class Columns:
         if is_classifier(recipe):
             return cls(texts=Texts(recipe))
         data = recipe.data
-        of_all = cls(system_prompt=data.system_prompt, with_images=data.images, max_pixels=data.max_pixels)
+        of_all = cls(
+            system_prompt=data.system_prompt,
+            add_bos_token=data.add_bos_token,
+            with_images=data.images,
+            max_pixels=data.max_pixels,
+        )
         first, *others = data.all_sources.values()
         if any(
             (source.columns, source.input_separator) != (first.columns, first.input_separator)
@@ -111,10 +118,23 @@ class Columns:
         separator = SEPARATOR if first.input_separator is None else first.input_separator
         return replace(of_all, names=first.columns, separator=separator)
 
+    def names_in(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """Return the names of a row's columns: those of the training's data, or ours where it has these
+        alone."""
+        return {ours: theirs for ours, theirs in self.names.items() if theirs in row or ours not in row}
+
+    def tools(self, row: Mapping[str, Any], where: str) -> list[dict[str, Any]] | None:
+        """Return the tools of a row.
+
+        Raises:
+            DataError: they are none.
+        """
+        return tools_of(row.get(self.names_in(row).get("tools", "tools")), where)
+
     def with_marks(self, row: dict[str, Any], where: str) -> dict[str, Any]:
         """Return a row with chat_templates.IMAGE in the place of each image; as it is for a model that was
         trained on text alone."""
-        return image_rows.extracted(row, self.names, where)[0] if self.with_images else row
+        return image_rows.extracted(row, self.names_in(row), where)[0] if self.with_images else row
 
     def stored_images(self, row: dict[str, Any], prompts: Path, out: Path, where: str) -> list[str]:
         """Store a row's images below the folder `out`; return their hashes, in order.
@@ -127,7 +147,8 @@ class Columns:
         """
         if not self.with_images:
             return []
-        _, pictures = image_rows.read(row, self.names, str(prompts), self.max_pixels, out, where)
+        names = self.names_in(row)
+        _, pictures = image_rows.read(row, names, str(prompts), self.max_pixels, out, where)
         return [picture.digest for picture in pictures]
 
     def question(self, row: dict[str, Any], where: str) -> str | list[Message]:
@@ -137,12 +158,11 @@ class Columns:
             DataError: it has none, is not text or messages, ends with an answer, or has content that the
                 model does not read.
         """
-        if media := next(
-            (name for name in (*MEDIA, self.names.get("images")) if name and row.get(name)), None
-        ):
+        names = self.names_in(row)
+        if media := next((name for name in (*MEDIA, names.get("images")) if name and row.get(name)), None):
             reads = "text and images" if self.with_images else "text alone"
             raise DataError(f"{where}: column {media} has content, and this model was trained on {reads}")
-        named = NamedRow(row, self.names, where, self.separator).with_aliases()
+        named = NamedRow(row, names, where, self.separator).with_aliases()
         turns = _turns(named)
         prompt = None if turns else prompt_of(named)
         if isinstance(prompt, list):
@@ -281,7 +301,7 @@ def _check(row: dict[str, Any], where: str, adapters: Collection[str], columns: 
     if columns.texts is not None:
         columns.texts.tokens(row, where)
     elif not isinstance(columns.question(columns.with_marks(row, where), where), str):
-        tools_of(row.get("tools"), where)
+        columns.tools(row, where)
 
 
 def read_part(file: Path) -> list[dict[str, Any]]:

@@ -32,9 +32,11 @@ PREFERENCE_LOSS = Figure(
     neutral=math.log(2),
     is_paired=True,
     # A reward is a difference from the reference, times beta.
-    scaled_by=["objective.beta", "model.name_or_path", "model.revision"],
+    scaled_by=["objective.beta", "model.name_or_path", "model.revision", "method.adapter"],
 )
 REWARD = "a reward is objective.beta times the log-probability of an answer, tuned minus base"
+_START = "the base with the adapter that training began from"
+"""The reference of a run with method.adapter."""
 _IN_NATS = {"sigmoid", "sigmoid_norm", "robust", "exo_pair"}
 """Losses that are logarithms of probabilities."""
 
@@ -66,8 +68,9 @@ class DirectPreference(ObjectiveBase):
     def figures(self) -> list[Figure]:
         objective = self.recipe.objective
         assert isinstance(objective, Dpo)
+        reward = REWARD.replace("base", f"the reference, {_START}") if self.recipe.method.adapter else REWARD
         margin = MARGIN.model_copy(
-            update={"scaled_by": PREFERENCE_LOSS.scaled_by, "meaning": f"{MARGIN.meaning}; {REWARD}"}
+            update={"scaled_by": PREFERENCE_LOSS.scaled_by, "meaning": f"{MARGIN.meaning}; {reward}"}
         )
         shared = [ACCURACY, margin, PREFERRED, of_answers(PERPLEXITY, "chosen"), of_answers(LOSS, "chosen")]
         if objective.loss_type == ["sigmoid"] and set(objective.loss_weights) <= {1.0}:
@@ -193,10 +196,10 @@ class DirectPreference(ObjectiveBase):
         return outputs.log_probs.sum(dim=1)
 
     def card_text(self) -> str:
-        section = self.section
+        section, reference = self.section, _START if self.recipe.method.adapter else "the base model"
         return (
             f"Trained with {self.name.upper()} ({' + '.join(section.loss_type)}, beta {section.beta}) on "
-            f"{self.card_rows}; the reference is the base model."
+            f"{self.card_rows}; the reference is {reference}."
         )
 
     def scored_batches(self, trainer: Any, rows: Sequence[Row]) -> Iterable[Any]:

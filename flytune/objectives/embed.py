@@ -73,6 +73,8 @@ class VectorRows(HeldoutRows):
 
 _DOCUMENTS = "all held-out documents (in a step of training, among its documents alone)"
 """Documents among which a figure finds a query's own: fewer in training, where that is easier."""
+_SEARCHED = ["objective.negatives"]
+"""Fields that say how many documents a query's own one is found among."""
 
 
 _POOLED = {
@@ -103,6 +105,7 @@ class Embedding(SequenceHeadObjective):
             better="higher",
             meaning="mean of 1 / the rank of a query's own document among all held-out documents",
             is_paired=True,
+            scaled_by=_SEARCHED,
         )
         recalls = [
             Figure(
@@ -112,6 +115,7 @@ class Embedding(SequenceHeadObjective):
                 better="higher",
                 meaning=f"queries whose own document is among the {most} nearest",
                 is_paired=True,
+                scaled_by=_SEARCHED,
             )
             for most in NEAREST
         ]
@@ -120,7 +124,7 @@ class Embedding(SequenceHeadObjective):
         among = f"minus the log-probability of a query's own document among {_DOCUMENTS}"
         if self.section.matryoshka_dims:
             among += ", summed over the lengths of vectors"
-        scaled_by = [f"objective.{name}" for name in ("temperature", "matryoshka_dims", "negatives")]
+        scaled_by = ["objective.temperature", "objective.matryoshka_dims", *_SEARCHED]
         loss = {"unit": "nats per query", "meaning": among, "scaled_by": scaled_by}
         return [mrr, *recalls, LOSS.model_copy(update=loss)]
 

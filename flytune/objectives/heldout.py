@@ -3,7 +3,7 @@ follow."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from flytune.models import Row, bootstrap
 from flytune.models.scoring import sequences_of
@@ -39,6 +39,9 @@ class ModelScores(NamedTuple):
     """Number of scored tokens of each sequence: int64 (sequences,)."""
     own: Any = None
     """Result of HeldoutRows.own_scores."""
+    reference: Any = None
+    """The nll by the model that rewards are compared with, of the base's scores where that is another one:
+    the base with the adapter that training began from (method.adapter)."""
 
 
 class HeldoutRows:
@@ -50,6 +53,8 @@ class HeldoutRows:
     loss."""
     desirable: int = 0
     """Number of rows that are labelled desirable."""
+    has_reference: ClassVar[bool] = False
+    """True if its figures compare with the model that training began from."""
 
     def __init__(self, recipe: Recipe, rows: Sequence[Row], tokenizer: Any) -> None:
         self.recipe, self.rows, self.tokenizer = recipe, rows, tokenizer

@@ -15,9 +15,10 @@ class PairRows(HeldoutRows):
     """Pairs: both answers are scored, and the chosen ones describe a model."""
 
     answers = "chosen"
+    has_reference = True
 
     def figures(self, base: ModelScores, tuned: ModelScores) -> HeldoutFigures:
-        return of_pairs(base.nll, tuned.nll, self.recipe.objective.reward_scale)
+        return of_pairs(base.nll, tuned.nll, self.recipe.objective.reward_scale, base.reference)
 
 
 class LabelledRows(HeldoutRows):
@@ -49,22 +50,25 @@ class LabelledRows(HeldoutRows):
         )
 
 
-def of_pairs(base: Any, tuned: Any, beta: float) -> HeldoutFigures:
+def of_pairs(base: Any, tuned: Any, beta: float, reference: Any = None) -> HeldoutFigures:
     """Return the figures of pairs.
 
-    The reward of an answer is beta times the difference of its log-probability, tuned minus base (Rafailov et
-    al. 2023, eq. 5); the base is the reference, whose own rewards are all 0.
+    The reward of an answer is beta times the difference of its log-probability, tuned minus reference
+    (Rafailov et al. 2023, eq. 5); the rewards of the reference, mostly the base, are all 0.
 
     Args:
         base, tuned: negative log-likelihood of each sequence in nats, shape (2 x pairs,): those of the chosen
             answers, then those of the rejected ones (models.scoring.sequences_of).
         beta: the recipe's objective.beta.
+        reference: the same of the reference, where it is not the base.
     """
     import numpy
 
     pairs = len(base) // 2
-    base_margin, tuned_margin = (nll[pairs:] - nll[:pairs] for nll in (base, tuned))
-    reward = beta * (tuned_margin - base_margin)
+    base_margin, tuned_margin, reference_margin = (
+        nll[pairs:] - nll[:pairs] for nll in (base, tuned, base if reference is None else reference)
+    )
+    reward = beta * (tuned_margin - reference_margin)
     scores = {"preference_loss": numpy.logaddexp(0.0, -reward), "reward_accuracy": reward > 0}
     preferred = {"base": base_margin > 0, "tuned": tuned_margin > 0}
     preferred["difference"] = preferred["tuned"].astype(float) - preferred["base"]

@@ -81,7 +81,15 @@ def counted(recipe: Recipe) -> SampleCount:
         held_out = max(1.0, weighted * data.heldout_fraction)
         heldout = f", of which a share of {data.heldout_fraction:g} is held out"
     samples = max(1, round(weighted - held_out))
-    return SampleCount(samples, f"{sentences.counted(samples, 'training sample')}: {origin}{heldout}")
+    several = ""
+    if data.too_long == "split":
+        several = (
+            "; rows longer than data.max_length become several samples each (data.too_long: split), which "
+            "are not counted: steps, hours and price are of the fewest; --samples says how many there are"
+        )
+    return SampleCount(
+        samples, f"{sentences.counted(samples, 'training sample')}: {origin}{heldout}{several}"
+    )
 
 
 def with_origin(plan: Plan, count: SampleCount) -> Plan:

@@ -150,10 +150,12 @@ def reference_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[
         if recipe.method.name == "full"
         else ""
     )
-    cheaper = "before training" if prices[0] < prices[1] else "in each step"
+    cheaper = "cheaper before training" if prices[0] < prices[1] else "cheaper in each step"
+    if f"{prices[0]:.2f}" == f"{prices[1]:.2f}":
+        cheaper = "no way is cheaper"
     return [
         f"reference: computed once on {task.name} it takes {before:.2g} h, ${prices[0]:.2f}; in each step "
-        f"{seconds * steps / 3600:.2g} h, ${prices[1]:.2f}{held}: cheaper {cheaper} "
+        f"{seconds * steps / 3600:.2g} h, ${prices[1]:.2f}{held}: {cheaper} "
         "(objective.precompute_ref_log_probs)"
     ]
 

@@ -38,6 +38,10 @@ class FrozenModel:
         """Return its commit on the hub, where its record has one."""
         return None
 
+    def identity(self) -> str:
+        """Return its identity, where a run that resumes compares it."""
+        return ""
+
     def compute(self, dataset: Path, out: Path) -> list[Path]:
         """Write its results on all rows of a prepared data set into the folder `out`, which exists; return
         the files."""

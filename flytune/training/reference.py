@@ -37,6 +37,8 @@ class ReferenceManifest(Record):
     """SHA-256 of each file, by name."""
     commit: str | None = omitted(None)
     """Commit of a teacher on the hub."""
+    identity: str = omitted("")
+    """Identity of a teacher; empty in those of earlier versions."""
 
 
 class ReferenceRequest(Strict):
@@ -103,7 +105,9 @@ def compute(recipe: Recipe, dataset: Path, out: Path, *, in_pod: bool = False) -
     with models_base.asking_the_hub() if fetches else nullcontext():
         written = model.compute(dataset, out)
     files = {file.relative_to(out).as_posix(): sha256_of(file) for file in written}
-    manifest = ReferenceManifest(key=_key(model, content), files=files, commit=model.commit())
+    manifest = ReferenceManifest(
+        key=_key(model, content), files=files, commit=model.commit(), identity=model.identity()
+    )
     manifest.write(out / MANIFEST)
 
 
@@ -129,7 +133,7 @@ class Reference:
         for name, sha256 in manifest.files.items():
             if not (folder / name).is_file() or sha256_of(folder / name) != sha256:
                 raise DataError(f"{folder}: {name} is not the file that {MANIFEST} lists; {again}")
-        self.commit = manifest.commit
+        self.commit, self.identity = manifest.commit, manifest.identity
 
     def beside(self, rows: Any) -> Any:
         """Return the training rows, a `datasets.Dataset`, with the results."""

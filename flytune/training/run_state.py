@@ -90,7 +90,8 @@ class RunState(BoundRecipe):
             reference.Reference(reference_folder, recipe, manifest.content_sha256) if needed else None
         )
         scorer = Scorer(bound, dataset, plan.degrees, known_answers)
-        saver = Saver(recipe, manifest.content_sha256, publisher, scorer.rows)
+        teacher = known_answers.identity if known_answers else ""
+        saver = Saver(recipe, manifest.content_sha256, publisher, scorer.rows, teacher)
         stopper = Stopper(
             recipe.checkpoints,
             shape,

@@ -11,7 +11,7 @@ from typing import Any
 from flytune import data
 from flytune.errors import DataError
 from flytune.files import sha256_of
-from flytune.models import BaseRequest, Row, loading, tokenizers
+from flytune.models import BaseRequest, Row, base_identity, loading, tokenizers
 from flytune.models import base as models_base
 from flytune.objectives import teacher_tokens
 from flytune.recipe import Distill, Recipe
@@ -61,6 +61,9 @@ class Teacher(FrozenModel):
 
     def commit(self) -> str | None:
         return loading.commit(self.own_recipe.model, local=True)
+
+    def identity(self) -> str:
+        return base_identity.identity_of(self.own_recipe.model)
 
     def compute(self, dataset: Path, out: Path) -> list[Path]:
         from pyarrow import parquet

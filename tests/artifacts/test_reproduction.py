@@ -108,6 +108,19 @@ def test_no_artifact_and_a_used_folder_are_refused(tmp_path):
         reproduction.run_again(None, tmp_path)
 
 
+def test_a_second_run_ends_by_itself_after_ctrl_c():
+    class Run:
+        is_ending = False
+
+        def wait(self):
+            if self.is_ending:
+                return 130
+            self.is_ending = True
+            raise KeyboardInterrupt
+
+    assert reproduction._ended(Run()) == 130
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\x02\x00\x00\x00\x00\x00\x00\x00{", b"\x02\x00\x00\x00\x00\x00\x00\x00[}"]
 )

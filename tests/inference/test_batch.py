@@ -394,6 +394,21 @@ def test_chats_are_asked_as_they_were_trained(store, base, tmp_path):
         form.tokens({"messages": question(1)}, "x:1")
 
 
+def test_a_text_to_continue_begins_as_in_training_and_does_not_end(base):
+    from tokenizers.processors import TemplateProcessing
+
+    form = batch.PromptFormat(AutoTokenizer.from_pretrained(base), prompts.Columns(), [])
+    begin, end = form.tokenizer.bos_token, form.tokenizer.eos_token
+    numbers = [form.tokenizer.convert_tokens_to_ids(token) for token in (begin, end)]
+    plain = form.tokens({"prompt": "The sum"}, "x:1")
+    form.tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin} $A {end}", special_tokens=list(zip((begin, end), numbers, strict=True))
+    )
+    assert form.tokens({"prompt": "The sum"}, "x:1") == [numbers[0], *plain]
+    without = batch.PromptFormat(form.tokenizer, prompts.Columns(add_bos_token=False), form.ends)
+    assert without.tokens({"prompt": "The sum"}, "x:1") == plain
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_the_workflow_continues_after_a_shard_that_failed(store, tmp_path, monkeypatch):

@@ -3,11 +3,13 @@ alone."""
 
 import io
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from flytune.adapters import merging
-from flytune.cli import main
+from flytune.cli import chat, main
 from flytune.data.messages import Message
 from flytune.errors import DataError
 from flytune.inference import batch, conversation, prompts
@@ -108,6 +110,20 @@ def test_columns_have_the_names_and_the_system_prompt_of_the_training(base):
         prompts.Columns().question({"text": "Add"}, "here")
 
 
+def test_columns_have_our_names_where_a_row_lacks_those_of_the_training():
+    columns = prompts.Columns(
+        names={"messages": "turns", "system": "before", "role": "who", "tools": "calls"}
+    )
+    system: Message = {"role": "system", "content": "Be brief."}
+    for row in (
+        {"messages": CHAT, "system": "Be brief."},
+        {"turns": [{"who": "user", "content": QUESTION}], "before": "Be brief."},
+    ):
+        assert columns.question(row, "here") == [system, *CHAT]
+    tool = {"type": "function", "function": {"name": "add"}}
+    assert columns.tools({"calls": [tool]}, "here") == columns.tools({"tools": [tool]}, "here") == [tool]
+
+
 def test_a_conversation_remembers_until_it_begins_again(store):
     model = batch.InferenceModel(store / "short", {})
     talk, shown = conversation.Conversation(model, LIMIT, "Be brief."), []
@@ -126,3 +142,20 @@ def test_chat_answers_the_lines_of_a_pipe(store, monkeypatch, capsys):
     assert main(["chat", str(store / "short"), "--max-new-tokens", "6"]) == 0
     expected = answer_to(batch.InferenceModel(store / "short", {}), {"messages": CHAT})
     assert capsys.readouterr().out == f"{expected}\n{expected}\n"
+
+
+def test_what_a_model_writes_is_no_command_for_the_terminal(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def answered(file, artifact, others, generation, out, consent):
+        out.mkdir()
+        (out / "answers.jsonl").write_text("A\x1b[2J\x9b0m\n")
+        return SimpleNamespace(rows=1, answer_tokens=1, stopped=1, bad=0)
+
+    monkeypatch.setattr("sys.stdout", Terminal())
+    chat._show("A\x1b[2J\x9b0m\n")
+    monkeypatch.setattr(batch, "answer_file", answered)
+    assert main(["infer", str(tmp_path), "--prompts", str(tmp_path / "prompts.jsonl")]) == 0
+    assert sys.stdout.getvalue() == 2 * "A\\x1b[2J\\x9b0m\n"

@@ -13,10 +13,11 @@ from flytune.objectives import distill
 from flytune.planning import planner
 from flytune.recipe import DataRequest, Distill, Recipe
 from flytune.training import loop, reference
-from tests.support import distilled, objective_runs, ranks
+from flytune.training.checkpoints import saver
+from tests.support import changed_base, distilled, objective_runs, ranks
 from tests.support.objective_runs import TEACHER
 from tests.support.saved_runs import KNOWN
-from tests.support.tiny import tiny_recipe, write_pairs
+from tests.support.tiny import tiny_base, tiny_recipe, write_pairs
 
 
 @pytest.fixture(scope="session")
@@ -200,6 +201,19 @@ def test_tokens_of_another_teacher_or_number_are_refused(inputs, tmp_path):
         with pytest.raises(DataError, match="are of another model, or of other rows"):
             reference.Reference(inputs / KNOWN, recipe_for(inputs, objective=changes), content)
     reference.Reference(inputs / KNOWN, recipe_for(inputs, objective={"alpha": 0.5, "beta": 1.0}), content)
+
+
+def test_another_content_of_the_teacher_is_another_start(tmp_path):
+    base = tiny_base(tmp_path)
+    teacher = changed_base.write_teacher(base, tmp_path / "teacher")
+    section = {"name": "distill", "teacher_model_name_or_path": str(teacher)}
+    recipe = Recipe.model_validate(tiny_recipe(base, tmp_path / "rows.jsonl", {"objective": section}))
+    identities = [reference.frozen_model(recipe).identity()]
+    changed_base.change_weights(teacher)
+    identities.append(reference.frozen_model(recipe).identity())
+    starts = [saver._base_of(recipe, identity) for identity in identities]
+    assert starts[0] != starts[1]
+    assert {start.partition(" + teacher ")[0] for start in starts} == {saver._base_of(recipe, "")}
 
 
 def test_the_cache_follows_from_teacher_and_number_and_not_from_the_student(inputs):

@@ -131,6 +131,7 @@ def test_a_run_that_continues_an_adapter_has_the_model_with_it_as_its_reference(
         "method.adapter": str(out / "adapter"),
         "training.learning_rate": 3e-4,
         "training.max_steps": 12,
+        "evaluation.eval_steps": 12,
     }
     recipe = recipe_for(inputs, "lora", sharding, **changes)
     result = ranks.run(planner.make(recipe).world_size, fit, recipe, inputs, tmp_path / "out")
@@ -139,6 +140,12 @@ def test_a_run_that_continues_an_adapter_has_the_model_with_it_as_its_reference(
     assert before.steps[-1].loss < 0.6
     assert result.steps[0].loss == pytest.approx(math.log(2), rel=objective_runs.SAME)
     assert result.steps[-1].loss < result.steps[0].loss
+    if sharding == "none":
+        loss = ranks.run(1, scored, recipe, tmp_path / "out", inputs).figures[0]
+        assert loss.tuned.value == pytest.approx(result.steps[-1].eval_loss, abs=1e-4)
+        assert (
+            objective_of(recipe).card_text().endswith("the base with the adapter that training began from.")
+        )
 
 
 @pytest.mark.parametrize(
@@ -218,6 +225,14 @@ def test_preferences_of_two_models():
     assert found["reward_margin"]["tuned"].value == pytest.approx(0.5 * (2 + 1 - 1) / 3)
     losses = [math.log1p(math.exp(-0.5 * margin)) for margin in (2, 1, -1)]
     assert found["preference_loss"]["tuned"].value == pytest.approx(sum(losses) / 3)
+
+
+def test_rewards_are_compared_with_the_reference_where_it_is_not_the_base():
+    base, tuned = numpy_of(2.0, 2.0, 1.0, 3.0), numpy_of(1.0, 2.0, 2.0, 4.0)
+    figures = preferences.of_pairs(base, tuned, 0.5, reference=tuned).figures
+    assert figures["preference_loss"]["tuned"].value == pytest.approx(math.log(2))
+    assert figures["reward_margin"]["tuned"].value == 0
+    assert [figures["chosen_preferred"][side].value for side in ("base", "tuned")] == [0.5, 1.0]
 
 
 def test_a_share_of_all_pairs_has_an_interval():

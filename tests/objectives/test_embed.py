@@ -375,6 +375,12 @@ def test_the_plan_says_what_a_query_is_compared_with(inputs):
     assert "a query is compared with 7 other documents, those of all rows of a step" in " ".join(plan.reasons)
 
 
+def test_ranks_among_other_numbers_of_documents_are_not_compared(tmp_path):
+    content = tiny_recipe(tmp_path / "base", tmp_path / "rows.jsonl", {"objective": "embed"})
+    figures = objective_of(Recipe.model_validate(content)).figures()
+    assert ["objective.negatives" in figure.scaled_by for figure in figures] == [True] * 4
+
+
 @pytest.mark.slow
 def test_a_merged_adapter_has_the_vectors_and_the_files(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(caches, "hub_folder", lambda name: caches.make_folder(tmp_path / "caches" / name))

@@ -50,6 +50,13 @@ def test_a_run_that_sees_few_of_its_pairs_computes_them_in_its_steps():
     assert cheaper == "in each step"
 
 
+def test_equal_prices_of_one_epoch_are_no_reason_for_a_task_of_its_own():
+    recipe, shape = recipe_of(**DPO | {"sharding": "none"}), shape_named("a100-80gb-1")
+    fit = candidates.each(recipe, shape, GEOMETRY)[-1]
+    (line,) = stage_shapes.reference_reasons(fit, 1000 * recipe.training.global_batch_size - 1, 1000)
+    assert line.endswith(": no way is cheaper (objective.precompute_ref_log_probs)")
+
+
 @pytest.mark.parametrize(
     ("changes", "samples"), [({"objective": "sft"}, 1000), ({"objective": "kto"}, 1000), ({}, None)]
 )

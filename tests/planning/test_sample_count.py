@@ -62,6 +62,13 @@ def test_files_of_each_kind_are_counted(name, tmp_path):
     )
 
 
+def test_pieces_of_long_rows_are_said_not_to_be_counted(tmp_path):
+    path = write(tmp_path, "x.jsonl")
+    split = counted(path, {"data.too_long": "split"})
+    assert split.samples == 900
+    assert "become several samples each (data.too_long: split), which are not counted" in split.origin
+
+
 def test_max_samples_is_a_limit_and_no_number_of_rows(tmp_path):
     path = write(tmp_path, "x.jsonl")
     assert counted(path, {"data.max_samples": 5000}).samples == 900

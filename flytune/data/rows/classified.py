@@ -5,6 +5,7 @@ several labels, `labels` has a list of them, which may be empty. The text has no
 program that classifies it later adds none either. The stored column `classes` has the places of the labels.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Self
@@ -27,6 +28,9 @@ SEVERAL = "multi_label_classification"
 """Value of objective.problem_type for rows with several labels or none."""
 MOST_NAMED = 12
 """Labels that an error or a check names."""
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+_TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
+"""Names of labels that true and false in the data are."""
 
 
 class Classified(UnpredictedRows):
@@ -46,7 +50,10 @@ class Classified(UnpredictedRows):
         """
         self._classes, self._has_several = list(classes), has_several
         self._places = {label: place for place, label in enumerate(classes)}
-        self._has_numbers = any(label.isdecimal() for label in classes)
+        self._numbers = {float(label): self._places[label] for label in classes if _NUMBER.fullmatch(label)}
+        self._truths = {
+            _TRUTHS[label.lower()]: place for label, place in self._places.items() if label.lower() in _TRUTHS
+        }
 
     def bound(self, request: DataRequest) -> Self:
         return type(self)(request.classes, request.labelling == SEVERAL)
@@ -98,14 +105,9 @@ class Classified(UnpredictedRows):
 
     def _place(self, value: Any, name: str, where: str) -> int:
         """Return the place of a label that a row names, or gives the number of."""
-        is_scalar = isinstance(value, bool | int | float | str)
-        text = str(value).strip() if is_scalar else ""
-        if isinstance(value, bool | float) and text not in self._places and float(value).is_integer():
-            text = str(int(value))  # pandas writes 1.0, others true
-        if text in self._places:
-            return self._places[text]
-        if text.isdecimal() and not self._has_numbers and int(text) < len(self._classes):
-            return int(text)
+        place = self._known_place(value) if isinstance(value, bool | int | float | str) else None
+        if place is not None:
+            return place
         known = ", ".join(self._classes[:MOST_NAMED]) + ", ..." * (len(self._classes) > MOST_NAMED)
         raise DataError(
             f"{where}: {name} is {type(value).__name__} {value!r:.60}, which is none of objective.labels "
@@ -116,6 +118,20 @@ class Classified(UnpredictedRows):
                 else ""
             )
         )
+
+    def _known_place(self, value: bool | float | str) -> int | None:
+        text = str(value).strip()
+        if text in self._places:
+            return self._places[text]
+        if isinstance(value, bool):
+            if self._truths:
+                return self._truths.get(value)
+            text = str(int(value))
+        if self._numbers:
+            return None if isinstance(value, str) else self._numbers.get(float(text))
+        if isinstance(value, float) and value.is_integer():
+            text = str(int(value))  # pandas writes 1.0
+        return int(text) if text.isdecimal() and int(text) < len(self._classes) else None
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
         return bool(sequences[0][0])

@@ -52,8 +52,8 @@ class Checkpoint(Record):
     """Decisions of the recipe that wrote it (flytune.training.checkpoints.changes); empty in those of earlier
     releases."""
     base: str = omitted("")
-    """Identity of the base model, of the adapter that training started from, or of both; empty where it is
-    unknown."""
+    """Identity of the base model, with those of the adapter that training started from and of a teacher;
+    empty where it is unknown."""
     history: list[tuple[int, str]] = omitted([])
     """Number of steps before each change of what trains, with the key of what trained from there on; the
     first is 0."""

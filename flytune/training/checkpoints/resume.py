@@ -227,12 +227,19 @@ def _holds_out(settings: Mapping[str, str]) -> bool:
     return settings.get("data.heldout_fraction") not in ("0", "0.0")
 
 
+TEACHER = " + teacher "
+"""Separator before a teacher's identity in Checkpoint.base."""
+
+
 def _changed_base(checkpoint: Checkpoint, ours: Checkpoint) -> str | None:
     """Return how the base model of a checkpoint is another one than this run's; None if it is not, or if that
     is unknown."""
     before, now = (run.settings.get("model.name_or_path", "") for run in (checkpoint, ours))
     if checkpoint.base and ours.base:
-        is_other = checkpoint.base != ours.base
+        bases = [checkpoint.base, ours.base]
+        if not all(TEACHER in base for base in bases):  # earlier versions did not record it
+            bases = [base.partition(TEACHER)[0] for base in bases]
+        is_other = bases[0] != bases[1]
     else:
         is_other = bool(checkpoint.settings) and before != now
     if not is_other:
@@ -240,8 +247,8 @@ def _changed_base(checkpoint: Checkpoint, ours: Checkpoint) -> str | None:
     if before != now:
         return f"model.name_or_path: {before}, now {now}"
     return (
-        f"{now} has the same name, and the content of its weights, of its config.json or of "
-        f"method.adapter has changed ({checkpoint.base}, now {ours.base})"
+        f"{now} has the same name, and the content of its weights, of its config.json, of "
+        f"method.adapter or of the teacher has changed ({checkpoint.base}, now {ours.base})"
     )
 
 

@@ -128,9 +128,11 @@ class Saver(BoundRecipe):
         content_sha256: str,
         publisher: Callable[[Recipe, str], CheckpointPublisher] | None = None,
         scored_rows: Sequence[Row] = (),
+        teacher: str = "",
     ) -> None:
-        """Make it; eval_loss is computed of `scored_rows`."""
+        """Make it; eval_loss is computed of `scored_rows`, and `teacher` is the identity of a teacher."""
         super().__init__(recipe)
+        self._teacher = teacher
         self.key = paths.run_key(recipe, content_sha256)
         self._content_sha256, self._settings = content_sha256, changes.settings_of(recipe)
         self._scored_on = changes.scored_on(self._settings, scored_rows)
@@ -183,7 +185,8 @@ class Saver(BoundRecipe):
             raise StorageError(f"{problem}; the run does not start")
         self.ledger.begin(attempt)
         if self.recipe.checkpoints.save_steps or self.objective.draws():
-            self._base = gathered(_base_of(self.recipe) if args.process_index == 0 else "", args)[0]
+            mine = _base_of(self.recipe, self._teacher) if args.process_index == 0 else ""
+            self._base = gathered(mine, args)[0]
         self._history = [(0, changes.trained_with(self._settings, self._base, self._content_sha256))]
         self.folder = paths.open_folder(self.home, attempt, self.node, args.local_process_index == 0)
         args.output_dir = str(self.folder)
@@ -494,11 +497,14 @@ class Saver(BoundRecipe):
             paths.sweep(self.home)
 
 
-def _base_of(recipe: Recipe) -> str:
-    """Return the identity of what training starts from, the base model and method.adapter; empty where it is
-    unknown."""
+def _base_of(recipe: Recipe, teacher: str) -> str:
+    """Return the identity of what training follows from: the base model, method.adapter and a teacher; empty
+    where that of the base is unknown."""
     base, adapter = (
         base_identity.identity_of(recipe.model),
         initial_adapter.weights_sha256(recipe.method)[:16],
     )
-    return f"{base} + {adapter}" if base and adapter else base
+    if not base:
+        return ""
+    start = f"{base} + {adapter}" if adapter else base
+    return f"{start}{checkpoints_resume.TEACHER}{teacher}" if teacher else start
