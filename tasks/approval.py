@@ -1,4 +1,4 @@
-"""Question to a person about a stored artifact, and what becomes of the answer."""
+"""Tasks of flytune/stages/approval.py."""
 
 from flytune.stages import table
 from tasks.runtime.face import light

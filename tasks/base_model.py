@@ -1,5 +1,4 @@
-"""Base model: downloaded once from the hub into the cluster's storage or model cache, on a CPU; GPUs do not
-wait for a hub."""
+"""Task of flytune/stages/base_model.py."""
 
 from flytune.stages import table
 from tasks.runtime.face import light

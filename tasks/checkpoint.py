@@ -1,4 +1,4 @@
-"""Checkpoint of a resumed run, looked up before a GPU is requested."""
+"""Task of flytune/stages/checkpoint.py."""
 
 from flytune.stages import table
 from tasks.runtime.face import light

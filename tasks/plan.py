@@ -1,5 +1,4 @@
-"""Plan of a run, made on a CPU: a recipe that cannot fit or cannot be read is refused before a GPU is
-requested."""
+"""Task of flytune/stages/plan.py."""
 
 from flytune.stages import table
 from tasks.runtime.face import light

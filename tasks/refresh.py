@@ -1,4 +1,4 @@
-"""Decision of a scheduled refresh, on a CPU: train on the window's data, or skip."""
+"""Tasks of flytune/stages/refresh.py."""
 
 from flytune.stages import table
 from tasks.runtime.face import light

@@ -1,4 +1,4 @@
-"""Report of a failed run: the cause, the advice, and the checkpoint from which it can resume."""
+"""Task of flytune/stages/report.py."""
 
 from flytune.stages import table
 from tasks.runtime.face import light

@@ -1,4 +1,4 @@
-"""Storage of one artifact, complete or not at all."""
+"""Task of flytune/stages/store.py."""
 
 from flytune.stages import table
 from tasks.runtime.face import light

@@ -90,7 +90,10 @@ def _rewards(draft: Draft) -> None:
         draft.refuse(f"reward_weights: {counted(len(weights), 'weight')} for {counted(len(names), 'reward')}")
     known = [name.removeprefix("trl.rewards.") for name in names]
     if names and all(name in _REWARDS for name in known):
-        rows = [_weighted(_REWARDS[name], weight) for name, weight in zip(known, weights, strict=True)]
+        rows: list[dict[str, Any]] = [dict(_REWARDS[name]) for name in known]
+        for row, weight in zip(rows, weights, strict=True):
+            if weight != 1:
+                row["weight"] = float(weight)
         draft.put(
             "objective.rewards",
             rows,
@@ -108,7 +111,3 @@ def _rewards(draft: Draft) -> None:
         "completion, where TRL's judges a list; shipped are exact_answer, regular_expression, json_schema "
         "and unit_tests (docs/objectives.md)",
     )
-
-
-def _weighted(reward: dict[str, str], weight: Any) -> dict[str, Any]:
-    return reward if weight == 1 else reward | {"weight": float(weight)}
