@@ -193,12 +193,22 @@ def _bad_changes(changes: Sequence[Any]) -> Iterator[str]:
 
 def _duplicates(points: Mapping[int, Point]) -> Iterator[str]:
     names, contents = dict[str, list[int]](), dict[str, list[int]]()
+    checkpoints = dict[tuple[str | None, str], list[int]]()
     for number, point in points.items():
         names.setdefault(point.recipe.name, []).append(number)
+        if point.recipe.checkpoints.name:
+            place = point.recipe.checkpoints.folder, point.recipe.checkpoints.name
+            checkpoints.setdefault(place, []).append(number)
         content = point.recipe.model_copy(update={"name": "", "checkpoints": Checkpoints()}).key()
         contents.setdefault(content, []).append(number)
     yield from (
         f"points {_numbers(twice)} have the name {name}" for name, twice in names.items() if len(twice) > 1
+    )
+    yield from (
+        f"points {_numbers(twice)} have the checkpoints.name {name}, so that one would go on from the state "
+        "of another; leave it out"
+        for (_, name), twice in checkpoints.items()
+        if len(twice) > 1
     )
     yield from (
         f"points {_numbers(twice)} have the same recipe" for twice in contents.values() if len(twice) > 1

@@ -79,6 +79,11 @@ def test_sections_may_be_names_or_fields_and_checkpoints_differ():
         ({}, [{"name": "a"}, {"name": "a", "training.seed": 2}], "points 1, 2 have the name a"),
         ({}, [{"training.seed": 1}, {"training.seed": 1}], "points 1, 2 have the same recipe"),
         (
+            {"training.seed": [1, 2], "checkpoints.name": ["kept"]},
+            [],
+            "points 1, 2 have the checkpoints.name kept, so that one would go on from the state of another",
+        ),
+        (
             {"training.seed": list(range(5)), "training.max_steps": list(range(1, 6))},
             [],
             "25 points, .*max_points: 25",
