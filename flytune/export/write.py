@@ -112,17 +112,18 @@ def write_weights(
             bar.update(len(names))
             if file in there:
                 continue
-            gathered = _gathered(strategy, {name: parameters[name] for name in names}, dtype, keep=first)
+            state = _gathered(strategy, {name: parameters[name] for name in names}, dtype, keep=first)
             if not first:
                 continue
             if full:
-                state = _published(model, gathered, last=number == len(files))
+                state = _published(model, state, last=number == len(files))
             else:
-                state = _adapter(trainer, model, gathered)
+                state = _adapter(trainer, model, state)
             progress = _with_hashes(progress, folder, unhashed)
             _save(state, folder / file)
             digest = hashing.submit(sha256_of, folder / file) if hashed else None
             unhashed.append((file, list(state), digest))
+            del state  # the next file's weights are gathered into the same memory
         progress = _with_hashes(progress, folder, unhashed)
     if first:
         if full:
