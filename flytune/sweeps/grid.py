@@ -205,7 +205,7 @@ def _duplicates(points: Mapping[int, Point]) -> Iterator[str]:
         f"points {_numbers(twice)} have the name {name}" for name, twice in names.items() if len(twice) > 1
     )
     yield from (
-        f"points {_numbers(twice)} have the checkpoints.name {name}, so that one would go on from the state "
+        f"points {_numbers(twice)} have the checkpoints.name {name}, so that one would resume from the state "
         "of another; leave it out"
         for (_, name), twice in checkpoints.items()
         if len(twice) > 1

@@ -81,7 +81,7 @@ def test_sections_may_be_names_or_fields_and_checkpoints_differ():
         (
             {"training.seed": [1, 2], "checkpoints.name": ["kept"]},
             [],
-            "points 1, 2 have the checkpoints.name kept, so that one would go on from the state of another",
+            "points 1, 2 have the checkpoints.name kept, so that one would resume from the state of another",
         ),
         (
             {"training.seed": list(range(5)), "training.max_steps": list(range(1, 6))},
