@@ -40,8 +40,6 @@ def _usable(path: str) -> str:
 
 PathOrAddress = Annotated[str, Field(min_length=1, max_length=limits.PATH), AfterValidator(_usable)]
 """A path or address."""
-
-
 Positive = Annotated[int, Field(gt=0, le=limits.COUNT)]
 """A count from 1 on."""
 

@@ -357,8 +357,8 @@ class Storage:
         start = max(0, size - _TAIL)
         for wait in (*WAITS, None):
             self.filesystem.invalidate_cache()
-            is_long = self.info(target)["size"] == size
-            if is_long and self.read_part(target, start, size) == source.read_part(name, start, size):
+            is_full_size = self.info(target)["size"] == size
+            if is_full_size and self.read_part(target, start, size) == source.read_part(name, start, size):
                 return
             if wait is not None:
                 time.sleep(wait)

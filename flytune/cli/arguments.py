@@ -2,10 +2,11 @@
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from flytune import limits
-from flytune.errors import RecipeError
+from flytune.errors import RecipeError, escaped
 
 _OUTPUTS = {
     "combine": "out",
@@ -147,6 +148,12 @@ def add_answering(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the drawing (default: 0)")
     add_base(parser)
+
+
+def show_answers(text: str) -> None:
+    """Write what a model has written to the standard output."""
+    # A stranger's model may write what a terminal obeys.
+    sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
 
 
 def add_setting(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flytune.artifacts import fetch, opening
 from flytune.cli import arguments
-from flytune.errors import DataError, escaped, printable
+from flytune.errors import DataError, printable
 from flytune.inference.batch import InferenceModel
 from flytune.inference.conversation import Conversation
 from flytune.models import Generation
@@ -84,6 +84,5 @@ def _answer(conversation: Conversation, question: str) -> None:
 
 
 def _show(text: str) -> None:
-    # A stranger's model may write what a terminal obeys.
-    sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
+    arguments.show_answers(text)
     sys.stdout.flush()

@@ -70,8 +70,7 @@ def run(options: argparse.Namespace) -> int:
                 temporary.write_bytes(answers.read_bytes())
             sys.stdout.write(f"{options.out}\n")
         else:
-            text = answers.read_text(encoding="utf-8")
-            sys.stdout.write(escaped(text) if sys.stdout.isatty() else text)
+            arguments.show_answers(answers.read_text(encoding="utf-8"))
         if summary.bad:
             left_out = (answered / BAD_ROWS).read_text(encoding="utf-8")
             sys.stderr.write(f"{counted(summary.bad, 'row')} not answered:\n{escaped(left_out)}")

@@ -34,7 +34,8 @@ PREFERENCE_LOSS = Figure(
     # A reward is a difference from the reference, times beta.
     scaled_by=["objective.beta", "model.name_or_path", "model.revision", "method.adapter"],
 )
-REWARD = "a reward is objective.beta times the log-probability of an answer, tuned minus base"
+REWARD = "a reward is objective.beta times the log-probability of an answer, tuned minus"
+"""Sentence on rewards, before the name of the reference."""
 _START = "the base with the adapter that training began from"
 """The reference of a run with method.adapter."""
 _IN_NATS = {"sigmoid", "sigmoid_norm", "robust", "exo_pair"}
@@ -68,10 +69,9 @@ class DirectPreference(ObjectiveBase):
     def figures(self) -> list[Figure]:
         objective = self.recipe.objective
         assert isinstance(objective, Dpo)
-        reward = REWARD.replace("base", f"the reference, {_START}") if self.recipe.method.adapter else REWARD
-        margin = MARGIN.model_copy(
-            update={"scaled_by": PREFERENCE_LOSS.scaled_by, "meaning": f"{MARGIN.meaning}; {reward}"}
-        )
+        reference = f"the reference, {_START}" if self.recipe.method.adapter else "base"
+        meaning = f"{MARGIN.meaning}; {REWARD} {reference}"
+        margin = MARGIN.model_copy(update={"scaled_by": PREFERENCE_LOSS.scaled_by, "meaning": meaning})
         shared = [ACCURACY, margin, PREFERRED, of_answers(PERPLEXITY, "chosen"), of_answers(LOSS, "chosen")]
         if objective.loss_type == ["sigmoid"] and set(objective.loss_weights) <= {1.0}:
             return [PREFERENCE_LOSS.model_copy(update={"step": "loss", "eval_step": "eval_loss"}), *shared]

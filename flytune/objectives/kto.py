@@ -37,7 +37,10 @@ from flytune.records.figures import (
 _KL = "KL_"
 
 _MARGIN = of_labels(MARGIN).model_copy(
-    update={"scaled_by": PREFERENCE_LOSS.scaled_by, "meaning": f"{of_labels(MARGIN).meaning}; {REWARD}"}
+    update={
+        "scaled_by": PREFERENCE_LOSS.scaled_by,
+        "meaning": f"{of_labels(MARGIN).meaning}; {REWARD} base",
+    }
 )
 
 

@@ -12,8 +12,7 @@ def in_order(trainer: Any, defaults: list[Any]) -> list[Any]:
 
     Args:
         defaults: transformers' own: DefaultFlowCallback, which decides by the arguments at which steps the
-            Trainer logs, saves
-            and stops, then the trackers'.
+            Trainer logs, saves and stops, then the trackers'.
     """
     # The log first: trackers report what it adds to the logs. The steps' end last: it adds to what
     # DefaultFlowCallback decided.
