@@ -20,15 +20,23 @@ _WITHOUT_POOLER: Mapping[str, Any] = MappingProxyType({"add_pooling_layer": Fals
 ENCODERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "bert": _WITHOUT_POOLER,
+        "camembert": _WITHOUT_POOLER,
+        "distilbert": MappingProxyType({}),
+        "electra": MappingProxyType({}),
         "modernbert": MappingProxyType({}),
+        "mpnet": _WITHOUT_POOLER,
         "roberta": _WITHOUT_POOLER,
         "xlm-roberta": _WITHOUT_POOLER,
     }
 )
 """Encoders that are built without a head, with arguments for AutoModel: the pooler of BERT's kind is a layer
 behind the last hidden state that embedding models leave out."""
-_AFTER_HIDDEN_STATES = (r"(^|\.)pooler\.", r"^(cls|lm_head|head|decoder)\.")
-"""Patterns of an encoder's stored tensors that are not built: pooler, and head of masked words."""
+_AFTER_HIDDEN_STATES = (
+    r"(^|\.)pooler\.",
+    r"^(cls|lm_head|head|decoder|(generator|discriminator|vocab)_[a-z_]+)\.",
+)
+"""Patterns of an encoder's stored tensors that are not built: pooler, and head of masked or replaced
+words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flytune import json_core
@@ -25,6 +26,11 @@ logits do not."""
 VISION_TYPES = ("idefics3", "llava", "llava_onevision", "mistral3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
 """Vision-language types, of which model_types.json has no rows: with images, tiny instances have the loss of
 transformers, are trained, exported and read again (tests/end_to_end/test_vision_language.py)."""
+_ENCODER_ROWS: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {"mpnet": {"attention": ["eager"], "checkpointing": False}}
+)
+"""Rows of encoders that are no causal language models and lack something; the others of ENCODERS lack
+nothing."""
 CHUNKED_FIELDS = (
     "final_logit_softcapping",
     "logit_scale",
@@ -167,7 +173,7 @@ def _kind_of_attention(attention: str) -> str:
 
 def _row(model_type: str, trust_remote_code: bool) -> dict[str, Any]:
     """Return the row of a model type; empty if there is none, or if the model runs code of its own."""
-    return {} if trust_remote_code else table().get(model_type, {})
+    return {} if trust_remote_code else _ENCODER_ROWS.get(model_type) or table().get(model_type, {})
 
 
 def was_trained(model_type: str) -> bool:

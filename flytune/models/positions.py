@@ -32,9 +32,11 @@ BOUND = {
             "bert",
             "bert-generation",
             "blenderbot-small",
+            "distilbert",
             "electra",
             "ernie",
             "megatron-bert",
+            "mpnet",
             "prophetnet",
             "rembert",
             "roc_bert",
@@ -71,7 +73,10 @@ def of(config: dict[str, Any], name: str, trust_remote_code: bool = False) -> Po
     if kind in BOUND and not trust_remote_code:
         key, default = BOUND[kind]
         count = _number(content, key) or _number(content, "max_position_embeddings") or default
-        if kind in _BEFORE_FIRST:
+        if kind == "mpnet":
+            # Positions begin behind its padding, which is token 1 whatever config.json says.
+            count -= 2
+        elif kind in _BEFORE_FIRST:
             pad = content.get("pad_token_id", 0 if kind == "prophetnet" else 1)
             count -= _BEFORE_FIRST[kind] + (pad if type(pad) is int and 0 <= pad < count else 0)
         return Positions(max(1, count), is_bound=True)

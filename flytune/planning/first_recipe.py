@@ -15,7 +15,7 @@ from flytune.data.columns import REFERENCES, TURNS, NamedRow, likely_names
 from flytune.data.rows import classified, queries
 from flytune.errors import DataError, DoesNotFit, RecipeError
 from flytune.hardware import Shape, load_shapes, this_machine
-from flytune.models import vectors
+from flytune.models import model_types, vectors
 from flytune.planning import planner, sample_count
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import DataRequest, Recipe
@@ -284,7 +284,7 @@ def _chosen(asked: Asked, looked: Looked, samples: int | None, geometry: Geometr
     for method in ("full", "lora", "qlora") if on_gpu else ("full", "lora"):
         try:
             plans[method] = planner.decide(
-                _recipe(asked, looked, samples, method, shapes), shapes, geometry, samples
+                _recipe(asked, looked, samples, method, shapes, geometry), shapes, geometry, samples
             )
         except (DoesNotFit, RecipeError) as error:
             refusals.append(str(error))
@@ -313,7 +313,12 @@ def _chosen(asked: Asked, looked: Looked, samples: int | None, geometry: Geometr
 
 
 def _recipe(
-    asked: Asked, looked: Looked, samples: int | None, method: str, shapes: Sequence[Shape]
+    asked: Asked,
+    looked: Looked,
+    samples: int | None,
+    method: str,
+    shapes: Sequence[Shape],
+    geometry: Geometry,
 ) -> Recipe:
     of_all_weights, of_adapters = _RATES[looked.objective]
     possible = [
@@ -338,18 +343,25 @@ def _recipe(
         section["columns"] = looked.columns
     if looked.chat_template:
         section["chat_template"] = looked.chat_template
+    model: dict[str, Any] = {"name_or_path": asked.base, "dtype": dtype}
+    training = {
+        "learning_rate": of_all_weights if method == "full" else of_adapters,
+        "global_batch_size": batch,
+        "num_train_epochs": _EPOCHS[looked.objective],
+    }
+    kind = geometry.tried_as or geometry.model_type
+    if model_types.attention_problem(kind, "sdpa", trust_remote_code=False):
+        model["attn_implementation"] = "eager"
+    if model_types.checkpointing_problem(kind, trust_remote_code=False):
+        training["activation_checkpointing"] = False
     return Recipe.model_validate(
         {
             "name": _name(asked.data),
-            "model": {"name_or_path": asked.base, "dtype": dtype},
+            "model": model,
             "data": section,
             "method": method,
             "objective": _objective_section(looked),
-            "training": {
-                "learning_rate": of_all_weights if method == "full" else of_adapters,
-                "global_batch_size": batch,
-                "num_train_epochs": _EPOCHS[looked.objective],
-            },
+            "training": training,
             "checkpoints": {"save_steps": "epoch" if _EPOCHS[looked.objective] > 1 else _SHARE_OF_STEPS},
             "hardware": {"shape": asked.on},
         }
@@ -376,6 +388,7 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         "name": "of the data's file",
         "model.name_or_path": "the base, as asked",
         "model.dtype": f"what {plan.shape} computes in",
+        "model.attn_implementation": "transformers has no sdpa for a base of this type",
         "data.path": f"{form}by the first {counted(looked.rows, 'row')}",
         "data.dataset_name": f"{form}by the first {counted(looked.rows, 'row')}",
         "data.max_length": f"tokens; the longest of the first rows has {looked.longest:,}; data.too_long is "
@@ -397,6 +410,7 @@ def _written(asked: Asked, looked: Looked, count: sample_count.SampleCount, chos
         "training.global_batch_size": "samples of a step, as many for each process; few for little data"
         + ("; their documents are the negatives" if looked.objective == "embed" else ""),
         "training.num_train_epochs": "customary for this objective",
+        "training.activation_checkpointing": "transformers has none for a base of this type",
         "checkpoints.save_steps": "a run that is ended resumes after its last epoch"
         if _EPOCHS[looked.objective] > 1
         else "share of all steps between checkpoints, from which a run that is ended resumes",

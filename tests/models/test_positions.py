@@ -52,6 +52,16 @@ def test_a_model_reads_as_many_positions_as_its_config_json_says(kind, few):
         read(model, found.tokens + 1)
 
 
+@pytest.mark.parametrize("kind", ["distilbert", "mpnet"])
+def test_an_encoder_reads_as_many_positions_as_its_config_json_says(kind, few):
+    from transformers import AutoModel
+
+    model = AutoModel.from_config(model_types.tiny_config(kind)).eval()
+    read(model, positions.of_model(model).tokens)
+    with pytest.raises((IndexError, RuntimeError)):
+        read(model, positions.of_model(model).tokens + 1)
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

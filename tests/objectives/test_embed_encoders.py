@@ -16,7 +16,7 @@ from flytune.planning import planner
 from flytune.recipe import DataRequest, Model, Recipe
 from flytune.stages import local
 from tests.support import objective_runs, ranks
-from tests.support.encoders import POOLING, write_encoder
+from tests.support.encoders import LACKING, POOLING, write_encoder
 from tests.support.queries import plain_loss, write_queries
 from tests.support.tiny import tiny_recipe
 
@@ -24,6 +24,7 @@ from tests.support.tiny import tiny_recipe
 def recipe_for(inputs, model_type, method="full", sharding="none", **changes) -> Recipe:
     section = {"name": "embed", "negatives": 1, "pooling": POOLING[model_type]}
     changes = {"objective": section, "method": method, "sharding": sharding} | changes
+    changes |= LACKING.get(model_type, {})
     changes |= {"hardware.shape": "cpu-1" if sharding == "none" else "cpu-2"}
     return Recipe.model_validate(tiny_recipe(inputs / model_type, inputs / "pairs.jsonl", changes))
 
@@ -108,7 +109,7 @@ def test_it_trains_and_exports_the_vectors_of_its_pooling(encoder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoder", ["modernbert", "xlm-roberta"], indirect=True)
+@pytest.mark.parametrize("encoder", ["modernbert", "mpnet", "xlm-roberta"], indirect=True)
 @pytest.mark.parametrize(
     ("method", "sharding"),
     [

@@ -10,7 +10,8 @@ import pytest
 from flytune import cli
 from flytune.hardware import shape_named
 from flytune.planning import first_recipe, planner
-from flytune.recipe import Recipe, read_recipe
+from flytune.planning.base_sizes import read_geometry
+from flytune.recipe import Model, Recipe, read_recipe
 from tests.support import vision_models
 from tests.support.encoders import write_encoder
 from tests.support.tiny import tiny_base, write_rows
@@ -103,6 +104,15 @@ def test_an_encoder_gets_the_pooling_of_its_own_vectors(rows, tmp_path, capsys):
     assert cli.main(["plan", "own.yaml"]) == 0
 
 
+def test_a_base_without_sdpa_and_checkpointing_gets_a_recipe_that_fits(rows, tmp_path, capsys):
+    base = write_encoder(tmp_path / "base", "mpnet")
+    assert cli.main(["init", rows("queries"), "--base", str(base), "--yes", "--out", "own.yaml"]) == 0
+    recipe = read_recipe("own.yaml")
+    assert recipe.model.attn_implementation == "eager"
+    assert not recipe.training.activation_checkpointing
+    assert cli.main(["plan", "own.yaml"]) == 0
+
+
 def test_rows_with_images_get_a_recipe_for_them(base, rows, tmp_path, capsys):
     from PIL import Image
 
@@ -155,7 +165,8 @@ def test_a_step_has_complete_groups_on_any_number_of_processes(base, rows):
     machine = shape_named("cpu-2").model_copy(update={"processes": 3})
     assert machine.world_size == 3
     asked = first_recipe.Asked(rows("own names"), str(base), machine.name, "price", "grpo")
-    recipe = first_recipe._recipe(asked, first_recipe.look(asked), 64, "lora", [machine])
+    geometry = read_geometry(Model(name_or_path=str(base)))
+    recipe = first_recipe._recipe(asked, first_recipe.look(asked), 64, "lora", [machine], geometry)
     assert recipe.training.global_batch_size == 24
 
 

@@ -5,8 +5,20 @@ from pathlib import Path
 from flytune.selftest.tiny_model import SENTENCES
 from tests.support.queries import WORDS
 
-POOLING = {"bert": "cls", "modernbert": "mean", "roberta": "mean", "xlm-roberta": "cls"}
+POOLING = {
+    "bert": "cls",
+    "camembert": "mean",
+    "distilbert": "mean",
+    "electra": "cls",
+    "modernbert": "mean",
+    "mpnet": "mean",
+    "roberta": "mean",
+    "xlm-roberta": "cls",
+}
 """Types, each with a way of pooling that published models of it have."""
+LACKING = {"mpnet": {"model.attn_implementation": "eager", "training.activation_checkpointing": False}}
+"""Values of recipes for what transformers lacks of a type."""
+_ROBERTA = ("camembert", "mpnet", "roberta", "xlm-roberta")
 _TEXTS = [*SENTENCES, *WORDS, " ".join(map(str, range(1000))), "Which is the? It is no , and has it."]
 
 
@@ -16,7 +28,7 @@ def write_encoder(folder: Path, model_type: str) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForMaskedLM
 
-    tokenizer = _roberta_tokenizer() if "roberta" in model_type else _bert_tokenizer()
+    tokenizer = _roberta_tokenizer() if model_type in _ROBERTA else _bert_tokenizer()
     special = {
         f"{name}_token_id": getattr(tokenizer, f"{of}_token_id")
         for name, of in {"pad": "pad", "bos": "cls", "cls": "cls", "eos": "sep", "sep": "sep"}.items()
@@ -31,6 +43,9 @@ def write_encoder(folder: Path, model_type: str) -> Path:
         max_position_embeddings=130,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
+        # The names of distilbert.
+        dropout=0.0,
+        attention_dropout=0.0,
         # Published models have it; transformers 5 does not read it, and vLLM 0.32 does.
         position_embedding_type="absolute",
         **special,
