@@ -241,13 +241,14 @@ def logits_of(model: Any, prompts: list[list[int]]) -> Any:
     import torch
 
     device = next(model.parameters()).device
-    with evaluating(model):
-        for start in range(0, len(prompts), _BATCH):
-            batch = prompts[start : start + _BATCH]
-            mask = padded([[1] * len(prompt) for prompt in batch], 0).to(device)
+    for start in range(0, len(prompts), _BATCH):
+        batch = prompts[start : start + _BATCH]
+        mask = padded([[1] * len(prompt) for prompt in batch], 0).to(device)
+        # Not around the yield: of two models in turn, the second to end would leave gradients off.
+        with evaluating(model):
             logits = model(input_ids=padded(batch, 0).to(device), attention_mask=mask, use_cache=False).logits
-            for ids, row in zip(batch, logits, strict=True):
-                yield torch.tensor(ids), row[: len(ids)].float().cpu()
+        for ids, row in zip(batch, logits, strict=True):
+            yield torch.tensor(ids), row[: len(ids)].float().cpu()
 
 
 def distance(logits: Any, others: Any) -> Any:

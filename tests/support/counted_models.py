@@ -26,7 +26,10 @@ def adapters(kind, named, **method):
     import torch
     from peft import get_peft_model
 
-    recipe = recipe_of(method={"name": "lora", "r": 4, "target_modules": named} | method)
+    is_encoder = kind in meta_model.ENCODERS
+    objective = {"name": "embed", "pooling": "mean"} if is_encoder else {"name": "sft"}
+    method = {"name": "lora", "r": 4, "target_modules": named} | method
+    recipe = recipe_of(method=method, objective=objective)
     found = counting.count(json.loads(tiny_config(kind).to_json_string()), None, kind)
     assert workloads.adapter_problems(recipe, found) == []
     model = built(tiny_config(kind))

@@ -122,7 +122,7 @@ def without_torch(monkeypatch):
     monkeypatch.setattr(meta_model, "is_installed", lambda: False)
 
 
-@pytest.mark.parametrize("kind", MODEL_TYPES)
+@pytest.mark.parametrize("kind", sorted({*MODEL_TYPES, *meta_model.ENCODERS}))
 def test_no_model_type_is_miscounted(kind, monkeypatch):
     config = tiny_config(kind)
     true = parameters_of(built(config))
@@ -502,7 +502,7 @@ ADAPTED = (
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
-@pytest.mark.parametrize("kind", MODEL_TYPES)
+@pytest.mark.parametrize("kind", sorted({*MODEL_TYPES, *meta_model.ENCODERS}))
 def test_adapters_of_all_linear_are_counted_as_training_makes_them(kind):
     planned, true = adapters(kind, "all-linear")
     assert planned == true
