@@ -6,6 +6,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from training_estimates.meta_model import ENCODERS
+
 _FUSED = re.compile(r".*\.experts\.(?!\d)\w+(?<!\.weight)|.*\.(?:input|output)_linear\.weight")
 
 
@@ -204,8 +206,15 @@ class Geometry(Immutable):
 
     def with_head_of(self, outputs: int) -> Self:
         """Return the sizes with a head of so many outputs in the place of the language model's."""
-        extra = self.extra + outputs * self.hidden_size
+        extra = self.extra + self.head_parameters(outputs)
         return self.model_copy(update={"tie_word_embeddings": True, "extra": extra})
+
+    def head_parameters(self, outputs: int) -> int:
+        """Return the parameters of a head of so many outputs: a matrix; of an encoder also a layer before it,
+        and the biases of both."""
+        if self.model_type in ENCODERS and outputs:
+            return (self.hidden_size + outputs) * (self.hidden_size + 1)
+        return outputs * self.hidden_size
 
     @property
     def parameters(self) -> int:

@@ -267,7 +267,7 @@ class Workload:
         if self.method == "full":
             return self.geometry.parameters - self.frozen
         rows = self.token_rows * self.geometry.hidden_size * len(self.tables_by_row)
-        head = self.geometry.hidden_size * (self.head_outputs or 0)
+        head = self.geometry.head_parameters(self.head_outputs or 0)
         return self.lora_parameters + self.magnitudes + self.fully_trained + rows + head
 
     @property

@@ -103,7 +103,8 @@ class Sampler:
         """
         self._request, self._data, self._tokenizer = request, request.data, tokenizer
         self._heldout_below = self._data.heldout_fraction * 2**64 if heldout_below is None else heldout_below
-        self._kind = row_kind(request.row_kind).bound(request)
+        kind = row_kind(request.row_kind).bound(request)
+        self._kind = kind if tokenizer is None else kind.with_end(tokenizer.added_end())
         self._images = ImageReader(request, out) if self._kind.has_images else None
         self._sources = request.data.all_read
         self._template: ChatTemplate | None = None

@@ -121,6 +121,11 @@ class Encoder:
     def get_chat_template(self) -> str | None:
         return self.chat_template
 
+    def added_end(self) -> int | None:
+        """Return the end token that the tokenizer adds to a text; None if it adds none."""
+        last = self.backend_tokenizer.encode("a").ids[-1:]
+        return self.eos_token_id if last == [self.eos_token_id] else None
+
 
 def require_chat_template(tokenizer: Any, model: Model, form: str) -> None:
     """Check that the tokenizer has a chat template, for a format that uses one.

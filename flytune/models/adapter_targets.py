@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flytune.errors import RecipeError
-from flytune.models import experts
+from flytune.models import experts, heads
 from flytune.models.experts import REFUSED, fused, is_listed, suffixes
 from flytune.recipe import Method, Recipe
-from training_estimates.meta_model import decoder_of
+from training_estimates.meta_model import ENCODERS, decoder_of
 from training_estimates.sizes import is_fused_name
 
 _FIXED = (
@@ -98,6 +98,8 @@ def fields(model: Any, method: Method) -> dict[str, Any]:
             # PEFT would take the last parts of the names that match, and adapt them in all layers.
             named = [name for name in _linear_layers(model) if re.fullmatch(named, name)]
         chosen = {"target_modules": named if isinstance(named, str) else list(named)}
+        if of_head := _encoder_head(model):
+            chosen["exclude_modules"] = of_head
     if not method.experts:
         return chosen
     targets = chosen["target_modules"]
@@ -133,11 +135,14 @@ def excluded(model: Any) -> str | None:
         parts.append(r"(?:.*\.)?out_proj")
     if decoder := decoder_of(model):
         parts.append(rf"(?!{re.escape(decoder)}\.).*")
+    of_head = _encoder_head(model)
+    if of_head:
+        parts.append("|".join(map(re.escape, of_head)))
     pattern = re.compile("|".join(parts))
     names = FUSED_EXPERTS.get(_type_of(model), frozenset())
     # PEFT refuses a pattern that leaves out none of the layers that it would adapt.
     adapted = [name for name in _linear_layers(model) if name.rpartition(".")[2] not in names]
-    return pattern.pattern if any(pattern.fullmatch(name) for name in adapted) else None
+    return pattern.pattern if any(pattern.fullmatch(name) for name in [*adapted, *of_head]) else None
 
 
 def _linear_layers(model: Any) -> list[str]:
@@ -146,10 +151,26 @@ def _linear_layers(model: Any) -> list[str]:
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings() or getattr(model, "score", None)
+    left_out = {*_encoder_head(model)}
     return [
         name
         for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head
+        if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head and name not in left_out
+    ]
+
+
+def _encoder_head(model: Any) -> list[str]:
+    """Return the names of the linear layers of an encoder's head of classes; none of other models, whose head
+    PEFT knows."""
+    import torch
+
+    if _type_of(model) not in ENCODERS or not heads.has_score(model):
+        return []
+    modules = {*heads.modules_of(model)}
+    return [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear) and modules & {*name.split(".")}
     ]
 
 

@@ -39,8 +39,9 @@ def _of_method(recipe: Recipe, geometry: Geometry, in_slices: bool) -> Iterator[
     """Yield the problems of the section method."""
     name, quantized, method = recipe.model.name_or_path, geometry.quantized, recipe.method
     trusts_code = recipe.model.trust_remote_code
-    # As causal language models encoders see what they predict; the vectors of texts predict nothing.
-    is_encoder = geometry.model_type in ENCODERS and heads.head_of(recipe).answers_in == heads.VECTORS
+    # As causal language models encoders see what they predict; vectors and classes of texts are no words.
+    predicts_words = heads.head_of(recipe).answers_in not in (heads.VECTORS, heads.PROBABILITIES)
+    is_encoder = geometry.model_type in ENCODERS and not predicts_words
     reason = model_types.training_problem(
         _kind(geometry), method.name, in_slices, trusts_code, method.experts
     )

@@ -16,8 +16,15 @@ from flytune.recipe import Classify, Embed, ObjectiveSection, Recipe, Reward
 from training_estimates import meta_model
 from training_estimates.sizes import Geometry
 
-NAME = "score.weight"
-"""Name of the head's weight, float of shape (outputs, hidden size)."""
+_SCORE = ("score",)
+"""Module of a head whose weight has the shape (outputs, hidden size)."""
+_OF_ENCODERS = dict.fromkeys(meta_model.ENCODERS, ("classifier",)) | {
+    "bert": ("pooler", "classifier"),
+    "distilbert": ("pre_classifier", "classifier"),
+    "modernbert": ("head", "classifier"),
+}
+"""Modules of transformers' sequence classifiers that lie behind an encoder's last hidden state: a layer from
+the hidden size to itself, and one to the outputs."""
 _TYPES = (
     "arcee cohere_compass_text deepseek_v2 deepseek_v3 diffllama doge exaone4 gemma gemma2 gemma3_text "
     "glm glm4 gpt_oss helium hunyuan_v1_dense hunyuan_v1_moe jamba jetmoe llama minimax ministral "
@@ -38,49 +45,65 @@ _SCALE = 0.02
 transformers."""
 
 
-def first_values(config: Any, seed: int) -> Any:
-    """Return the head's first values, float32 of shape (config.num_labels, hidden size).
-
-    They follow from the seed and the configuration alone, so that they are equal on every process, with every
-    sharding, and in every attempt.
-    """
-    import torch
-
-    text = config.get_text_config()
-    scale = getattr(text, "initializer_range", None) or _SCALE
-    shape, generator = (config.num_labels, text.hidden_size), torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float32) * scale
+def modules_of(model: Any) -> tuple[str, ...]:
+    """Return the last parts of the names of a sequence classifier's modules behind the hidden states."""
+    return _OF_ENCODERS.get(str(getattr(model.config, "model_type", None)), _SCORE)
 
 
-def draw(model: Any, seed: int) -> None:
-    """Give a loaded model with the head its first values."""
-    import torch
-
-    weight = model.score.weight
-    with torch.no_grad(), vocabulary.gathered(weight):
-        weight.data.copy_(first_values(model.config, seed).to(weight))
+def parameters_of(model: Any) -> dict[str, Any]:
+    """Return a sequence classifier's parameters behind the hidden states, by name."""
+    modules = {*modules_of(model)}
+    return {name: value for name, value in model.named_parameters() if modules & {*name.split(".")}}
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Source of the head's first values for sharded loading: no file has them."""
+    """Source of the first values of a parameter of the head where no file has them, also for sharded
+    loading."""
 
-    config: Any
+    name: str
+    shape: tuple[int, ...]
+    scale: float
+    """Standard deviation of a matrix."""
     seed: int
 
     @property
     def order(self) -> tuple[Path, str]:
-        return Path(), NAME
+        return Path(), self.name
+
+    def values(self) -> Any:
+        """Return the first values in float32: a matrix is drawn, biases are 0, the weights of a norm 1.
+
+        They follow from these fields alone, so that they are equal on every process, with every sharding, and
+        in every attempt.
+        """
+        import torch
+
+        if len(self.shape) == 1:
+            return torch.full(self.shape, 0.0 if self.name.endswith("bias") else 1.0)
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randn(self.shape, generator=generator, dtype=torch.float32) * self.scale
 
     def read(self, part: ParameterPart) -> None:
         """Fill `part` with this process's values."""
         if part.local.numel():
-            part.local.copy_(first_values(self.config, self.seed)[part.index])
+            part.local.copy_(self.values()[part.index])
+
+
+def drawn(model: Any, seed: int) -> dict[str, Drawn]:
+    """Return the sources of the first values of a head's parameters, by name. Each has a seed of its own, the
+    first one that of the recipe."""
+    scale = getattr(model.config.get_text_config(), "initializer_range", None) or _SCALE
+    return {
+        name: Drawn(name, tuple(getattr(value, "ds_shape", value.shape)), scale, seed + place)
+        for place, (name, value) in enumerate(parameters_of(model).items())
+    }
 
 
 def has_score(model: Any) -> bool:
     """Return whether a model, live or reloaded, has a head that scores a sequence: of rewards or classes."""
-    return hasattr(innermost(model), "score")
+    inner = innermost(model)
+    return hasattr(inner, modules_of(inner)[-1])
 
 
 def scores(
@@ -209,10 +232,6 @@ class Head:
     """Arguments of from_pretrained."""
     task_type: ClassVar[str] = "CAUSAL_LM"
     """PEFT's name of the task of an adapter."""
-    trained_beside: ClassVar[tuple[str, ...]] = ()
-    """Modules that are trained completely beside an adapter (PEFT's modules_to_save)."""
-    drawn: ClassVar[tuple[str, ...]] = ()
-    """Parameters that a base model's files have no values for."""
     pipeline_tag: ClassVar[str] = "text-generation"
     """The hub's name of the task."""
     library: ClassVar[str] = ""
@@ -253,12 +272,26 @@ class Head:
         own."""
         return geometry.own_logits
 
-    def draw(self, model: Any, missing: Iterable[str], seed: int) -> None:
-        """Give parameters their first values that a loaded base model's files have no values for."""
+    def trained_beside(self, model: Any) -> list[str]:
+        """Return the modules that are trained completely beside an adapter (PEFT's modules_to_save)."""
+        return []
 
-    def sources(self, config: Any, seed: int) -> dict[str, Any]:
-        """Return the sources of those first values for sharded loading, by parameter."""
+    def sources(self, model: Any, seed: int) -> dict[str, Drawn]:
+        """Return the sources of first values that a base model's files may lack, by parameter."""
         return {}
+
+    def draw(self, model: Any, missing: Iterable[str], seed: int) -> set[str]:
+        """Give parameters their first values that a loaded base model's files have no values for; return
+        their names."""
+        import torch
+
+        sources = self.sources(model, seed)
+        names = sources.keys() & {*missing}
+        for name in names:
+            parameter = model.get_parameter(name)
+            with torch.no_grad(), vocabulary.gathered(parameter):
+                parameter.data.copy_(sources[name].values().to(parameter))
+        return names
 
     def companions(self, recipe: Recipe, size: int) -> dict[str, Any]:
         """Return the content of the files beside the weights, by name, by which other programs know what its
@@ -286,12 +319,10 @@ class Head:
 
 
 class SequenceHead(Head):
-    """A head of a few outputs for a sequence, `score`, in the place of that of words."""
+    """A head of a few outputs for a sequence, a decoder's `score`, in the place of that of words."""
 
     auto_class = "AutoModelForSequenceClassification"
     task_type = "SEQ_CLS"
-    trained_beside = ("score",)
-    drawn = (NAME,)
     pipeline_tag = "text-classification"
 
     def geometry(self, geometry: Geometry) -> Geometry:
@@ -303,12 +334,11 @@ class SequenceHead(Head):
     def own_logits(self, geometry: Geometry) -> str | None:
         return None
 
-    def draw(self, model: Any, missing: Iterable[str], seed: int) -> None:
-        if NAME in missing:
-            draw(model, seed)
+    def trained_beside(self, model: Any) -> list[str]:
+        return [*modules_of(model)]
 
-    def sources(self, config: Any, seed: int) -> dict[str, Any]:
-        return {NAME: Drawn(config, seed)}
+    def sources(self, model: Any, seed: int) -> dict[str, Drawn]:
+        return drawn(model, seed)
 
     def complete(self, model: Any, pad_token_id: Callable[[], int]) -> None:
         # Its output is that of the last token that is not padding; the base's configuration may name none.

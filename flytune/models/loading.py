@@ -68,8 +68,8 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
     # transformers does so itself, but not under ZeRO-3 (5.23, integrations/deepspeed.py).
     safetensors_files.keep_used_conversions(model, getattr(model, "_weight_conversions", None))
     vocabulary.grow(model, recipe.model)
-    head.draw(model, read["missing_keys"], recipe.training.seed)
-    _warn_of_missing(recipe, read["missing_keys"])
+    drawn = head.draw(model, read["missing_keys"], recipe.training.seed)
+    _warn_of_missing(recipe, {*read["missing_keys"]} - drawn)
     if recipe.method.name == "qlora":
         from peft import prepare_model_for_kbit_training
 
@@ -80,8 +80,8 @@ def base_model(recipe: Recipe, dtype: str, quant_storage: str = "uint8", **load_
 
 
 def _warn_of_missing(recipe: Recipe, names: Iterable[str]) -> None:
-    """Warn of parameters that the files have no values for, once on each node; a new head is drawn."""
-    missing = sorted({*names} - {*heads.head_of(recipe).drawn})
+    """Warn of parameters that the files have no values for, once on each node."""
+    missing = sorted(names)
     if missing and os.environ.get("LOCAL_RANK", "0") == "0":
         others = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         log.warning(
@@ -302,11 +302,11 @@ def peft_config(recipe: Recipe, model: Any, added: list[int] | None = None) -> A
         rank_pattern=dict(method.rank_pattern),
         alpha_pattern=dict(method.alpha_pattern),
         task_type=heads.head_of(recipe).task_type,
-        **(vocabulary.peft_fields(method, recipe.model, model, added) | _trained_head(recipe)),
+        **(vocabulary.peft_fields(method, recipe.model, model, added) | _trained_head(recipe, model)),
     )
 
 
-def _trained_head(recipe: Recipe) -> dict[str, Any]:
+def _trained_head(recipe: Recipe, model: Any) -> dict[str, Any]:
     """Return PEFT's field of the head that is trained beside an adapter."""
-    modules = heads.head_of(recipe).trained_beside
-    return {"modules_to_save": [*modules]} if modules else {}
+    modules = heads.head_of(recipe).trained_beside(model)
+    return {"modules_to_save": modules} if modules else {}

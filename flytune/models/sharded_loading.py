@@ -85,7 +85,7 @@ def meta_model(model: Model, dtype: str, head: Head = LANGUAGE_MODEL, seed: int 
     built._weight_conversions = get_model_conversion_mapping(built)
     # Tables with rows for added tokens are longer than those in the files.
     built._stored_rows = stored_rows
-    built._drawn = head.sources(config, seed)
+    built._drawn = head.sources(built, seed)
     try:
         built.generation_config = GenerationConfig.from_pretrained(name, revision=model.revision or "main")
     except OSError:

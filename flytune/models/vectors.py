@@ -30,7 +30,8 @@ for each step of their loss."""
 def are_made_by(model: Any) -> bool:
     """Return whether a model, live or reloaded, has no head, so that its results are vectors."""
     inner = innermost(model)
-    return not (hasattr(inner, "score") or inner.can_generate() or inner.get_output_embeddings() is not None)
+    has_score = hasattr(inner, "score") or hasattr(inner, "classifier")
+    return not (has_score or inner.can_generate() or inner.get_output_embeddings() is not None)
 
 
 @cache

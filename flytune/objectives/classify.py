@@ -20,6 +20,7 @@ from flytune.records import Interval, Manifest
 from flytune.records.figures import LOSS, SHARE_OF_TEXTS, Figure
 from flytune.records.metrics import LabelCounts
 from flytune.sentences import counted
+from training_estimates.meta_model import ENCODERS
 from training_estimates.sizes import Geometry
 
 
@@ -123,6 +124,8 @@ class Classification(SequenceHeadObjective):
     section: Classify
     head_of = "classes"
     answers_with = "a classifier gives labels"
+    model_types = heads.TYPES | ENCODERS.keys()
+    bases = f"llama, mistral, qwen3, gemma3_text ..., or an encoder: {', '.join(ENCODERS)}"
     heldout_rows = ClassifiedRows
     logged: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy"}
 
@@ -156,6 +159,11 @@ class Classification(SequenceHeadObjective):
 
     def base_problems(self, geometry: Geometry) -> list[str]:
         sentences = super().base_problems(geometry)
+        if geometry.model_type in ENCODERS and self.recipe.method.name == "qlora":
+            sentences.append(
+                f"method: qlora with objective {self.name} on an encoder ({geometry.model_type}): its head, "
+                "which is trained completely, would be quantized with it; use method lora or full"
+            )
         labels_of_base = geometry.own_labels
         if labels_of_base is not None and list(labels_of_base) != self.section.labels:
             sentences.append(

@@ -1,7 +1,7 @@
 """Objectives that train a head of a few outputs for a sequence, with TRL's RewardTrainer."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 from flytune.models import Row, heads
@@ -16,6 +16,10 @@ class SequenceHeadObjective(ObjectiveBase):
     """Noun of what the head's outputs are: rewards, or classes."""
     answers_with: ClassVar[str]
     """Phrase of the model and what it gives in the place of words."""
+    model_types: ClassVar[Collection[str]] = heads.TYPES
+    """Model types that have the head."""
+    bases: ClassVar[str] = "llama, mistral, qwen3, gemma3_text ..."
+    """Some of them."""
     why_no_adapter: ClassVar[str] = "an adapter of a language model has no head of {head_of}"
     """Reason that training cannot begin from an adapter."""
     why_no_lm_head: ClassVar[str] = "there is no lm_head, and score is trained completely"
@@ -67,12 +71,11 @@ class SequenceHeadObjective(ObjectiveBase):
         return sentences
 
     def model_problem(self, model_type: str) -> str | None:
-        if model_type in heads.TYPES:
+        if model_type in self.model_types:
             return None
         return (
             f"objective: {self.name}: transformers has no sequence classifier of the usual form for "
-            f"{model_type} (GenericForSequenceClassification); choose another base model (llama, mistral, "
-            "qwen3, gemma3_text ...)"
+            f"{model_type} (GenericForSequenceClassification); choose another base model ({self.bases})"
         )
 
     def arguments_class(self) -> Any:

@@ -14,7 +14,7 @@ from flytune.failures.table import RETRIES
 from flytune.hardware import load_cluster
 from flytune.pods import disk
 
-PREPARED = "7"
+PREPARED = "8"
 """Version of the prepared bytes. Raise it when the same request would prepare other bytes."""
 
 

@@ -15,13 +15,13 @@ from flytune.evaluation import score
 from flytune.export import gate
 from flytune.files import sha256_of
 from flytune.inference import batch, prompts
-from flytune.models import Generation, heads, loading
+from flytune.models import Generation, loading
 from flytune.objectives import classify
 from flytune.planning import planner
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Classify, DataRequest, Recipe, Source
 from flytune.report import page
-from tests.support import objective_runs, ranks
+from tests.support import classified, objective_runs, ranks
 from tests.support.classified import LABELS, write_classified
 from tests.support.tiny import tiny_base, tiny_recipe, write_rows
 
@@ -59,85 +59,6 @@ def recipe_for(inputs, *arguments, **changes):
     return objective_runs.recipe_for(inputs, "classify", *arguments, **changes)
 
 
-def logs_of_transformers(recipe, inputs, out):
-    """Return the loss and the gradient norm of three steps of transformers' Trainer on the same texts, which
-    are tokenized here and padded on the left."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from torch.nn import functional
-    from transformers import (
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        DataCollatorWithPadding,
-        Trainer,
-        TrainingArguments,
-        set_seed,
-    )
-
-    torch.set_num_threads(1)
-    training, section, folder = recipe.training, recipe.objective, recipe.model.name_or_path
-    kind = {"problem_type": section.problem_type, "num_labels": len(section.labels)}
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype="float32", **kind)
-    model.score.weight.data = heads.first_values(model.config, training.seed)
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model.config.pad_token_id = tokenizer.pad_token_id
-    set_seed(training.seed)
-    if recipe.method.name == "lora":
-        own = {"target_modules": "all-linear", "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
-        config = LoraConfig(r=recipe.method.r, lora_alpha=recipe.method.lora_alpha, **own)
-        model = get_peft_model(model, config)
-    texts = objective_runs.in_order_of_training(
-        recipe,
-        inputs,
-        lambda row, ids: tuple(tokenizer(row["text"])["input_ids"]),
-        lambda row: tuple(row["input_ids"]),
-        rows="classified",
-    )
-    several = section.problem_type == "multi_label_classification"
-
-    def target(row):
-        if several:
-            return [float(label in row["labels"]) for label in section.labels]
-        return row["label"]
-
-    rows = [dict(tokenizer(row["text"])) | {"labels": target(row)} for row in texts]
-    weights = torch.tensor([section.class_weight.get(label, 1.0) for label in section.labels])
-
-    def weighted(outputs, labels, **_):
-        if several:
-            return functional.binary_cross_entropy_with_logits(outputs.logits, labels, weight=weights)
-        losses = functional.cross_entropy(outputs.logits, labels, weight=weights, reduction="none")
-        return losses.mean()
-
-    trainer = Trainer(
-        model,
-        TrainingArguments(
-            output_dir=str(out),
-            per_device_train_batch_size=training.global_batch_size,
-            max_steps=3,
-            logging_steps=1,
-            learning_rate=training.learning_rate,
-            lr_scheduler_type=training.lr_scheduler_type,
-            warmup_steps=training.warmup_steps,
-            max_grad_norm=training.max_grad_norm,
-            optim="adamw_torch_fused",
-            use_cpu=True,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-            train_sampling_strategy="sequential",
-            seed=training.seed,
-        ),
-        train_dataset=rows,
-        data_collator=DataCollatorWithPadding(tokenizer),
-        # Without weights the loss is the model's own.
-        compute_loss_func=weighted if section.class_weight else None,
-    )
-    trainer.train()
-    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-    return [(entry["loss"], entry["grad_norm"]) for entry in logs]
-
-
 @pytest.mark.parametrize(
     ("method", "changes"), [("full", {}), ("lora", {}), ("full", WEIGHTED), ("full", SEVERAL)]
 )
@@ -145,7 +66,7 @@ def test_a_run_computes_what_transformers_does(method, changes, inputs, several,
     rows = several if "problem_type" in changes else inputs
     recipe = recipe_for(rows, method, objective=SINGLE | changes)
     ours = ranks.run(1, objective_runs.fit, recipe, rows, tmp_path / "ours")
-    theirs = ranks.run(1, logs_of_transformers, recipe, rows, tmp_path / "theirs")
+    theirs = ranks.run(1, classified.logs_of_transformers, recipe, rows, tmp_path / "theirs")
     assert len(theirs) == len(ours.steps) == 3
     # Padding on another side sums in another order.
     assert [step.loss for step in ours.steps] == pytest.approx([loss for loss, _ in theirs], rel=1e-4)

@@ -45,7 +45,7 @@ def losses_of_trl(recipe, rows, out):
         folder, method = recipe.model.name_or_path, recipe.method
         model = AutoModelForSequenceClassification.from_pretrained(folder, dtype="float32", num_labels=1)
         # TRL leaves the head to the random numbers of loading; both start with the same one here.
-        model.score.weight.data = heads.first_values(model.config, recipe.training.seed)
+        model.score.weight.data = heads.drawn(model, recipe.training.seed)["score.weight"].values()
         if method.name == "full":
             return model, None
         own = {"target_modules": "all-linear", "task_type": "SEQ_CLS", "modules_to_save": ["score"]}

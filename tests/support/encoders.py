@@ -46,6 +46,7 @@ def write_encoder(folder: Path, model_type: str) -> Path:
         # The names of distilbert.
         dropout=0.0,
         attention_dropout=0.0,
+        seq_classif_dropout=0.0,
         # Published models have it; transformers 5 does not read it, and vLLM 0.32 does.
         position_embedding_type="absolute",
         **special,

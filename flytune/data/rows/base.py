@@ -66,6 +66,10 @@ class RowKind:
         """Return the kind with what a request says of its rows."""
         return self
 
+    def with_end(self, token: int | None) -> Self:
+        """Return the kind with the end token that the tokenizer adds to a text; None if it adds none."""
+        return self
+
     def with_negatives(self, negatives: int) -> Self:
         """Return the kind with so many negatives in each row, where it has some."""
         return self

@@ -1,12 +1,14 @@
 """Texts with labels: a text, a chat, a prompt with its completion or a pair of texts, and what it is.
 
 The column `label` has the name of a label, or its place in objective.labels, from 0 on; where rows may have
-several labels, `labels` has a list of them, which may be empty. The text has no end token of its own: a
-program that classifies it later adds none either. The stored column `classes` has the places of the labels.
+several labels, `labels` has a list of them, which may be empty. The text has the tokens that the tokenizer
+makes of it, as in a program that classifies it later: the end token where the tokenizer adds it (BERT's
+[SEP]), also where the text is cut. The stored column `classes` has the places of the labels.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
@@ -16,7 +18,7 @@ from flytune.data.formats import Plain, choose, convert
 from flytune.data.labels import Encoded
 from flytune.data.rows.base import Content, Label, UnpredictedRows
 from flytune.errors import DataError
-from flytune.recipe import DataRequest, Source
+from flytune.recipe import Data, DataRequest, Source
 from flytune.records import Manifest
 from flytune.row_names import CLASSIFIED
 
@@ -41,6 +43,7 @@ class Classified(UnpredictedRows):
     title = "Text"
     columns: ClassVar[Mapping[str, str]] = {"classes": "list"}
     own_columns: ClassVar[tuple[str, ...]] = (*LABELS, SECOND)
+    _end: int | None = None
 
     def __init__(self, classes: Sequence[str] = (), has_several: bool = False) -> None:
         """Bind it to the names of the labels, in the order of the model's outputs.
@@ -57,6 +60,11 @@ class Classified(UnpredictedRows):
 
     def bound(self, request: DataRequest) -> Self:
         return type(self)(request.classes, request.labelling == SEVERAL)
+
+    def with_end(self, token: int | None) -> Self:
+        bound = copy(self)
+        bound._end = token
+        return bound
 
     def with_some_label(self, row: Mapping[str, Any], source: Source) -> dict[str, Any]:
         """Return a row with some label in the place of its own, so that its text is read as in training."""
@@ -77,8 +85,16 @@ class Classified(UnpredictedRows):
         sample = convert(self.unread(row), form, system_prompt)
         if isinstance(sample, Plain):
             second = [] if row.get(SECOND) is None else [row.text(SECOND)]
-            sample = Plain((row.separator or SEPARATOR).join([sample.text, *second]), None)
+            text = (row.separator or SEPARATOR).join([sample.text, *second])
+            # The tokenizer's end token is left out of a text without a completion.
+            sample = Plain(text, None if self._end is None else "")
         return Content([sample], labels=[labels])
+
+    def cut(self, sequences: Sequence[Encoded], data: Data) -> list[list[Encoded]]:
+        rows = super().cut(sequences, data)
+        if self._end is None or sequences[0][0][-1] != self._end:
+            return rows
+        return [[([*ids[:-1], self._end], labels) for ids, labels in row] for row in rows]
 
     def labels_of(self, row: NamedRow) -> tuple[int, ...]:
         """Return the places of a row's labels, ascending.
