@@ -133,8 +133,11 @@ def confirmed(recipe: Recipe, plan: Plan) -> Plan:
                     "gradient_accumulation_steps": fit.workload.accumulation,
                 }
                 reasons = [*plan.reasons, _describe(recipe, fit, traced)]
+                # The disk does not follow from the micro batch, and in the plan it has what samples take.
+                disk = [planned for planned in plan.needs if planned.resource == "disk"]
+                others = [other if other.resource != "disk" else disk[0] for other in fit.needs[1:]]
                 changes |= {
-                    "needs": [need, *fit.needs[1:]],
+                    "needs": [need, *others],
                     "reasons": reasons,
                     "intervals": planner.intervals_of(fit, plan.steps),
                 }
