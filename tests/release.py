@@ -6,7 +6,7 @@ All cases take more than an hour of two cores, and what CI runs for every change
 
 KEPT: dict[str, dict[str, list[str]]] = {
     "artifacts/test_publish_checkpoints.py": {
-        "test_steps_are_branches_with_the_weights_of_the_checkpoints": ["full-fsdp-2"],
+        "test_steps_are_branches_with_the_files_of_the_export": ["full-fsdp-2"],
     },
     "data/test_order.py": {
         "test_runs_train_the_rows_of_the_order": ["ddp 4 1", "fsdp 2 1"],

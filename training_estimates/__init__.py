@@ -12,11 +12,12 @@ from training_estimates.memory import memory as memory_of
 from training_estimates.sizes import Geometry, Linear
 from training_estimates.step_time import StepTime
 from training_estimates.step_time import step as step_of
-from training_estimates.workload import Decoding, Optimizer, Workload
+from training_estimates.workload import Contrast, Decoding, Optimizer, Workload
 
 __all__ = [
     "Accelerator",
     "AdapterKernels",
+    "Contrast",
     "Decoding",
     "Degrees",
     "Framework",

@@ -8,7 +8,7 @@ frameworks are the fields of framework.py.
 
 from dataclasses import dataclass, replace
 
-from training_estimates import activations, decoding, model_states, towers
+from training_estimates import activations, contrast, decoding, model_states, towers
 from training_estimates.workload import BYTES, Workload
 
 GIB = 2**30
@@ -44,7 +44,7 @@ UNMOVABLE = 0.5
 _MOVING = ("activations", "logits and loss", "gathered units", "KV cache", "tower")
 TRAINING = ("first step", "steady step")
 DRAW = "draw answers"
-TOWER = "tower"
+TOWER, VECTORS = "tower", "vectors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,8 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
         resident["reference model"] = model_states.reference_bytes(workload)
     if workload.decoding and workload.decoding.teacher:
         resident["teacher"] = decoding.teacher_bytes(workload)
-    steady = {**resident, **lasting.optimizer}
+    trained = {**resident, VECTORS: contrast.kept_bytes(workload)}
+    steady = {**trained, **lasting.optimizer}
     # The first update is the first to have the optimizer's states.
     first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]
     copies = {"autocast copies": lasting.copies}
@@ -124,7 +125,7 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     phases = {
         # The first batch is scored twice before the first step (training/loss_check.py).
         "load": resident | copies | {"loading": lasting.load},
-        "first step": _fullest(resident, first),
+        "first step": _fullest(trained, first),
         "steady step": _fullest(steady, moments),
         **({DRAW: steady | copies | drawn} if drawn else {}),
         "evaluate": steady | copies | evaluated,
@@ -138,7 +139,7 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     totals = [(sum(steady.values()) + sum(parts.values()), _moving(parts)) for parts in moments]
     drawing = [sum(phases[DRAW].values()) + UNMOVABLE * share * _moving(drawn)] if drawn else []
     holes = {phase: UNMOVABLE * share * _moving(parts) for phase, parts in phases.items()}
-    for phase, base, parts_of in (("first step", resident, first), ("steady step", steady, moments)):
+    for phase, base, parts_of in (("first step", trained, first), ("steady step", steady, moments)):
         least = max(sum(parts.values()) + UNMOVABLE * share * _moving(parts) for parts in parts_of)
         holes[phase] = sum(base.values()) + least - sum(phases[phase].values())
     # The first update's states occupy the memory of activations, in pieces; the next step allocates it again.
@@ -239,6 +240,8 @@ def _moments(
         moments += [
             {"activations": 2 * batch.stream, "gradients": all_gradients, "trained tables": trained_tables}
         ]
+    if workload.contrast:
+        moments += [{"loss of the vectors": contrast.loss_bytes(workload) - contrast.kept_bytes(workload)}]
     return [*moments, {"gradients": all_gradients, "step temporaries": lasting.update}]
 
 

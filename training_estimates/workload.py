@@ -60,6 +60,16 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
+class Contrast:
+    """Vectors of all rows of an optimizer step, on all processes, whose similarities are its loss."""
+
+    sizes: tuple[int, ...]
+    """Numbers of a vector whose similarities are taken: fewer first ones, if there are, then all of them."""
+    similarities: int
+    """Similarities that are in memory at a time, of whole queries."""
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One step of training on one kind of machine. Batch sizes are those of one GPU."""
 
@@ -131,6 +141,7 @@ class Workload:
     network's)."""
     framework: Framework = TRL
     decoding: Decoding | None = None
+    contrast: Contrast | None = None
     image_tokens: int = 0
     """Tokens of images in a micro batch, at most."""
     image_pixels: int | None = None

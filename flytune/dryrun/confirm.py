@@ -13,6 +13,7 @@ from typing import Any
 
 from flytune import dryrun
 from flytune.dryrun import DryRun
+from flytune.dryrun.allocations import OPTIMIZER
 from flytune.errors import DoesNotFit, RecipeError
 from flytune.hardware import Shape, shape_named
 from flytune.models import config_json
@@ -23,8 +24,8 @@ from flytune.planning.candidates import Fit
 from flytune.recipe import Recipe
 from flytune.records import Need, Plan
 from flytune.records.plan import DRAW, FIRST_STEP, LOAD, STEP
-from training_estimates import towers
-from training_estimates.memory import GIB, TOWER
+from training_estimates import contrast, towers
+from training_estimates.memory import GIB, TOWER, VECTORS
 from training_estimates.sizes import Geometry
 
 _NOT_TRACED = ("cuBLAS", "CUDA context", "NCCL", "fragmentation", "loading")
@@ -132,8 +133,11 @@ def confirmed(recipe: Recipe, plan: Plan) -> Plan:
                     "gradient_accumulation_steps": fit.workload.accumulation,
                 }
                 reasons = [*plan.reasons, _describe(recipe, fit, traced)]
+                # The disk does not follow from the micro batch, and in the plan it has what samples take.
+                disk = [planned for planned in plan.needs if planned.resource == "disk"]
+                others = [other if other.resource != "disk" else disk[0] for other in fit.needs[1:]]
                 changes |= {
-                    "needs": [need, *fit.needs[1:]],
+                    "needs": [need, *others],
                     "reasons": reasons,
                     "intervals": planner.intervals_of(fit, plan.steps),
                 }
@@ -168,13 +172,16 @@ def _need(fit: Fit, traced: DryRun) -> Need:
     phases[LOAD] = {"parameters": traced.phases["load"]} | beside[LOAD]
     phases[FIRST_STEP] = {"all of the step's peak": first} | beside[FIRST_STEP]
     phases[STEP] = traced.kinds | beside[STEP]
-    # The trace has rows of text.
-    kept, working = towers.kept_bytes(fit.workload), towers.working_bytes(fit.workload)
-    for phase, peak in ((FIRST_STEP, first), (STEP, sum(traced.kinds.values()))):
-        above_peak = traced.phases["load"] + working - peak
-        tower = round(max(kept, above_peak))
-        if tower > 0 and working:
-            phases[phase][TOWER] = tower
+    # The trace has one micro batch, of rows of text.
+    work, states = fit.workload, traced.kinds.get(OPTIMIZER, 0)
+    for name, kept, working in (
+        (TOWER, towers.kept_bytes(work), towers.working_bytes(work)),
+        (VECTORS, contrast.kept_bytes(work), contrast.loss_bytes(work)),
+    ):
+        for phase, lasting, peak in ((FIRST_STEP, 0, first), (STEP, states, sum(traced.kinds.values()))):
+            above_peak = traced.phases["load"] + lasting + working - peak
+            if working and (size := round(max(kept, above_peak))) > 0:
+                phases[phase][name] = size
     if traced.drawing_bytes:
         phases[DRAW] = {"all of the drawing's peak": traced.drawing_bytes} | beside[DRAW]
     return planned.model_copy(update={"phases": phases, "engine": "dry run"})

@@ -12,6 +12,7 @@ from flytune.recipe import Model, Recipe
 from flytune.records import Manifest
 from flytune.records.figures import Figure
 from flytune.sharding import ShardingBase, sharding_of
+from training_estimates import Contrast
 from training_estimates.sizes import Geometry
 
 ReferenceKind = Literal["none", "adapter", "copy", "precomputed"]
@@ -219,6 +220,11 @@ class ObjectiveBase:
 
     def draws(self) -> Draws | None:
         """Return what the model draws before each step; None if it draws nothing."""
+        return None
+
+    def contrast(self, size: int) -> Contrast | None:
+        """Return which vectors, of `size` numbers, the loss of a whole step compares; None if it compares
+        none."""
         return None
 
     def temperature(self) -> float:

@@ -24,6 +24,7 @@ from flytune.objectives.sequence_heads import SequenceHeadObjective
 from flytune.recipe import Embed
 from flytune.records.figures import LOSS, Figure
 from flytune.sentences import counted
+from training_estimates import Contrast
 from training_estimates.meta_model import ENCODERS
 from training_estimates.sizes import Geometry
 
@@ -134,6 +135,10 @@ class Embedding(SequenceHeadObjective):
     def run_passes(self, trained: Callable[[], Any], frozen: Callable[[], Any]) -> tuple[Any, Any]:
         # The pass without gradients leaves vectors alone, and needs less than that of training.
         return trained(), None
+
+    def contrast(self, size: int) -> Contrast | None:
+        sizes = sorted({*self.section.matryoshka_dims, size})
+        return Contrast(sizes=tuple(sizes), similarities=vectors.SIMILARITIES)
 
     def problems(self) -> list[str]:
         sentences, method = super().problems(), self.recipe.method

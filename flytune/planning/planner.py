@@ -262,6 +262,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
     short = budget.shortfall(recipe.hardware, shape.total_price_per_hour, hours)
     measured = load_factors().get(shape.name)
     calibration = Calibration(**measured.model_dump(exclude={"name"})) if measured else None
+    needs, lacking = stage_shapes.with_teacher(fit, samples)
     # The first node alone writes the weights that are gathered.
     saved = requirements.checkpoint_bytes(work) + shape.nodes * requirements.consolidated_bytes(fit, work)
     lost = save_interval.planned(recipe, shape, saved, time.seconds, samples) if time else None
@@ -277,7 +278,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
         global_batch_size=batch,
         per_device_train_batch_size=work.micro_batch,
         gradient_accumulation_steps=work.accumulation,
-        needs=fit.needs,
+        needs=needs,
         total_parameters=work.geometry.parameters,
         trained_parameters=work.trained,
         price_per_hour=shape.total_price_per_hour,
@@ -294,7 +295,7 @@ def plan_of(fit: Fit, samples: int | None = None, chosen: str = "") -> Plan:
             *_reasons(fit, samples, steps),
             *([save_interval.describe(lost)] if lost else []),
             *requirements.gather_reason(fit, work),
-            *filter(None, [disk.shortage(recipe, samples), short]),
+            *filter(None, [*lacking, disk.shortage(recipe, samples), short]),
             *([_calibrated(calibration)] if calibration else []),
         ],
     )

@@ -158,23 +158,21 @@ def checkpoint_bytes(workload: Workload) -> float:
 
 
 def consolidated_bytes(bound: BoundRecipe, workload: Workload) -> float:
-    """Return bytes of the full weights that are written beside each checkpoint to be published
+    """Return bytes of the weights that are written beside each checkpoint to be published
     (publish.every_save)."""
-    gathers = bound.recipe.publish.every_save and not bound.sharding.saves_full_weights
-    return _exported(workload) if gathers else 0.0
+    return _exported(workload) if bound.recipe.publish.every_save else 0.0
 
 
 def gather_reason(bound: BoundRecipe, workload: Workload) -> list[str]:
-    """Return what gathering weights to publish costs, as a line of the plan; none where nothing is
-    gathered."""
+    """Return what writing weights to publish costs, as a line of the plan; none where none are
+    published."""
     size = consolidated_bytes(bound, workload)
     if not size:
         return []
     return [
-        f"publish.every_save: {bound.recipe.sharding.name} checkpoints hold each process's part, so each "
-        f"save also gathers the weights and writes {size / GIB:.3g} GiB to the first node: training waits "
-        f"{size / WRITE_RATE:.3g} s at {WRITE_RATE / 1e9:.0f} GB/s (assumed), with "
-        f"{min(EXPORT_FILE, size) / GIB:.3g} GiB of host memory for a file"
+        f"publish.every_save: each save also writes the weights as the export does, {size / GIB:.3g} GiB on "
+        f"the first node: training waits {size / WRITE_RATE:.3g} s at {WRITE_RATE / 1e9:.0f} GB/s (assumed), "
+        f"with {min(EXPORT_FILE, size) / GIB:.3g} GiB of host memory for a file"
     ]
 
 
@@ -308,14 +306,14 @@ def _phases(workload: Workload) -> list[str]:
 def _gathered(bound: BoundRecipe, workload: Workload) -> dict[str, float]:
     """Return host memory of the process that gathers weights at a save.
 
-    DeepSpeed has all of ZeRO-3's trained ones at once, in the dtype that it computes in; those that are
-    published beside a sharded checkpoint are of one file.
+    DeepSpeed has all of ZeRO-3's trained ones at once, in the dtype that it computes in; afterwards, those
+    that are published are of one file.
     """
     if not bound.recipe.checkpoints.save_steps:
         return {}
-    if bound.sharding.saves_gathered:
-        return {"gathered weights": float(workload.trained * BYTES[workload.compute_dtype])}
-    return {"file being written": min(EXPORT_FILE, consolidated_bytes(bound, workload))}
+    whole = float(workload.trained * BYTES[workload.compute_dtype]) if bound.sharding.saves_gathered else 0.0
+    file = min(EXPORT_FILE, consolidated_bytes(bound, workload))
+    return {"gathered weights": whole} if whole > file else {"file being written": file}
 
 
 def _as_loaded(bound: BoundRecipe, workload: Workload) -> float:

@@ -13,7 +13,7 @@ from flytune.planning import workloads
 from flytune.planning.base_sizes import read_geometry
 from flytune.planning.candidates import Fit
 from flytune.recipe import Method, Recipe
-from flytune.records import Plan
+from flytune.records import Need, Plan
 from training_estimates import Workload, model_states
 from training_estimates.model_states import quantized_bytes
 from training_estimates.sizes import Geometry
@@ -174,6 +174,37 @@ def _hours_before(seconds: float, fit: Fit, samples: int) -> float:
     return seconds * samples / fit.workload.degrees.samples(fit.recipe.training.global_batch_size) / 3600
 
 
+def with_teacher(fit: Fit, samples: int | None) -> tuple[list[Need], list[str]]:
+    """Return what a fit needs, with the teacher's tokens on the disk of a node that trains, and a warning
+    where these may have no room.
+
+    They are an upper limit, of samples that are all data.max_length long and trained completely: nothing is
+    refused for it.
+    """
+    size = 2 * _stored_bytes(fit, samples)  # as it was stored, and as rows are read
+    disk = next(need for need in fit.needs if need.resource == "disk")
+    phases = {phase: parts | {"teacher's tokens": size} for phase, parts in disk.phases.items()}
+    larger = disk.model_copy(update={"phases": phases})
+    if not size:
+        return fit.needs, []
+    if larger.share <= 1:
+        return [larger if need is disk else need for need in fit.needs], []
+    return fit.needs, [
+        f"warning: the teacher's tokens take up to {size / GIB:,.0f} GiB on the disk of a node that trains, "
+        f"and {fit.shape.name} has {disk.margin_bytes / GIB:,.0f} GiB beside the rest: if the samples are "
+        "that long and all of them is trained, lower objective.loss_top_k, or name a shape with more"
+    ]
+
+
+def _stored_bytes(fit: Fit, samples: int | None) -> int:
+    """Return the most bytes of a teacher's tokens for the rows of the data; 0 where there are none, or their
+    number is unknown."""
+    draws = fit.objective.draws()
+    if fit.objective.teacher() is None or (draws is not None and draws.share == 1):
+        return 0
+    return (samples or 0) * fit.recipe.data.max_length * fit.recipe.objective.bytes_of_a_token
+
+
 def _teacher_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[str]:
     """Compare a teacher that runs once, before training, with one beside the student in each step; and say
     which samples it was not made for."""
@@ -193,14 +224,13 @@ def _teacher_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[s
     if seconds is None:
         return reasons
     before = _hours_before(seconds, fit, samples)
-    if (draws := fit.objective.draws()) is not None:
-        known = draws.share < 1
-        stored = known * samples * length * fit.recipe.objective.bytes_of_a_token / GIB
+    stored = _stored_bytes(fit, samples) / GIB
+    if fit.objective.draws() is not None:
         once = (
             f"its tokens for the rows of the data, computed once on {task.name}, take {before:.2g} h, "
             f"${before * task.price_per_hour:.2f}, and at most {stored:.2g} GiB of disk, twice that on a "
             "node that trains"
-            if known
+            if stored
             else f"held-out rows alone are computed once, on {task.name}"
         )
         return [
@@ -208,7 +238,7 @@ def _teacher_reasons(fit: Fit, samples: int | None, steps: int | None) -> list[s
             f"teacher: {held:.1f} GiB of weights in each process beside the student, and on the disk of a "
             f"node that trains; {once}",
         ]
-    beside, stored = seconds * steps / 3600, samples * length * fit.recipe.objective.bytes_of_a_token / GIB
+    beside = seconds * steps / 3600
     return [
         *reasons,
         f"teacher: computed once on {task.name} it takes {before:.2g} h, "

@@ -112,6 +112,7 @@ def workload(
         on_cpu=not shape.is_gpu,
         network_gbs=shape.fabric.gbs,
         decoding=_decoding(recipe, shape, micro_batch, accumulation),
+        contrast=objective.contrast(geometry.hidden_size),
         image_tokens=micro_batch * recipe.data.max_length if recipe.data.images else 0,
         image_pixels=recipe.data.max_pixels,
         trains_tower=recipe.model.vision == "train",

@@ -362,21 +362,12 @@ class Publish(Section):
     (docs/publish.md)."""
 
     def refusals(self, recipe: Any) -> list[str]:
-        if not self.every_save:
+        if not self.every_save or recipe.checkpoints.save_steps:
             return []
-        refusals = []
-        if not recipe.checkpoints.save_steps:
-            refusals.append(
-                "publish.every_save publishes what checkpoints hold, and none are written: set "
-                "checkpoints.save_steps"
-            )
-        if recipe.method.is_pissa:
-            refusals.append(
-                f"publish.every_save with method.init_lora_weights {recipe.method.init_lora_weights}: an "
-                "adapter in a checkpoint belongs to weights without their largest singular values; leave it "
-                "out (the finished run is published as LoRA)"
-            )
-        return refusals
+        return [
+            "publish.every_save publishes the weights at each checkpoint, and none are written: set "
+            "checkpoints.save_steps"
+        ]
 
     @model_validator(mode="after")
     def _approved_first(self) -> Self:

@@ -43,9 +43,6 @@ class ShardingBase:
     """Reason why DoRA (method.use_dora) does not work with it on a quantized base; None where it does."""
     resizes: ClassVar[bool] = True
     """True if a run can resume from a checkpoint of another number of processes."""
-    saves_full_weights: ClassVar[bool] = True
-    """True if its checkpoints hold full weights (safetensors), not only each process's part of them;
-    publish.every_save gathers those parts, and writes the weights once more."""
     async_checkpoint: ClassVar[bool] = False
     """True if checkpoints are copied to host memory, and written from there while training continues."""
     kbit_float32: ClassVar[bool] = True

@@ -36,7 +36,6 @@ class FullyShardedDataParallel(ShardingBase):
         "scales of their rows"
     )
     no_reference_copy = UNSHARDED_COPY
-    saves_full_weights = False
     async_checkpoint = True
     # TRL leaves the preparation out where FSDP shards the model (SFTTrainer: is_sharded_qlora).
     kbit_float32 = False

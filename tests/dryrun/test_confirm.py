@@ -14,7 +14,7 @@ from flytune.models import config_json
 from flytune.planning import planner
 from flytune.planning.base_sizes import read_geometry
 from flytune.recipe import Method, Sharding
-from flytune.records.plan import STEP
+from flytune.records.plan import EVALUATE, STEP
 from tests.support.chats import tokenizer_folder
 from tests.support.plans import SMALL, recipe_of
 
@@ -108,6 +108,16 @@ def test_what_loading_holds_beside_the_weights_is_kept(known, monkeypatch):
         confirm.confirmed(recipe, made).memory.phases["load"]["loading"]
         == made.memory.phases["load"]["loading"]
     )
+
+
+def test_the_vectors_of_a_step_are_beside_the_traced_micro_batch(known, monkeypatch):
+    objective = {"name": "embed"}
+    recipe = changed(known, objective=objective, training={"global_batch_size": 2**16})
+    stand_in(monkeypatch, 0, base=0)
+    made = confirm.confirmed(recipe, planner.make(recipe))
+    own = 2**16 // 8 * 2 * SMALL["hidden_size"] * 4
+    assert made.memory.phases[EVALUATE]["vectors"] == own
+    assert made.memory.phases[STEP]["vectors"] > 7 * 8 * own
 
 
 def test_where_nothing_fits_the_dry_run_says_what_is_missing(recipe, monkeypatch):

@@ -208,13 +208,6 @@ def test_joined_factors_are_the_difference_of_the_products():
             {},
             "DeepSpeed cannot gather quantized ones; use fsdp, or method lora",
         ),
-        (
-            {"init_lora_weights": "pissa"},
-            "lora",
-            "none",
-            {"publish.address": "hf://a/b", "publish.every_save": True, "checkpoints.save_steps": 1},
-            "belongs to weights without their largest singular values",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused_at_plan_time(method, name, sharding, changes, said, inputs):

@@ -7,7 +7,7 @@ import pytest
 
 from flytune.errors import DoesNotFit
 from flytune.hardware import shape_named
-from flytune.planning import candidates, stage_shapes
+from flytune.planning import candidates, planner, stage_shapes
 from tests.support.plans import GEOMETRY, LLAMA_8B, plan_of, recipe_of
 from training_estimates.config_sizes import geometry
 
@@ -77,3 +77,37 @@ def test_the_task_gets_the_cheapest_machine_of_the_same_gpu_that_holds_the_model
     assert stage_shapes.reference_shape(recipe, plan, deep(320)).name == "a100-80gb-8"
     with pytest.raises(DoesNotFit, match="no node with A100-80GB in shapes.yaml holds the reference model"):
         stage_shapes.reference_shape(recipe, plan, deep(2000, intermediate_size=65536))
+
+
+DISTILL = {"name": "distill", "teacher_model_name_or_path": "Qwen/Qwen2.5-7B-Instruct", "loss_top_k": 64}
+
+
+@pytest.mark.parametrize(
+    ("objective", "samples", "is_counted"),
+    [
+        (DISTILL, 100_000, True),
+        (DISTILL, 10_000_000, False),
+        (DISTILL | {"on_policy": 1.0, "max_completion_length": 64}, 100_000, None),
+        ("sft", 100_000, None),
+    ],
+)
+def test_the_disk_of_a_node_that_trains_has_the_tokens_of_a_teacher(objective, samples, is_counted):
+    recipe = recipe_of(
+        objective=objective,
+        method="lora",
+        sharding="ddp",
+        hardware={"shape": "a100-80gb-8"},
+        data={"path": "s3://bucket/rows", "packing": False, "max_length": 2048},
+        training={"learning_rate": 1e-5, "global_batch_size": 64},
+    )
+    known, unknown = (planner.make(recipe, geometry=GEOMETRY, samples=count) for count in (samples, None))
+    (disk,), (before,) = (
+        [need for need in plan.needs if need.resource == "disk"] for plan in (known, unknown)
+    )
+    size = 2 * samples * 2048 * (8 * 64 + 4)
+    assert disk.peak_bytes - before.peak_bytes == (size if is_counted else 0)
+    warnings = [
+        reason for reason in known.reasons if reason.startswith("warning: the teacher's tokens take up")
+    ]
+    assert len(warnings) == (is_counted is False)
+    assert not warnings or "19,684 GiB on the disk of a node that trains" in warnings[0]

@@ -169,29 +169,28 @@ EVERY = {"address": "hf://a/b", "every_save": True}
 
 @pytest.mark.parametrize(
     ("changes", "width"),
-    [({"sharding": "fsdp"}, 2), ({"sharding": "fsdp", "method": "lora"}, 4), ({"sharding": "zero3"}, 0)],
+    [({"sharding": "fsdp"}, 2), ({"sharding": "fsdp", "method": "lora"}, 4), ({"sharding": "ddp"}, 2)],
 )
-def test_sharded_checkpoints_are_gathered_to_be_published(changes, width):
+def test_weights_are_written_beside_checkpoints_to_be_published(changes, width):
     before, after = (
         recipe_of(**changes, checkpoints=SAVED),
         recipe_of(**changes, checkpoints=SAVED, publish=EVERY),
     )
-    gathered = width * workload_of(after).trained
+    published = width * workload_of(after).trained
     disks = [sum(needs_of(recipe)["disk"].phases[SAVE].values()) for recipe in (before, after)]
-    assert disks[1] - disks[0] == gathered
+    assert disks[1] - disks[0] == published
     assert needs_of(after)["host memory"].phases[SAVE].get("file being written", 0) == min(
-        requirements.EXPORT_FILE, gathered
+        requirements.EXPORT_FILE, published
     )
-    assert len(requirements.gather_reason(BoundRecipe(after), workload_of(after))) == bool(gathered)
+    assert len(requirements.gather_reason(BoundRecipe(after), workload_of(after))) == 1
     assert requirements.gather_reason(BoundRecipe(before), workload_of(before)) == []
 
 
 def test_the_plan_says_what_gathering_costs():
     recipe = recipe_of(sharding="fsdp", checkpoints=SAVED, publish=EVERY)
     assert requirements.gather_reason(BoundRecipe(recipe), workload_of(recipe)) == [
-        "publish.every_save: fsdp checkpoints hold each process's part, so each save also gathers the "
-        "weights and writes 15 GiB to the first node: training waits 16.1 s at 1 GB/s (assumed), with 4.66 "
-        "GiB of host memory for a file"
+        "publish.every_save: each save also writes the weights as the export does, 15 GiB on the first node: "
+        "training waits 16.1 s at 1 GB/s (assumed), with 4.66 GiB of host memory for a file"
     ]
 
 

@@ -102,17 +102,17 @@ _NO_ROOM = 2**26
 
 
 class CheckpointPublisher(Protocol):
-    """Publisher of checkpoints during training; its methods never raise."""
+    """Publisher of the weights at saves during training; its methods never raise."""
 
     @property
     def is_uploading(self) -> bool:
-        """True while it uploads; it then takes no other checkpoint."""
+        """True while it uploads; it is then given no other weights."""
 
-    def take(self, checkpoint: Path, step: int) -> None:
-        """Keep the files to publish of a checkpoint's folder, which may be moved away afterwards."""
+    def take(self, weights: Path, step: int) -> None:
+        """Take a folder of weights, which is moved."""
 
     def begin(self) -> None:
-        """Publish the kept files in the background; their checkpoint is complete."""
+        """Publish the weights in the background; their checkpoint is complete."""
 
     def finish(self) -> None:
         """Wait a moment for a running upload at the end of the run."""
@@ -159,10 +159,8 @@ class Saver(BoundRecipe):
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
         self._failures, self._reason, self._bytes = 0, "", 0
-        self._gathers = recipe.publish.every_save and not self.sharding.saves_full_weights
-        """True if checkpoints have no full weights, and some are to be published: they are gathered and
-        written once more."""
         self._gathered_bytes = 0
+        """Bytes of the weights that were written to be published."""
 
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint at the address; 0 where there is none, or none is
@@ -337,7 +335,7 @@ class Saver(BoundRecipe):
     def _gathers_now(self, step: int, in_time: bool) -> bool:
         """Return on all processes whether the weights of `step` are gathered to be published; the first logs
         why not."""
-        if not self._publisher or not self._gathers:
+        if not self._publisher or not self.recipe.publish.every_save:
             return False
         reason = None if in_time else "the run is being stopped"
         if self.args.process_index == 0 and not reason:
@@ -411,8 +409,12 @@ class Saver(BoundRecipe):
         began = time.monotonic()
         try:
             self._async_save.wait()
-            if self._publisher and self.node == 0:
-                self._take(self._publisher, folder, checkpoint.step)
+            weights = self.folder / f"weights-{checkpoint.step}"
+            if self._publisher and weights.is_dir():
+                self._gathered_bytes = sum(
+                    path.stat().st_size for path in weights.rglob("*") if path.is_file()
+                )
+                self._publisher.take(weights, checkpoint.step)
             files = sorted(path for path in folder.rglob("*") if path.is_file())
             self._bytes = sum(path.stat().st_size for path in files)
             with ThreadPoolExecutor(STREAMS, thread_name_prefix="storing") as streams:
@@ -432,19 +434,9 @@ class Saver(BoundRecipe):
                 f"{type(error).__name__}: {error}" if not isinstance(error, StorageError) else str(error)
             )
         finally:
-            # The publisher has links to their files.
             for written in (folder, self.folder / f"weights-{checkpoint.step}"):
                 shutil.rmtree(written, ignore_errors=True)
             self.store_seconds = max(self.store_seconds, time.monotonic() - began)
-
-    def _take(self, publisher: CheckpointPublisher, folder: Path, step: int) -> None:
-        """Give the publisher the step's full weights: the checkpoint's own, or those that were gathered, if
-        they were."""
-        if not self._gathers:
-            publisher.take(folder, step)
-        elif (weights := self.folder / f"weights-{step}").is_dir():
-            self._gathered_bytes = sum(path.stat().st_size for path in weights.rglob("*") if path.is_file())
-            publisher.take(weights, step)
 
     def _all_files(self, checkpoint: Checkpoint) -> list[Any]:
         nodes = self.args.world_size // checkpoints_resume.local_processes(self.args)
