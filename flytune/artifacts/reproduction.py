@@ -15,7 +15,7 @@ from flytune.errors import DataError, ExportError
 from flytune.export.folder import MANIFEST as EXPORT
 from flytune.files import new_output
 from flytune.models import base as models_base
-from flytune.recipe import DataRequest, Hardware, Notify, Recipe, sections
+from flytune.recipe import DataRequest, Hardware, Model, Notify, Recipe, sections
 from flytune.records import Contents, Export, Manifest, Plan, Step, TrainingResult, environment
 from flytune.records.contents import CONTENTS, record, verify
 from flytune.records.training import STEPS
@@ -52,8 +52,8 @@ class Reproduction(Record):
 
 
 def recipe_of(artifact: Path, trust_remote_code: bool = False, base: str | None = None) -> Recipe:
-    """Return the recipe of an artifact for a second run: its base model's commit, its shape; nothing
-    published or reported.
+    """Return the recipe of an artifact for a second run: its base model's commit and its teacher's, its
+    shape; nothing published or reported.
 
     Args:
         artifact: its folder.
@@ -99,10 +99,14 @@ def _recipe_of(artifact: Path) -> Recipe:
 
 def _alone(artifact: Path, recipe: Recipe, plan: Plan) -> Recipe:
     commit = record(Export, artifact / EXPORT).revision if (artifact / EXPORT).is_file() else None
+    teacher_commit = None
+    if recipe.objective.teacher(recipe.model) is not None:
+        teacher_commit = record(TrainingResult, artifact / "training.json").teacher_commit
     # Which steps are saved decides which are logged, and what `export: best` chooses from.
     saves = recipe.checkpoints.model_copy(update={"folder": None, "name": None})
     alone = {
         "model": models_base.pinned(recipe.model, commit),
+        "objective": recipe.objective.with_teacher_at(teacher_commit),
         "hardware": Hardware(shape=plan.shape),
         "checkpoints": saves,
         "tracking": sections.Tracking(),
@@ -189,7 +193,8 @@ def write_recipe(recipe: Recipe, folder: Path) -> Path:
 
 
 def compare(first: Path, second: Path) -> Reproduction:
-    """Compare two artifacts: recipe, data, base model, software, losses and weights. Nothing of them is run.
+    """Compare two artifacts: recipe, data, base model, teacher, software, losses and weights. Nothing of them
+    is run.
 
     Raises:
         ExportError: one of them is incomplete, or a file was changed.
@@ -209,8 +214,11 @@ def _findings(first: Path, second: Path) -> Iterator[ComparedProperty]:
     before, now = [record(Manifest, folder / "manifest.json") for folder in folders]
     yield _finding("prepared data", before.content_sha256[:12], now.content_sha256[:12])
     yield _finding("tokenizer", before.tokenizer_sha256[:12], now.tokenizer_sha256[:12])
-    bases = [recipe.model.revision or recipe.model.name_or_path for recipe in recipes]
+    bases = [_commit_or_name(recipe.model) for recipe in recipes]
     yield _finding("base model", *bases)
+    teachers = [recipe.objective.teacher(recipe.model) for recipe in recipes]
+    if any(teachers):
+        yield _finding("teacher", *map(_commit_or_name, teachers))
     trainings = [record(TrainingResult, folder / "training.json") for folder in folders]
     yield _finding("processes", *(_processes(training) for training in trainings))
     yield from _software(*(training.versions for training in trainings))
@@ -222,6 +230,10 @@ def _finding(name: str, first: str, second: str, note: str = "") -> ComparedProp
     if first == second:
         return ComparedProperty(name=name, result="equal", first=first, second=second)
     return ComparedProperty(name=name, result="different", first=first, second=f"{second} {note}".strip())
+
+
+def _commit_or_name(model: Model | None) -> str:
+    return (model.revision or model.name_or_path) if model else "none"
 
 
 def _software(first: dict[str, str], second: dict[str, str]) -> Iterator[ComparedProperty]:

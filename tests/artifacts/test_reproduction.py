@@ -6,6 +6,7 @@ import pytest
 
 from flytune.artifacts import reproduction
 from flytune.errors import DataError, ExportError
+from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from tests.fuzz.artifacts import ARTIFACT, reseal
 from tests.support.pyflyte import pyflyte
@@ -106,6 +107,23 @@ def test_no_artifact_and_a_used_folder_are_refused(tmp_path):
     (tmp_path / "x").touch()
     with pytest.raises(ExportError, match="not empty; give a new folder"):
         reproduction.run_again(None, tmp_path)
+
+
+def test_a_teacher_is_at_its_commit_and_compared(tmp_path):
+    folders = [copy_of(ARTIFACT, tmp_path / name) for name in ("first", "second")]
+    for folder, commit in zip(folders, ("a" * 40, "b" * 40), strict=True):
+        recipe = Recipe.from_yaml(folder / "recipe.yaml").model_dump(mode="json")
+        recipe["objective"] = {"name": "distill", "teacher_model_name_or_path": "owner/teacher"}
+        (folder / "recipe.yaml").write_text(Recipe.model_validate(recipe).to_yaml())
+        training = TrainingResult.read(folder / "training.json")
+        training.model_copy(update={"teacher_commit": commit}).write(folder / "training.json")
+        reseal(folder, "artifact.json")
+    base = str(tmp_path)
+    assert reproduction.recipe_of(folders[0], base=base).objective.teacher_model_revision == "a" * 40
+    findings = {finding.name: finding for finding in reproduction.compare(*folders).findings}
+    assert findings["teacher"].result == "different"
+    assert (findings["teacher"].first, findings["teacher"].second[:40]) == ("a" * 40, "b" * 40)
+    assert "teacher" not in results(reproduction.compare(ARTIFACT, ARTIFACT))
 
 
 def test_a_second_run_ends_by_itself_after_ctrl_c():

@@ -1,7 +1,7 @@
 """The fields and refusals that several sections `objective` of a recipe have."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -48,6 +48,10 @@ class ObjectiveSection(Section):
         """Return a further model, which runs before training, with the dtype and attention of the recipe's
         `model`; None where there is none."""
         return None
+
+    def with_teacher_at(self, commit: str | None) -> Self:
+        """Return it with the teacher at a commit; unchanged without a teacher or a commit."""
+        return self
 
     @property
     def bytes_of_a_token(self) -> int:

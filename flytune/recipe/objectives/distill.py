@@ -1,6 +1,6 @@
 """The section of objective distill."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -81,6 +81,9 @@ class Distill(ObjectiveSection):
             dtype=model.dtype,
             attn_implementation=model.attn_implementation,
         )
+
+    def with_teacher_at(self, commit: str | None) -> Self:
+        return self.model_copy(update={"teacher_model_revision": commit}) if commit else self
 
     @property
     def bytes_of_a_token(self) -> int:
