@@ -6,6 +6,7 @@ Each command is a module in this package, with functions `add_arguments` and `ru
 import argparse
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -19,7 +20,8 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code, 1 for errors that the user must correct."""
+    """Run one command; return its exit code: 1 for errors that the user must correct, 130 after a
+    Ctrl-C, as in a shell."""
     if sys.stdout is None:
         return error_lines.show(RecipeError("the standard output is closed: open it (>FILE, or >/dev/null)"))
     process_setup.skip_at_exit()
@@ -35,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (missing := problems.missing(error)) is None:
             raise
         return error_lines.show(missing)
+    except KeyboardInterrupt:  # of a command that says nothing of it, or before one is imported
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of a pipe has ended, such as `head`
         _drop_unwritten()
         return 1

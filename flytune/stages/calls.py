@@ -175,14 +175,15 @@ def leave(
         orchestrator: that of the run.
         recipe: the newest one of a stage; None if nothing can be saved.
         stage_has_recipe: True if it is that of the stage in the worker, which says at a Ctrl-C itself what is
-            saved.
+            saved, unless it has just ended or not begun.
 
     Raises:
         SystemExit: always.
     """
     is_ctrl_c = number == signal.SIGINT
     worker.stop(None if is_ctrl_c else number)
-    if recipe is not None and not (is_ctrl_c and stage_has_recipe):
+    worker_has_said = is_ctrl_c and stage_has_recipe and worker.exit_code == INTERRUPTED
+    if recipe is not None and not worker_has_said:
         show_saved(orchestrator, recipe, "Ctrl-C" if is_ctrl_c else "SIGTERM")
     raise SystemExit(128 + number)
 

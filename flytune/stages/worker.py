@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -41,6 +42,8 @@ class Worker:
         self._connection: Connection | None = None
         self._lock = threading.Lock()
         self._stops = False
+        self.exit_code: int | None = None
+        """Exit code of the last process that has ended; None before."""
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Return the result of a function that can be imported, which runs in the process's main thread.
@@ -96,39 +99,54 @@ class Worker:
         ours, other = socket.socketpair()
         with other:
             code = _SERVE.format(path=sys.path, handle=other.fileno(), parent=os.getpid())
-            self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[other.fileno()])
+            with _without_ctrl_c():
+                self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[other.fileno()])
         self._connection = Connection(ours.detach())
         return self._connection
 
     def _ended(self) -> int:
         """Return the exit code of the process that has ended, and forget it."""
         assert self._process is not None
-        code = self._process.wait()
+        self.exit_code = self._process.wait()
         self._process = self._connection = None
-        return code
+        return self.exit_code
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Block SIGINT in this thread, and in a process that it starts until that unblocks it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def serve(handle: int, parent: int) -> None:
-    """Run what the parent process sends until it closes the connection or ends."""
+    """Run what the parent process sends until it closes the connection or ends, or a Ctrl-C comes; what
+    runs then says what is saved, and exits with another code."""
     _end_with(parent)
     process_setup.skip_at_exit()
     output.install()
     # torch's report of a failed rank: ours names the rank that failed first, and has the traceback of a bug.
     for name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):
         logging.getLogger(name).disabled = True
-    with Connection(handle) as connection:
+    with Connection(handle) as connection, suppress(EOFError, KeyboardInterrupt):
+        # Blocked by the parent until here, so that no traceback of a half imported module is shown.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         while True:
-            try:
-                function, arguments = connection.recv()
-            except (EOFError, KeyboardInterrupt):
-                return
-            try:
-                outcome = True, function(*arguments)
-            except StageFailed as failed:
-                outcome = False, failed.failure
-            except Exception as error:  # noqa: BLE001 (raised again in the parent)
-                outcome = False, reports.of_error(error, rank=0)
-            connection.send_bytes(pickle.dumps(outcome))
+            function, arguments = connection.recv()
+            connection.send_bytes(pickle.dumps(_outcome(function, arguments)))
+
+
+def _outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
+    """Return whether a function succeeds, and its result or its failure."""
+    try:
+        return True, function(*arguments)
+    except StageFailed as failed:
+        return False, failed.failure
+    except Exception as error:  # noqa: BLE001 (raised again in the parent)
+        return False, reports.of_error(error, rank=0)
 
 
 def _end_with(parent: int) -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from flytune import cli
 from tests.support.paths import ROOT
 
 
@@ -26,3 +27,12 @@ def test_help_that_cannot_be_written_is_one_error(words, at_once):
     assert len(done.stderr.splitlines()) == 1
     assert ended(words, ">/dev/full 2>&1", at_once).returncode == 1
     assert ended(words, ">/dev/null", at_once).returncode == 0
+
+
+def test_a_ctrl_c_at_any_command_ends_it_without_a_traceback(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", interrupted)
+    assert cli.main(["schema"]) == 130
+    assert capsys.readouterr().err == ""

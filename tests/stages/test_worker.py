@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from flytune.errors import DataError
+from flytune.stages import calls
 from flytune.stages.ranks import StageFailed
 from flytune.stages.worker import Worker
 from tests.support.paths import ROOT
@@ -51,6 +52,25 @@ def test_a_killed_process_is_a_failure_that_another_attempt_may_overcome(worker)
     assert failed.value.failure.recoverable
     assert "SIGKILL" in failed.value.failure.message
     assert worker.call(os.getpid) != first
+
+
+class Interrupting:
+    """Result at which a Ctrl-C comes while it is sent."""
+
+    def __reduce__(self):
+        raise KeyboardInterrupt
+
+
+def test_a_ctrl_c_between_two_stages_is_the_parents_to_speak_of(worker, monkeypatch, capfd):
+    with pytest.raises(StageFailed):
+        worker.call(Interrupting)
+    assert worker.exit_code == 0
+    assert capfd.readouterr().err == ""
+    shown = []
+    monkeypatch.setattr(calls, "show_saved", lambda *arguments: shown.append(arguments))
+    with pytest.raises(SystemExit, match="130"):
+        calls.leave(worker, signal.SIGINT, "here", "recipe", stage_has_recipe=True)
+    assert shown == [("here", "recipe", "Ctrl-C")]
 
 
 def test_it_ends_with_the_process_that_started_it():
