@@ -21,6 +21,7 @@ ENCODERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "bert": _WITHOUT_POOLER,
         "camembert": _WITHOUT_POOLER,
+        "deberta-v2": MappingProxyType({}),
         "distilbert": MappingProxyType({}),
         "electra": MappingProxyType({}),
         "modernbert": MappingProxyType({}),

@@ -20,6 +20,7 @@ _SCORE = ("score",)
 """Module of a head whose weight has the shape (outputs, hidden size)."""
 _OF_ENCODERS = dict.fromkeys(meta_model.ENCODERS, ("classifier",)) | {
     "bert": ("pooler", "classifier"),
+    "deberta-v2": ("pooler", "classifier"),
     "distilbert": ("pre_classifier", "classifier"),
     "modernbert": ("head", "classifier"),
 }

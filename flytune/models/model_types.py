@@ -27,7 +27,10 @@ VISION_TYPES = ("idefics3", "llava", "llava_onevision", "mistral3", "qwen2_5_vl"
 """Vision-language types, of which model_types.json has no rows: with images, tiny instances have the loss of
 transformers, are trained, exported and read again (tests/end_to_end/test_vision_language.py)."""
 _ENCODER_ROWS: Mapping[str, dict[str, Any]] = MappingProxyType(
-    {"mpnet": {"attention": ["eager"], "checkpointing": False}}
+    {
+        "deberta-v2": {"attention": ["eager"]},
+        "mpnet": {"attention": ["eager"], "checkpointing": False},
+    }
 )
 """Rows of encoders that are no causal language models and lack something; the others of ENCODERS lack
 nothing."""

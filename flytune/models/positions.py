@@ -32,6 +32,7 @@ BOUND = {
             "bert",
             "bert-generation",
             "blenderbot-small",
+            "deberta-v2",
             "distilbert",
             "electra",
             "ernie",
@@ -70,7 +71,9 @@ def of(config: dict[str, Any], name: str, trust_remote_code: bool = False) -> Po
     say."""
     part = text_part(config, name)
     content, kind = part.content, part.kind
-    if kind in BOUND and not trust_remote_code:
+    # DeBERTa's table is there only where config.json does not say that distances alone count.
+    has_table = kind in BOUND and not (kind == "deberta-v2" and content.get("position_biased_input") is False)
+    if has_table and not trust_remote_code:
         key, default = BOUND[kind]
         count = _number(content, key) or _number(content, "max_position_embeddings") or default
         if kind == "mpnet":

@@ -52,7 +52,7 @@ def test_a_model_reads_as_many_positions_as_its_config_json_says(kind, few):
         read(model, found.tokens + 1)
 
 
-@pytest.mark.parametrize("kind", ["distilbert", "mpnet"])
+@pytest.mark.parametrize("kind", ["deberta-v2", "distilbert", "mpnet"])
 def test_an_encoder_reads_as_many_positions_as_its_config_json_says(kind, few):
     from transformers import AutoModel
 
@@ -68,6 +68,10 @@ def test_an_encoder_reads_as_many_positions_as_its_config_json_says(kind, few):
         ({"model_type": "gpt2"}, (1024, True)),
         ({"model_type": "gpt2", "n_positions": 64}, (64, True)),
         ({"model_type": "gpt2", "max_position_embeddings": 64}, (64, True)),
+        (
+            {"model_type": "deberta-v2", "max_position_embeddings": 64, "position_biased_input": False},
+            (64, False),
+        ),
         ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, (512, True)),
         (
             {

@@ -366,8 +366,8 @@ def test_recipes_that_cannot_work(changes, words, inputs):
 
 
 def test_a_type_without_known_hidden_states_is_refused(inputs):
-    problem = objective_of(recipe_for(inputs)).model_problem("deberta-v2")
-    assert "deberta-v2 is not one of the types that are known" in problem
+    problem = objective_of(recipe_for(inputs)).model_problem("rembert")
+    assert "rembert is not one of the types that are known" in problem
 
 
 def test_the_plan_says_what_a_query_is_compared_with(inputs):

@@ -8,6 +8,7 @@ from tests.support.queries import WORDS
 POOLING = {
     "bert": "cls",
     "camembert": "mean",
+    "deberta-v2": "mean",
     "distilbert": "mean",
     "electra": "cls",
     "modernbert": "mean",
@@ -16,8 +17,22 @@ POOLING = {
     "xlm-roberta": "cls",
 }
 """Types, each with a way of pooling that published models of it have."""
-LACKING = {"mpnet": {"model.attn_implementation": "eager", "training.activation_checkpointing": False}}
+LACKING = {
+    "deberta-v2": {"model.attn_implementation": "eager"},
+    "mpnet": {"model.attn_implementation": "eager", "training.activation_checkpointing": False},
+}
 """Values of recipes for what transformers lacks of a type."""
+_OWN = {
+    "deberta-v2": {
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 16,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+    }
+}
+"""Fields of published models of a type, without which it would be another one."""
 _ROBERTA = ("camembert", "mpnet", "roberta", "xlm-roberta")
 _TEXTS = [*SENTENCES, *WORDS, " ".join(map(str, range(1000))), "Which is the? It is no , and has it."]
 
@@ -50,6 +65,7 @@ def write_encoder(folder: Path, model_type: str) -> Path:
         # Published models have it; transformers 5 does not read it, and vLLM 0.32 does.
         position_embedding_type="absolute",
         **special,
+        **_OWN.get(model_type, {}),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
