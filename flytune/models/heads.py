@@ -283,16 +283,19 @@ class Head:
 
     def draw(self, model: Any, missing: Iterable[str], seed: int) -> set[str]:
         """Give parameters their first values that a loaded base model's files have no values for; return
-        their names."""
+        their names.
+
+        Every process calls it: under ZeRO-3 parameters are gathered, by all in the same order.
+        """
         import torch
 
-        sources = self.sources(model, seed)
-        names = sources.keys() & {*missing}
-        for name in names:
+        missing = {*missing}
+        sources = {name: source for name, source in self.sources(model, seed).items() if name in missing}
+        for name, source in sources.items():
             parameter = model.get_parameter(name)
             with torch.no_grad(), vocabulary.gathered(parameter):
-                parameter.data.copy_(sources[name].values().to(parameter))
-        return names
+                parameter.data.copy_(source.values().to(parameter))
+        return {*sources}
 
     def companions(self, recipe: Recipe, size: int) -> dict[str, Any]:
         """Return the content of the files beside the weights, by name, by which other programs know what its
