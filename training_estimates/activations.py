@@ -13,9 +13,8 @@ from training_estimates.workload import BYTES, Workload
 
 LAYER_NORM_TYPES = ("mpt", "phi", "gpt_neox", "starcoder2")
 """Model types whose norms are torch's LayerNorm: one kernel, which keeps its input."""
-EAGER_SCORES = 5
-"""Bytes a head and pair of tokens of an attention that keeps scores, softmax and dropout (Korthikanti et al.
-2022, eq. 1)."""
+_CAPPED = ("gemma2", "vaultgemma")
+"""Model types that keep the tanh of scores too, which limits them."""
 
 LOSS_VOCABULARY, LOSS_TOKENS = 32768, 4096
 """Vocabulary entries and, on a GPU, tokens of a tile (trl/trainer/utils.py, _CHUNKED_LOGPROB_CHUNK_SIZE;
@@ -67,8 +66,12 @@ def count(workload: Workload) -> Activations:
     # Quantized layers have results in the dtype of their inputs: float32 behind float32 norms.
     inside = stream if workload.kbit_float32 else compute
     kept, working = _attention(workload, compute)
-    for part in (_norms(workload, compute, stream), _mlp(workload, inside)):
+    mlp = _mlp(workload, inside)
+    for part in (_norms(workload, compute, stream), mlp):
         kept, working = kept + part[0], max(working, part[1])
+    stored, backward = _scores(workload, compute)
+    # The attention's backward pass follows that of the MLP, which keeps nothing any more.
+    kept, working = kept + stored, max(working, backward - mlp[0])
     inputs, products = _eight_bits(workload, compute, stream)
     kept, working = kept + inputs, max(working, products)
     kept += _four_bits(workload, compute)
@@ -113,10 +116,29 @@ def _attention(workload: Workload, compute: int) -> tuple[float, float]:
     # Attention kernels without grouped heads get keys and values repeated to the width of the queries.
     key = sizes.num_key_value_heads * sizes.head_dim if workload.attention == "flash" else query
     kept = compute * (2 * query + 2 * key)
-    if workload.attention == "eager":
-        kept += EAGER_SCORES * sizes.num_attention_heads * workload.sequence_length
     # Gradients of q, k and v.
     return float(kept), float(compute * (query + 2 * key))
+
+
+def _scores(workload: Workload, compute: int) -> tuple[float, float]:
+    """Return bytes per token of an attention that stores its scores (transformers' eager_attention_forward):
+    kept are the softmax in float32, and in a 16-bit compute dtype; in its backward pass the latter is free,
+    and the gradients of the softmax and of its input are there in float32."""
+    if workload.attention != "eager":
+        return 0.0, 0.0
+    softmax = 4 if compute == 4 else 4 + compute
+    kept = softmax + compute * (workload.geometry.model_type in _CAPPED)
+    pairs = workload.geometry.num_attention_heads * workload.sequence_length
+    return float(kept * pairs), float((12 - softmax) * pairs)
+
+
+def scores_bytes(workload: Workload) -> float:
+    """Return the bytes of the scores of one layer without gradients, where an attention stores them: 16-bit
+    scores, the same in float32, and their softmax."""
+    if workload.attention != "eager":
+        return 0.0
+    pairs = workload.tokens * workload.geometry.num_attention_heads * workload.sequence_length
+    return pairs * (8.0 if BYTES[workload.compute_dtype] == 4 else 10.0)
 
 
 def _mlp(workload: Workload, compute: int) -> tuple[float, float]:

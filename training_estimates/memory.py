@@ -106,7 +106,7 @@ def memory(workload: Workload, states: model_states.States | None = None) -> Mem
     first = [*moments[:-1], {**moments[-1], **lasting.optimizer}]
     copies = {"autocast copies": lasting.copies}
     evaluated = {
-        "activations": batch.working + batch.stream,
+        "activations": max(batch.working, activations.scores_bytes(workload)) + batch.stream,
         "logits and loss": batch.loss,
         "gathered units": lasting.root,
     }

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 from flytune.errors import RecipeError
 from flytune.hardware import Shape, accelerator_named
@@ -98,7 +99,7 @@ def workload(
         token_rows=_token_rows(recipe),
         offload=recipe.sharding.offload,
         checkpointing="full" if recipe.training.activation_checkpointing else "none",
-        attention="flash" if model.attn_implementation.startswith("flash") else "sdpa",
+        attention=_attention(model.attn_implementation),
         variable_length=not recipe.data.packing,
         compiled=recipe.training.torch_compile,
         framework=replace(
@@ -117,6 +118,12 @@ def workload(
         image_pixels=recipe.data.max_pixels,
         trains_tower=recipe.model.vision == "train",
     )
+
+
+def _attention(implementation: str) -> Literal["flash", "sdpa", "eager"]:
+    if implementation == "eager":
+        return "eager"
+    return "flash" if implementation.startswith("flash") else "sdpa"
 
 
 def _decoding(recipe: Recipe, shape: Shape, micro_batch: int, accumulation: int) -> Decoding | None:

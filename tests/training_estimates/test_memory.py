@@ -255,7 +255,8 @@ def test_a_layer_at_work_by_hand():
 def test_attention_that_keeps_its_scores_grows_with_the_square():
     flash, eager = (activations.count(lora(attention=name)) for name in ("flash", "eager"))
     repeated = 2 * 2 * (4096 - 1024)
-    assert eager.kept - flash.kept == 1024 * (5 * 32 * 1024 + repeated)
+    # The softmax in float32 and in 16 bits.
+    assert eager.kept - flash.kept == 1024 * (6 * 32 * 1024 + repeated)
 
 
 def test_without_checkpoints_every_layer_keeps_its_own():
