@@ -1,6 +1,7 @@
 """Reproduction of an artifact: its recipe run again with its data and base model, and the two results
 compared."""
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -169,12 +170,17 @@ def run_again(recipe: Recipe, out: Path) -> Path:
 
 
 def _ended(run: "subprocess.Popen[bytes]") -> int:
-    """Return the exit code of a run that shares the terminal. It gets a Ctrl-C too, and ends by itself."""
-    while True:
-        try:
-            return run.wait()
-        except KeyboardInterrupt:
-            continue
+    """Return the exit code of a run that shares the terminal. It gets a Ctrl-C too, and ends by itself;
+    SIGTERM, which this process alone may get, is handed on."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: run.send_signal(number))
+    try:
+        while True:
+            try:
+                return run.wait()
+            except KeyboardInterrupt:
+                continue
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def write_recipe(recipe: Recipe, folder: Path) -> Path:

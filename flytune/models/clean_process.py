@@ -71,7 +71,8 @@ def run(function: Callable[..., _T], *arguments: Any) -> _T:
         if _State.pool is not None:
             return _State.pool.submit(function, *arguments).result()
         free_memory()
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawn, initializer=_end_with_parent) as pool:
             return pool.submit(function, *arguments).result()
     except BrokenProcessPool:
         _State.pool = None

@@ -55,13 +55,16 @@ def counted(recipe: Recipe) -> SampleCount:
     """Return the number of training samples of a recipe, by the local files that it names; no address is
     read.
 
-    A row counts as a sample, although long rows may be split, and bad, empty and equal ones dropped later.
+    A row counts as a sample, although bad, empty and equal ones may be dropped later; where long rows are
+    split, as the pieces that the first rows have, if these can be tokenized here.
 
     Raises:
-        DataError: a local source does not exist, or cannot be read.
+        DataError: a local source does not exist, or cannot be read; or `doubts` raises it of rows that are
+            split.
     """
     data = recipe.data
     rows_by_source = [(_rows(source, key, recipe), source.weight) for key, source in data.all_sources.items()]
+    pieces = [_pieces(recipe, key) if data.too_long == "split" else 1.0 for key in data.all_sources]
     origin = "; ".join(dict.fromkeys(rows_of_source.origin for rows_of_source, _ in rows_by_source))
     if data.packing or any(rows_of_source.rows is None for rows_of_source, _ in rows_by_source):
         reason = (
@@ -71,8 +74,8 @@ def counted(recipe: Recipe) -> SampleCount:
         )
         return SampleCount(None, f"training samples: {reason}{origin}")
     weighted = sum(
-        (rows_of_source.rows or 0) * rows_of_source.samples_a_row * weight
-        for rows_of_source, weight in rows_by_source
+        (rows_of_source.rows or 0) * rows_of_source.samples_a_row * weight * (pieces_of_row or 1.0)
+        for (rows_of_source, weight), pieces_of_row in zip(rows_by_source, pieces, strict=True)
     )
     if not weighted:
         return SampleCount(None, f"training samples: none, {origin}")
@@ -82,7 +85,13 @@ def counted(recipe: Recipe) -> SampleCount:
         heldout = f", of which a share of {data.heldout_fraction:g} is held out"
     samples = max(1, round(weighted - held_out))
     several = ""
-    if data.too_long == "split":
+    if data.too_long == "split" and None not in pieces:
+        means = ", ".join(f"{pieces_of_row:.3g}" for pieces_of_row in pieces)
+        several = (
+            "; rows longer than data.max_length become several samples each (data.too_long: split): the mean "
+            f"of the first {ROWS} rows of each source is {means}"
+        )
+    elif data.too_long == "split":
         several = (
             "; rows longer than data.max_length become several samples each (data.too_long: split), which "
             "are not counted: steps, hours and price are of the fewest; --samples says how many there are"
@@ -129,6 +138,18 @@ def _rows(source: Source, key: str, recipe: Recipe) -> _Rows:
         + (", each of two samples" if per_row == 2 else ""),
         per_row,
     )
+
+
+def _pieces(recipe: Recipe, key: str) -> float | None:
+    """Return the samples that a row of a source becomes where long ones are split, the mean of the first
+    rows; None where these, or the base's tokenizer, are not on this machine."""
+    tokenizer = _local_tokenizer(recipe)
+    if tokenizer is None or key not in _readable(recipe.data):
+        return None
+    rows = list(readers.rows_of(recipe.data, key, most=ROWS))
+    sampler = Sampler(DataRequest.of(recipe, "plan"), tokenizer)
+    samples = sampler.samples(Chunk(key, rows, "", "", 1.0, False)).rows
+    return sum(map(len, samples)) / len(samples) if samples else None
 
 
 def _count(source: Source, key: str) -> tuple[dict[str, Any], int | None, bool]:

@@ -1,14 +1,23 @@
 """Second runs of artifacts: what is compared, and what is refused before training."""
 
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from flytune.artifacts import reproduction
 from flytune.errors import DataError, ExportError
 from flytune.recipe import Recipe
 from flytune.records import TrainingResult
 from tests.fuzz.artifacts import ARTIFACT, reseal
+from tests.support import waiting
+from tests.support.paths import ROOT
 from tests.support.pyflyte import pyflyte
 from tests.support.reproduction import reproduce, results
 from tests.support.stages import seal
@@ -152,3 +161,41 @@ def test_weights_that_are_damaged_and_listed_so_are_refused(content, tmp_path):
         match=r"adapter_model\.safetensors: truncated, or not a safetensors file .*; fetch the artifact",
     ):
         reproduction.compare(other, ARTIFACT)
+
+
+RUN_AGAIN = """
+import sys
+from pathlib import Path
+from flytune.artifacts import reproduction
+from flytune.errors import ExportError
+from flytune.recipe import Recipe
+recipe, sys.executable, out = Recipe.from_yaml(sys.argv[1]), *sys.argv[2:]
+try:
+    reproduction.run_again(recipe, Path(out))
+except ExportError as error:
+    print(error)
+"""
+
+
+def _catches_sigterm(process):
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    caught = int(re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)[1], 16)
+    return caught >> (signal.SIGTERM - 1) & 1
+
+
+def test_a_signal_to_the_command_alone_ends_its_run(tmp_path):
+    """SIGTERM of a supervisor goes to one process; the run would train on without the command."""
+    recipe, program, note = tmp_path / "recipe.yaml", tmp_path / "python", tmp_path / "process"
+    recipe.write_text(yaml.safe_dump(tiny_recipe(tmp_path / "base", tmp_path / "rows.jsonl")))
+    program.write_text(f"#!/bin/sh\necho $$ > {note}.partial; mv {note}.partial {note}; exec sleep 600\n")
+    program.chmod(0o755)
+    arguments = [recipe, program, tmp_path / "out"]
+    command = [sys.executable, "-c", RUN_AGAIN, *map(str, arguments)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        waiting.until(lambda: note.exists() and _catches_sigterm(process))
+        process.terminate()
+        printed, _ = process.communicate()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+    assert printed == "tiny: the second run failed (exit code -15); the error is shown above\n"
+    assert process.returncode == 0

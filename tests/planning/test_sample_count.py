@@ -11,10 +11,11 @@ import pytest
 import yaml
 from rich.console import Console
 
+from flytune import data
 from flytune.cli import main
 from flytune.errors import DataError
 from flytune.planning import sample_count
-from flytune.recipe import Recipe
+from flytune.recipe import DataRequest, Recipe
 from tests.support.tiny import tiny_base, tiny_recipe
 
 
@@ -207,3 +208,16 @@ def test_what_is_not_on_this_machine_is_refused_by_name(changes, said, options, 
     assert said in text
     assert "local files: " in text
     assert "fits" not in text
+
+
+def test_rows_that_are_split_are_counted_as_the_first_ones_are(tmp_path, base):
+    """The plan's steps, hours and price follow from the samples that the preparation makes."""
+    rows = [{"text": "word " * (20 if place % 4 else 100)} for place in range(400)]
+    path = write(tmp_path, "x.jsonl", rows)
+    changes = {"data.too_long": "split", "data.max_length": 64, "data.heldout_fraction": 0.0}
+    recipe = Recipe.model_validate(tiny_recipe(base, path, changes))
+    count = sample_count.counted(recipe)
+    prepared = data.prepare(DataRequest.of(recipe, "x"), tmp_path / "dataset")
+    assert count.samples == prepared.train.samples > 400
+    mean = f"{count.samples / 400:.3g}"
+    assert count.origin.endswith(f": the mean of the first 256 rows of each source is {mean}")

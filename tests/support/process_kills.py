@@ -1,10 +1,12 @@
-"""Functions that kill their own process, as a lost machine does. Imports little, because new processes import
-it."""
+"""Functions that kill their own process, as a lost machine does, or wait. Imports little, because new
+processes import it."""
 
 import os
 import signal
+import time
+from pathlib import Path
 
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT, until
 
 
 def kill_once_saved(recipe, step):
@@ -23,3 +25,11 @@ def end_at_once(*arguments):
 
 def in_which_process(*arguments):
     return os.getpid()
+
+
+def note_and_wait(file):
+    """Write the number of this process into a new file, and go on for longer than a test waits."""
+    partial = Path(f"{file}.partial")
+    partial.write_text(str(os.getpid()))
+    partial.rename(file)
+    time.sleep(2 * LIMIT)
