@@ -151,6 +151,9 @@ class Tally:
     notes: Counter[str] = field(default_factory=Counter)
     """Number of stored rows by what is noted of them (RowKind.notes); repetitions by a weight are not
     counted."""
+    named: Counter[str] = field(default_factory=Counter)
+    """Number of rows that have a column of data.columns, by our name of it, and of those that are CHATS or
+    RAW."""
     split_range: list[int] = field(default_factory=list)
     """The smallest and the largest number by which a stored row was put into a split (Sampler); empty without
     one."""
@@ -166,6 +169,7 @@ class Tally:
         self.lengths.update(other.lengths)
         self.thoughts.update(other.thoughts)
         self.notes.update(other.notes)
+        self.named.update(other.named)
         for name, rows in other.left_out.items():
             self.left_out[name if name in self.left_out or len(self.left_out) < MOST_NAMES else OTHERS] += (
                 rows

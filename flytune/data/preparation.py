@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from flytune.data import contract, progress
+from flytune.data import contract, progress, unused_settings
 from flytune.data.bad_rows import BadRows
 from flytune.data.counts import COUNTS, Tally, ends_of, total, write_examples
 from flytune.data.mixture import SourceStream, bytes_of, mixed
@@ -21,6 +21,7 @@ from flytune.data.progress import PROGRESS, Progress
 from flytune.data.rows import row_kind
 from flytune.data.rows.prompts import check_references
 from flytune.data.shards import MANIFEST, SplitWriter, content_hash
+from flytune.data.sources import refuse_splits
 from flytune.data.stored_samples import StoredSamples, parts
 from flytune.data.tokenizer import check_rows, load_tokenizer
 from flytune.data.workers import Workers
@@ -127,6 +128,7 @@ def manifest_of(
         thoughts=dict(+sum((tally.thoughts for tally in tallies), Counter[str]())),
         notes=dict(+sum((tally.notes for tally in tallies), Counter[str]())),
         left_out=dict(sorted(left_out.items(), key=lambda item: (-item[1], item[0]))),
+        unused=unused_settings.listed(data, tallies),
         histogram=_histogram(lengths),
         sources=[
             SourceCounts.model_validate(vars(tally) | {"format": tally.form}, extra="ignore")
@@ -184,6 +186,7 @@ def prepare(
     data = request.data
     if out.exists() and any(out.iterdir()) and not (out / PROGRESS).exists():
         raise DataError(f"{out}: not empty; prepared data needs a folder of its own")
+    refuse_splits(data)
     tokenizer, rows = load_tokenizer(request.model, data), config_json.table_rows(request.model)
     kind = row_kind(request.row_kind, request.negatives)
     if kind.ends_texts:

@@ -12,7 +12,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from flytune.data import left_out, missing_values, row_forms
+from flytune.data import left_out, missing_values, row_forms, unused_settings
 from flytune.data.columns import NamedRow
 from flytune.data.control_tokens import ControlTokens
 from flytune.data.counts import Tally, count_tokens, ends_of
@@ -191,6 +191,8 @@ class Sampler:
             try:
                 if isinstance(row, DataError):
                     raise row
+                if not chunk.again:
+                    tally.named.update(unused_settings.columns_of(row, source))
                 if self._images is None:
                     _refuse_large(row, where)
                 row = self._read(row, source, where, None if chunk.again else tally)
@@ -265,6 +267,7 @@ class Sampler:
                 tally.missing += 1
                 tally.first_missing = tally.first_missing or f"{where}: {word!r}"
             tally.contradicted += self._kind.contradicts_itself(row.values)
+            tally.named[unused_settings.shape_of(samples[0])] += 1
             for text in texts:
                 tally.thoughts.update(text.thoughts._asdict() if isinstance(text, Rendered) else {})
         tally_so_far.kind = variant

@@ -183,6 +183,23 @@ def locate(path: str, key: str, exclude: Sequence[str] = ()) -> Files:
     return _folder(path, root, key, storage, names)._replace(unused=tuple(wanted.unused))
 
 
+def refuse_splits(data: Data) -> None:
+    """Refuse a name of a split beside files, which have none.
+
+    Raises:
+        DataError: data.dataset_split is set, and neither the source nor data.heldout_path can have it.
+    """
+    for key, source in data.all_sources.items():
+        if source.path is None or data.heldout_path is not None or not source.changed("dataset_split"):
+            continue
+        if not locate(source.path, f"{key}.path", source.exclude).saved:
+            raise DataError(
+                f"{key}.dataset_split: {source.dataset_split}, but {source.path} is no folder of "
+                "datasets.save_to_disk, and files have no splits; name the files of this split in path, or "
+                "remove dataset_split"
+            )
+
+
 def _first_parts(names: list[str]) -> list[str]:
     return sorted({name.partition("/")[0] for name in names})
 

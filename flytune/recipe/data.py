@@ -1,7 +1,7 @@
 """The section `data` of a recipe."""
 
 import datetime
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -190,6 +190,14 @@ class Data(Source):
     def heldout_name(self) -> str:
         """The name of held-out data of its own, in messages and records."""
         return self.heldout_path or f"{self.dataset_name}[{self.eval_split}]"
+
+    def refusals(self, recipe: Any) -> list[str]:
+        return [
+            f"{key}.{name}: only data sets on the hub have one; remove it, or name one in dataset_name"
+            for key, source in self.all_sources.items()
+            if source.path is not None
+            for name in source.changed("dataset_config", "revision")
+        ]
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:

@@ -10,9 +10,29 @@ from flytune.sentences import counted
 
 def unused(recipe: Recipe) -> list[str]:
     """Return a sentence for each field that no run of the recipe carries out, whatever its length."""
-    training = recipe.training
-    warmup = schedules.unused_warmup(training.lr_scheduler_type, training.warmup_steps)
-    return [f"training.{warmup}"] if warmup else []
+    training, evaluation, tracking, notify = (
+        recipe.training,
+        recipe.evaluation,
+        recipe.tracking,
+        recipe.notify,
+    )
+    sentences = []
+    if warmup := schedules.unused_warmup(training.lr_scheduler_type, training.warmup_steps):
+        sentences.append(f"training.{warmup}")
+    if not evaluation.tasks:
+        sentences += [
+            f"evaluation.{name}: is not used: evaluation.tasks has none"
+            for name in evaluation.changed("include_path", "apply_chat_template", "task_shards")
+        ]
+    if not tracking.report_to and tracking.changed("project"):
+        sentences.append("tracking.project: is not used: tracking.report_to names no tracker")
+    if not recipe.checkpoints.save_steps and recipe.checkpoints.changed("save_total_limit"):
+        sentences.append(
+            "checkpoints.save_total_limit: is not used: without checkpoints.save_steps none are written"
+        )
+    if notify.changed("on") and not (notify.email or notify.slack or notify.webhook):
+        sentences.append("notify.on: is not used: no webhook, email or slack is named")
+    return sentences
 
 
 def notes(recipe: Recipe, steps: int, samples: int | None = None) -> list[str]:

@@ -71,6 +71,14 @@ class Model(Section):
     """Part of a vision-language model that reads images, with what joins it to the language model: `frozen`,
     or trained too (method full)."""
 
+    def refusals(self, recipe: Any) -> list[str]:
+        if self.vision == "frozen" or recipe.data.images:
+            return []
+        return [
+            "model.vision: train: nothing reads images without data.images: true; write that, or "
+            "leave vision out"
+        ]
+
     @model_validator(mode="after")
     def _tokens_once(self) -> Self:
         if len(set(self.extra_special_tokens)) < len(self.extra_special_tokens):

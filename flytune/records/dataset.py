@@ -111,6 +111,8 @@ class Manifest(Record):
     are none."""
     notes: dict[str, int] = omitted({})
     """Number of rows by what their kind notes of them for the contract; empty if there are none."""
+    unused: list[str] = omitted([])
+    """Settings of the recipe that no row uses, each as a clause."""
     histogram: list[Bin]
     sources: list[SourceCounts] = Field(default=[])
     """Counts by source, in the order of the recipe; heldout_path, if the recipe has one, comes last."""

@@ -8,8 +8,21 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)")
-_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_NUMBER = re.compile(
+    r"[-+]?(?:(?:\d+(?:,\d{2,3})*,\d{3}(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?: ?/ ?\d+)?",
+)
+"""A number, with separators of thousands, or a fraction of two."""
+_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_LATEX = (
+    (re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"(?<=\d)(?=\\[dt]?frac)"), " "),
+    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2"),
+    (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r"\1/\2"),
+    (re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[,;:! ]|\\?\$|\\(?=%)"), ""),
+    (re.compile(r"\{,\}"), ","),
+)
+"""Commands of LaTeX around numbers and words, and what is read in their place."""
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 _MARK = "####"
 
@@ -18,8 +31,9 @@ def exact_answer(completion: str, reference: Any) -> float:
     """Return 1 if the final answers of a completion and of the reference are equal, as GSM8K compares them.
 
     The final answer is the text after the last `####`, else that in the last `\\boxed{}`, else the last
-    number; without any of them it is all of the text. Numbers are compared as numbers, without thousands
-    separators, units and currencies.
+    number; without any of them it is all of the text. Numbers and fractions are compared as numbers, without
+    thousands separators, units and currencies. What is in a box and has several numbers (a root, a pair) is
+    compared as text.
     """
     if isinstance(reference, bool) or not isinstance(reference, str | int | float):
         raise TypeError(f"the reference must be text or a number, found {type(reference).__name__}")
@@ -27,10 +41,46 @@ def exact_answer(completion: str, reference: Any) -> float:
 
 
 def _final(text: str) -> str | float:
-    marked = text.rpartition(_MARK)[2] if _MARK in text else (_BOXED.findall(text) or [text])[-1]
-    if numbers := _NUMBER.findall(marked):
-        return float((numbers[0] if _MARK in text else numbers[-1]).replace(",", ""))
+    boxed = None if _MARK in text else _boxed(text)
+    marked = text.rpartition(_MARK)[2] if boxed is None else boxed
+    for pattern, replacement in _LATEX:
+        marked = pattern.sub(replacement, marked)
+    if boxed is not None and marked.count("=") == 1:
+        marked = marked.partition("=")[2]
+    numbers = _NUMBER.findall(marked)
+    if len(numbers) > 1 and (boxed is not None or _is_expression(marked)):
+        return "".join(marked.split()).casefold().rstrip(".")
+    if numbers:
+        return _value(numbers[0] if _MARK in text else numbers[-1])
     return " ".join(marked.split()).casefold().rstrip(".")
+
+
+def _boxed(text: str) -> str | None:
+    """Return the content of the last complete `\\boxed{}`, which may have braces; None without one."""
+    content, opened = None, list[int]()
+    for mark in _BRACES.finditer(text):
+        if mark[0].endswith("{") and mark[0] != r"\{":
+            # Braces that are no box begin nowhere.
+            opened.append(mark.end() if len(mark[0]) > 1 else -1)
+        elif mark[0] == "}" and opened:
+            start = opened.pop()
+            content = text[start : mark.start()] if start >= 0 else content
+    return content
+
+
+def _is_expression(text: str) -> bool:
+    """Return whether a text is a mathematical expression alone: in brackets, or with LaTeX, without words."""
+    bare = _COMMAND.sub("", text).strip()
+    if re.search(r"[^\W\d_]|=", bare):
+        return False
+    return "\\" in text or (bare[:1] in ("(", "[", "{") and bare[-1:] in (")", "]", "}"))
+
+
+def _value(number: str) -> str | float:
+    numerator, _, denominator = number.replace(",", "").partition("/")
+    if not denominator:
+        return float(numerator)
+    return float(numerator) / float(denominator) if float(denominator) else number
 
 
 def regular_expression(completion: str, pattern: str) -> float:

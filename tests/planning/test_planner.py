@@ -221,6 +221,21 @@ TWO_NODES = {"shape": "a100-80gb-8x2"}
             {"training": MASTERS, "model": {"name_or_path": "a/b", "dtype": "float32"}},
             r"weights that compute in float32 \(model.dtype\) would be rounded to another dtype",
         ),
+        (
+            SMALL,
+            {"data": {"path": "x.jsonl", "revision": "v2"}},
+            "data.revision: only data sets on the hub have one; remove it, or name one in dataset_name",
+        ),
+        (
+            SMALL,
+            {"data": {"sources": [{"path": "x.jsonl", "dataset_config": "en"}]}},
+            r"data.sources\[0\].dataset_config: only data sets on the hub have one",
+        ),
+        (
+            SMALL,
+            {"method": "full", "model": {"name_or_path": "a/b", "vision": "train"}},
+            "model.vision: train: nothing reads images without data.images: true",
+        ),
     ],
 )
 def test_what_no_machine_can_do_is_refused_with_the_nearest_that_can(geometry, changes, said):

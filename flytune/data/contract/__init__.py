@@ -137,6 +137,7 @@ def check(folder: Path, manifest: Manifest, data: Data, tokenizer: Any, rows: in
             *contract_checks.shares(statistics, manifest, data),
             *contract_checks.thoughts(manifest, data),
             *contract_checks.left_out(manifest),
+            *contract_checks.settings(manifest),
             *missing_values.checks(manifest),
             *contract_checks.duplicates(statistics, manifest),
             *contract_checks.contradictions(statistics, row_kind(manifest.row_kind, manifest.negatives)),

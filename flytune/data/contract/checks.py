@@ -416,6 +416,19 @@ def left_out(manifest: Manifest) -> Iterator[Check]:
     )
 
 
+def settings(manifest: Manifest) -> Iterator[Check]:
+    """Check that rows use what the recipe says of them."""
+    if manifest.unused:
+        yield judged(
+            "settings",
+            len(manifest.unused),
+            len(manifest.unused),
+            f"not used: {'; '.join(manifest.unused)}",
+            "only warns",
+            advice="correct the name, or remove the setting",
+        )
+
+
 def _by_meaning(meanings: dict[str, str]) -> dict[str, list[str]]:
     names_by_meaning: dict[str, list[str]] = {}
     for name, meaning in meanings.items():

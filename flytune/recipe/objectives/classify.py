@@ -37,6 +37,7 @@ class Classify(ObjectiveSection):
     }
     refused: ClassVar[dict[str, str]] = {
         "data.packing: true": "objective: {name} pads its rows; remove it",
+        "data.min_trained_fraction": "objective: {name} has no loss of tokens; remove it",
         "data.too_long: split": "objective: {name} cannot give the label of a text to its pieces; use "
         "truncate, drop or error",
         "data.completion_only_loss: false": "objective: {name} has one loss for a row, whatever its tokens "

@@ -34,6 +34,7 @@ class Embed(ObjectiveSection):
     }
     refused: ClassVar[dict[str, str]] = {
         "data.packing: true": "objective: {name} pads its rows; remove it",
+        "data.min_trained_fraction": "objective: {name} has no loss of tokens; remove it",
         "data.too_long: split": "objective: {name} has one vector for a text, not one for each piece; use "
         "truncate, drop or error",
         "data.completion_only_loss: false": "objective: {name} has one loss for a query, whatever its tokens "
