@@ -71,6 +71,10 @@ attention."""
 ROUTED = Passes(16, 32)
 """Bytes for each number of hidden_size and expert of a token: tokens are gathered for each expert, and its
 results weighed and added (index_add_)."""
+SCORES = Passes(32, 36)
+"""Bytes for each head and pair of tokens where scores are stored (transformers' eager_attention_forward), in
+16 bits and in 32. Forward: the product, times the scale, plus the mask, in float32, softmax, the next
+product; backward: the gradient of each but the mask."""
 
 ADAMW_NUMBERS = {"fused": 7, "foreach": 20, "for_loop": 20}
 """Numbers read or written for each parameter: fused reads gradient, weight and both moments and writes three;
@@ -113,6 +117,8 @@ def layer_bytes(workload: Workload) -> Passes:
         (layer_kernels.activation, width),
         (RESIDUAL, hidden),
     ]
+    if workload.attention == "eager":
+        counts.append((SCORES, geometry.num_attention_heads * workload.sequence_length))
     moved = Passes.sum([*counts, (ROUTED, routed * hidden)])
     if workload.method == "full" and layer_kernels in (EAGER, EAGER_FLOAT32):
         moved = Passes(moved.forward, moved.backward + 2 * hidden * NORM_WEIGHT)

@@ -8,11 +8,15 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import (
+    LlamaRMSNorm,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
 
 from benchmarks.frameworks import TRANSFORMERS
 from training_estimates.framework import AUTOCAST_ADAPTERS
-from training_estimates.kernels import EAGER, NORM_WEIGHT
+from training_estimates.kernels import EAGER, NORM_WEIGHT, SCORES
 
 TOKENS, WIDTH = 256, 128
 
@@ -76,6 +80,17 @@ def test_a_rotation_and_an_activation_move_what_is_counted():
     assert moved(lambda: nn.functional.silu(gate) * up, TOKENS * WIDTH) == pytest.approx(
         EAGER.activation, rel=0.03
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_attention_that_stores_its_scores_moves_what_is_counted(dtype):
+    layer = nn.Module()
+    layer.num_key_value_groups = 1
+    # Heads of few numbers, so that scores are nearly all that moves.
+    states = [hidden(1, 8, TOKENS, 2, dtype=dtype) for _ in range(3)]
+    mask = torch.zeros(1, 1, 1, TOKENS, dtype=dtype)
+    found = moved(lambda: eager_attention_forward(layer, *states, mask, 1.5)[0], 8 * TOKENS**2)
+    assert found == pytest.approx(SCORES, rel=0.05)
 
 
 @pytest.mark.parametrize("is_autocast", [True, False], ids=["autocast", "pure"])
