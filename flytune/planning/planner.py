@@ -30,7 +30,7 @@ from flytune.recipe import Hardware, Recipe, learning_rates, run_length
 from flytune.records import Calibration, Plan
 from flytune.records.plan import TIGHT, Estimate
 from flytune.sentences import counted, sharers
-from training_estimates import intervals, memory, towers
+from training_estimates import activations, intervals, memory, towers
 from training_estimates.intervals import Band
 from training_estimates.sizes import Geometry
 from training_estimates.workload import Workload
@@ -325,6 +325,7 @@ def _reasons(fit: Fit, samples: int | None, steps: int | None) -> list[str]:
         fit.traced,
         *_rough(work.geometry, fit.traced is not None),
         *_images(work),
+        *_stored_scores(work),
         *candidates.type_notes(recipe, work.geometry),
     ]
     return [line for line in lines if line]
@@ -347,6 +348,17 @@ def _rough(geometry: Geometry, is_traced: bool) -> list[str]:
     return [
         f"time and price are rough, from the {geometry.active_parameters / 1e9:.3g} billion parameters in "
         f"linear layers that a token passes: the closed form does not know {unknown}"
+    ]
+
+
+def _stored_scores(work: Workload) -> list[str]:
+    """Return what an attention that stores its scores takes; nothing of another."""
+    size = activations.scores_bytes(work)
+    if not size:
+        return []
+    return [
+        f"model.attn_implementation: eager stores the scores of each pair of tokens, {size / GIB:.2g} GiB a "
+        "layer: its memory and time grow with the square of the length, and no published run shows its speed"
     ]
 
 

@@ -564,3 +564,16 @@ def test_a_schedule_that_does_not_fit_into_the_run_is_refused_once_the_samples_a
         match=r"training.lr_scheduler_kwargs: 0 steps of warm-up \+ 100 of decay, and the run has 10",
     ):
         planner.make(recipe, geometry=config_sizes.geometry(SMALL, "a/b"), samples=80)
+
+
+def test_an_attention_that_stores_its_scores_is_planned_as_one():
+    changes = {"method": "lora", "hardware": {"shape": "a100-80gb-1"}}
+    sdpa, eager = (
+        plan_of(LLAMA_8B, model={"name_or_path": "a/b", "attn_implementation": name}, **changes)
+        for name in ("sdpa", "eager")
+    )
+    memory = [plan.needs[0].phases[STEP]["activations"] for plan in (sdpa, eager)]
+    assert memory[1] > memory[0]
+    assert eager.tokens_per_second < sdpa.tokens_per_second
+    assert "eager stores the scores of each pair of tokens" in " ".join(eager.reasons)
+    assert "stores the scores" not in " ".join(sdpa.reasons)
