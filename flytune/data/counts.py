@@ -152,8 +152,8 @@ class Tally:
     """Number of stored rows by what is noted of them (RowKind.notes); repetitions by a weight are not
     counted."""
     named: Counter[str] = field(default_factory=Counter)
-    """Number of rows that have a column of data.columns, by our name of it, and of those that are CHATS or
-    RAW."""
+    """Number of rows that have a column of data.columns, by our name of it, and of rows of each shape
+    (unused_settings)."""
     split_range: list[int] = field(default_factory=list)
     """The smallest and the largest number by which a stored row was put into a split (Sampler); empty without
     one."""

@@ -63,6 +63,13 @@ def encode(
         yield ids, labels
 
 
+def cut_before_end(ids: list[int], labels: list[int], length: int) -> Encoded:
+    """Return a sequence of at most `length` tokens that ends with its last one, the end token."""
+    if len(ids) <= length:
+        return ids, labels
+    return [*ids[: length - 1], ids[-1]], [*labels[: length - 1], labels[-1]]
+
+
 def validated(tokens: Tokens, vocabulary: int, where: str, completion_only: bool = True) -> Encoded:
     """Return a sample that was tokenized elsewhere, without its padding; nothing is appended.
 

@@ -51,12 +51,6 @@ def modules_of(model: Any) -> tuple[str, ...]:
     return _OF_ENCODERS.get(str(getattr(model.config, "model_type", None)), _SCORE)
 
 
-def parameters_of(model: Any) -> dict[str, Any]:
-    """Return a sequence classifier's parameters behind the hidden states, by name."""
-    modules = {*modules_of(model)}
-    return {name: value for name, value in model.named_parameters() if modules & {*name.split(".")}}
-
-
 @dataclass(frozen=True)
 class Drawn:
     """Source of the first values of a parameter of the head where no file has them, also for sharded
@@ -94,10 +88,12 @@ class Drawn:
 def drawn(model: Any, seed: int) -> dict[str, Drawn]:
     """Return the sources of the first values of a head's parameters, by name. Each has a seed of its own, the
     first one that of the recipe."""
+    modules = {*modules_of(model)}
+    parameters = [(name, value) for name, value in model.named_parameters() if modules & {*name.split(".")}]
     scale = getattr(model.config.get_text_config(), "initializer_range", None) or _SCALE
     return {
         name: Drawn(name, tuple(getattr(value, "ds_shape", value.shape)), scale, seed + place)
-        for place, (name, value) in enumerate(parameters_of(model).items())
+        for place, (name, value) in enumerate(parameters)
     }
 
 

@@ -64,7 +64,7 @@ def counted(recipe: Recipe) -> SampleCount:
     """
     data = recipe.data
     rows_by_source = [(_rows(source, key, recipe), source.weight) for key, source in data.all_sources.items()]
-    pieces = [_pieces(recipe, key) if data.too_long == "split" else 1.0 for key in data.all_sources]
+    pieces = _pieces(recipe) if data.too_long == "split" else dict.fromkeys(data.all_sources, 1.0)
     origin = "; ".join(dict.fromkeys(rows_of_source.origin for rows_of_source, _ in rows_by_source))
     if data.packing or any(rows_of_source.rows is None for rows_of_source, _ in rows_by_source):
         reason = (
@@ -74,8 +74,8 @@ def counted(recipe: Recipe) -> SampleCount:
         )
         return SampleCount(None, f"training samples: {reason}{origin}")
     weighted = sum(
-        (rows_of_source.rows or 0) * rows_of_source.samples_a_row * weight * (pieces_of_row or 1.0)
-        for (rows_of_source, weight), pieces_of_row in zip(rows_by_source, pieces, strict=True)
+        (rows_of_source.rows or 0) * rows_of_source.samples_a_row * weight * pieces.get(key, 1.0)
+        for key, (rows_of_source, weight) in zip(data.all_sources, rows_by_source, strict=True)
     )
     if not weighted:
         return SampleCount(None, f"training samples: none, {origin}")
@@ -85,8 +85,8 @@ def counted(recipe: Recipe) -> SampleCount:
         heldout = f", of which a share of {data.heldout_fraction:g} is held out"
     samples = max(1, round(weighted - held_out))
     several = ""
-    if data.too_long == "split" and None not in pieces:
-        means = ", ".join(f"{pieces_of_row:.3g}" for pieces_of_row in pieces)
+    if data.too_long == "split" and len(pieces) == len(data.all_sources):
+        means = ", ".join(f"{pieces_of_row:.3g}" for pieces_of_row in pieces.values())
         several = (
             "; rows longer than data.max_length become several samples each (data.too_long: split): the mean "
             f"of the first {ROWS} rows of each source is {means}"
@@ -140,16 +140,27 @@ def _rows(source: Source, key: str, recipe: Recipe) -> _Rows:
     )
 
 
-def _pieces(recipe: Recipe, key: str) -> float | None:
-    """Return the samples that a row of a source becomes where long ones are split, the mean of the first
-    rows; None where these, or the base's tokenizer, are not on this machine."""
+def _pieces(recipe: Recipe) -> dict[str, float]:
+    """Return the samples that a row becomes where long ones are split, the mean of the first rows, by the
+    source's key; without those whose rows, or whose tokenizer, are not on this machine."""
     tokenizer = _local_tokenizer(recipe)
-    if tokenizer is None or key not in _readable(recipe.data):
-        return None
-    rows = list(readers.rows_of(recipe.data, key, most=ROWS))
-    sampler = Sampler(DataRequest.of(recipe, "plan"), tokenizer)
-    samples = sampler.samples(Chunk(key, rows, "", "", 1.0, False)).rows
-    return sum(map(len, samples)) / len(samples) if samples else None
+    if tokenizer is None:
+        return {}
+    sampler, pieces = Sampler(DataRequest.of(recipe, "plan"), tokenizer), dict[str, float]()
+    for key in _readable(recipe.data):
+        if key not in recipe.data.all_sources:
+            continue  # held-out data
+        rows = _first_samples(sampler, recipe.data, key)[0].rows
+        if rows:
+            pieces[key] = sum(map(len, rows)) / len(rows)
+    return pieces
+
+
+def _first_samples(sampler: Sampler, data: Data, key: str) -> tuple[Samples, int, bool]:
+    """Return the samples of a source's first rows, the number of these, and whether there are no others."""
+    rows = list(readers.rows_of(data, key, most=ROWS + 1))
+    first = rows[:ROWS]
+    return sampler.samples(Chunk(key, first, "", "", 1.0, False)), len(first), len(rows) <= ROWS
 
 
 def _count(source: Source, key: str) -> tuple[dict[str, Any], int | None, bool]:
@@ -265,17 +276,15 @@ def doubts(recipe: Recipe) -> list[str]:
     complete: list[Samples] = []
     for key, source in _readable(data).items():
         check_columns(source.columns, "data" if key == data.heldout_key else key)
-        rows = list(readers.rows_of(data, key, most=ROWS + 1))
-        first, are_all = rows[:ROWS], len(rows) <= ROWS
-        which = f"{source.name}: {'all' if are_all else 'the first'} {sentences.counted(len(first), 'row')}"
-        samples = sampler.samples(Chunk(key, first, "", "", 1.0, False))
-        if samples.bad and len(samples.bad) == len(first):
+        samples, rows, are_all = _first_samples(sampler, data, key)
+        which = f"{source.name}: {'all' if are_all else 'the first'} {sentences.counted(rows, 'row')}"
+        if samples.bad and len(samples.bad) == rows:
             error = samples.bad[0][1]
             if are_all:
                 raise error
             lines.append(f"{which}: none can be used; {error}")
-        elif tokenizer and first:
-            lines += _of_samples(samples, which, len(first), data)
+        elif tokenizer and rows:
+            lines += _of_samples(samples, which, rows, data)
             split_range = ends_of([*split_range, *samples.tally.split_range])
             complete += [samples] if are_all else []
     is_all = len(complete) == len(data.all_sources)

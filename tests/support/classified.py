@@ -81,23 +81,7 @@ def logs_of_transformers(recipe, inputs, out):
 
     trainer = Trainer(
         model,
-        TrainingArguments(
-            output_dir=str(out),
-            per_device_train_batch_size=training.global_batch_size,
-            max_steps=3,
-            logging_steps=1,
-            learning_rate=training.learning_rate,
-            lr_scheduler_type=training.lr_scheduler_type,
-            warmup_steps=training.warmup_steps,
-            max_grad_norm=training.max_grad_norm,
-            optim="adamw_torch_fused",
-            use_cpu=True,
-            report_to=[],
-            save_strategy="no",
-            disable_tqdm=True,
-            train_sampling_strategy="sequential",
-            seed=training.seed,
-        ),
+        TrainingArguments(**objective_runs.three_steps(training, out)),
         train_dataset=rows,
         data_collator=DataCollatorWithPadding(tokenizer),
         # Without weights the loss is the model's own.

@@ -80,6 +80,27 @@ def causal(recipe):
     return model, loading.peft_config(recipe, model)
 
 
+def three_steps(training, out):
+    """Return the arguments of transformers' Trainer for three steps as a recipe's section says."""
+    return {
+        "output_dir": str(out),
+        "per_device_train_batch_size": training.global_batch_size,
+        "max_steps": 3,
+        "logging_steps": 1,
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": training.lr_scheduler_type,
+        "warmup_steps": training.warmup_steps,
+        "max_grad_norm": training.max_grad_norm,
+        "optim": "adamw_torch_fused",
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "train_sampling_strategy": "sequential",
+        "seed": training.seed,
+    }
+
+
 def logs_of_trl(make_config, make_trainer, recipe, rows, out, load=causal):
     """Return the logs of three steps of TRL's own trainer, which tokenizes the texts itself, with the rows in
     their order."""
@@ -89,27 +110,8 @@ def logs_of_trl(make_config, make_trainer, recipe, rows, out, load=causal):
 
     torch.set_num_threads(1)
     training, objective, folder = recipe.training, recipe.objective, recipe.model.name_or_path
-    args = make_config(
-        objective,
-        output_dir=str(out),
-        per_device_train_batch_size=training.global_batch_size,
-        max_steps=3,
-        logging_steps=1,
-        learning_rate=training.learning_rate,
-        lr_scheduler_type=training.lr_scheduler_type,
-        warmup_steps=training.warmup_steps,
-        bf16=False,
-        gradient_checkpointing=False,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        train_sampling_strategy="sequential",
-        max_grad_norm=training.max_grad_norm,
-        optim="adamw_torch_fused",
-        max_length=None,
-        seed=training.seed,
-    )
+    own = {"bf16": False, "gradient_checkpointing": False, "max_length": None}
+    args = make_config(objective, **three_steps(training, out), **own)
     model, adapter = load(recipe)
     set_seed(training.seed)
     trainer = make_trainer(
@@ -145,6 +147,18 @@ def check_losses(recipe, inputs, tmp_path, fit, losses_of_trl):
     assert len(theirs) == len(ours.steps) == 3
     assert [step.loss for step in ours.steps] == pytest.approx(theirs, rel=SAME)
     assert ours.steps[2].loss != pytest.approx(ours.steps[0].loss, rel=1e-3), "it learned"
+
+
+def check_sharding(recipe_of, sharding, inputs, tmp_path):
+    """Check that two processes have the losses and gradient norms of one; `recipe_of` takes a sharding."""
+    alone, together = (
+        ranks.run(count, fit, recipe_of(name), inputs, tmp_path / name)
+        for count, name in ((1, "none"), (2, sharding))
+    )
+    for name in ("loss", "grad_norm"):
+        of_one, of_two = ([getattr(step, name) for step in run.steps] for run in (alone, together))
+        assert of_two == pytest.approx(of_one, rel=1e-3), name
+    assert together.heldout_loss == pytest.approx(alone.heldout_loss, rel=1e-3)
 
 
 def check_resume(inputs, sharding, tmp_path, **changes):

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 from flytune.data.check import Check, judged
 from flytune.data.columns import SEPARATOR, NamedRow
 from flytune.data.formats import Plain, choose, convert
-from flytune.data.labels import Encoded
+from flytune.data.labels import Encoded, cut_before_end
 from flytune.data.rows.base import Content, Label, UnpredictedRows
 from flytune.errors import DataError
 from flytune.recipe import Data, DataRequest, Source
@@ -91,10 +91,10 @@ class Classified(UnpredictedRows):
         return Content([sample], labels=[labels])
 
     def cut(self, sequences: Sequence[Encoded], data: Data) -> list[list[Encoded]]:
-        rows = super().cut(sequences, data)
-        if self._end is None or sequences[0][0][-1] != self._end:
-            return rows
-        return [[([*ids[:-1], self._end], labels) for ids, labels in row] for row in rows]
+        ((ids, labels),) = sequences
+        if data.too_long == "drop" or self._end is None or ids[-1] != self._end:
+            return super().cut(sequences, data)
+        return [[cut_before_end(ids, labels, data.max_length)]]
 
     def labels_of(self, row: NamedRow) -> tuple[int, ...]:
         """Return the places of a row's labels, ascending.

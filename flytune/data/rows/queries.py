@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from flytune import limits
 from flytune.data.columns import NamedRow
 from flytune.data.formats import Plain
-from flytune.data.labels import Encoded
+from flytune.data.labels import Encoded, cut_before_end
 from flytune.data.messages import text_of
 from flytune.data.rows.base import Content, UnpredictedRows
 from flytune.errors import DataError
@@ -69,7 +69,7 @@ class Queries(UnpredictedRows):
         return Content([Plain(self._query_prompt + query, ""), *documents], query)
 
     def cut(self, sequences: Sequence[Encoded], data: Data) -> list[list[Encoded]]:
-        cut = [_cut(ids, labels, data.max_length) for ids, labels in sequences]
+        cut = [cut_before_end(ids, labels, data.max_length) for ids, labels in sequences]
         return [] if data.too_long == "drop" else [cut]
 
     def is_trained(self, sequences: Sequence[Encoded]) -> bool:
@@ -112,10 +112,3 @@ def _text(value: Any, name: str, where: str) -> str:
     if not text.strip():
         raise DataError(f"{where}: {name} is empty; remove the row, or that text")
     return text
-
-
-def _cut(ids: list[int], labels: list[int], length: int) -> Encoded:
-    """Return a sequence of at most `length` tokens that ends with the last one, the end token."""
-    if len(ids) <= length:
-        return ids, labels
-    return [*ids[: length - 1], ids[-1]], [*labels[: length - 1], labels[-1]]

@@ -407,9 +407,9 @@ class Saver(BoundRecipe):
     def _store(self, checkpoint: Checkpoint, folder: Path) -> None:
         """Store this node's files and its part, and on the first node the manifest; runs in a thread."""
         began = time.monotonic()
+        weights = self.folder / f"weights-{checkpoint.step}"
         try:
             self._async_save.wait()
-            weights = self.folder / f"weights-{checkpoint.step}"
             if self._publisher and weights.is_dir():
                 self._gathered_bytes = sum(
                     path.stat().st_size for path in weights.rglob("*") if path.is_file()
@@ -434,7 +434,7 @@ class Saver(BoundRecipe):
                 f"{type(error).__name__}: {error}" if not isinstance(error, StorageError) else str(error)
             )
         finally:
-            for written in (folder, self.folder / f"weights-{checkpoint.step}"):
+            for written in (folder, weights):
                 shutil.rmtree(written, ignore_errors=True)
             self.store_seconds = max(self.store_seconds, time.monotonic() - began)
 
